@@ -114,7 +114,7 @@ class Answers:
         lease_s = max(answer.lease_ms, 1) / 1000
         name = LeaseId.from_wire(answer.lease)
         lease = HeldLease(place.partition, name, ranges, answer.deliveries, answer.failures, lease_s, now)
-        lease.order, lease.order_by = answer.order, answer.order_by
+        lease.order, lease.order_by, lease.losses = answer.order, answer.order_by, call.losses
         # Until it is read: as much as was allowed, or what records have taken so far
         lease.bytes_each = min(call.bytes / lease.open, self._bytes_each or call.bytes / lease.open)
         return lease
@@ -202,7 +202,7 @@ class Answers:
     def ask_about_doubts(self, now: float) -> None:
         """What waits behind something that was lost may be lost, too."""
         ordered = self._holdings.ordered
-        for lease, indexes in ordered.take_doubts() if ordered is not None else ():
+        for lease, indexes in ordered.take_doubts(now) if ordered is not None else ():
             self._holdings.places[lease.partition].extensions.add(lease, indexes, EXTEND, None, now)
 
     def _refuse(self, lines: list[Line], error: TritonMQError) -> list[Tally]:
@@ -217,7 +217,7 @@ class Answers:
         if isinstance(answer, TritonMQError):
             return self._extension_failed(place, call, call.lines, answer, now)
         if len(answer.answers) != len(call.lines):
-            return self._not_extended(call.lines, _unanswered(call, answer))
+            return self._not_extended(call, call.lines, _unanswered(call, answer))
         tallies: list[Tally] = []
         for line, told in zip(call.lines, answer.answers, strict=True):
             if told.HasField("error"):
@@ -225,25 +225,25 @@ class Answers:
                 continue
             lost = _lost(line, told.lost)
             self._holdings.lose_what_is_open(line.lease, lost)
-            self._checked(line)
+            self._checked(line, call)
             gone = set(lost[line.lease.states[lost] == LOST].tolist())
             tallies += [tally for piece in line.pieces for tally in piece.answered(gone)]
         return tallies
 
-    def _checked(self, line: Line) -> None:
+    def _checked(self, line: Line, call: Call) -> None:
         if self._holdings.ordered is not None:
-            self._holdings.ordered.checked(line.lease, line.indexes)
+            self._holdings.ordered.checked(line.lease, line.indexes, call.sent_at)
 
-    def _not_extended(self, lines: list[Line], error: TritonMQError) -> list[Tally]:
+    def _not_extended(self, call: Call, lines: list[Line], error: TritonMQError) -> list[Tally]:
         for line in lines:
-            self._checked(line)
+            self._checked(line, call)
         return [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
 
     def _extension_failed(
         self, place: Place, call: Call, lines: list[Line], error: TritonMQError, now: float
     ) -> list[Tally]:
         if not error.retriable:
-            return self._not_extended(lines, error)
+            return self._not_extended(call, lines, error)
         place.extensions.put_back(lines, again=True)
         place.extend_after = now + place.settle_backoff.next_ms() / 1000
         self._learn(place, call, error)

@@ -56,7 +56,7 @@ class Holdings:
         if not rows:
             self.unread.append((lease, 0))
         for each in rows:
-            self.shelf.put(each)
+            self.put(each)
 
     def weigh(self, lease: HeldLease, bytes_each: float) -> None:
         """So much a record of it takes."""
@@ -64,7 +64,11 @@ class Holdings:
         lease.bytes_each = bytes_each
 
     def put(self, rows: Rows) -> None:
+        """They were read. If something of their partition was lost since its leader was asked to lend them, so may be
+        what they have of its key."""
         self.shelf.put(rows)
+        if self.ordered is not None and self.places[rows.lease.partition].losses != rows.lease.losses:
+            self.ordered.doubt(rows)
 
     def say_one(self, lease: HeldLease, index: int, word: Word, tally: Tally, now: float) -> None:
         """The outcome of a record that had none."""
@@ -92,8 +96,10 @@ class Holdings:
 
     def end(self, lease: HeldLease, indexes: Indexes, state: int, *, doubt: bool = False) -> None:
         """These are done, or lost. `doubt`: what comes after them in order may be lost, too."""
-        if self.ordered is not None:
-            self.ordered.end(lease, indexes.tolist(), doubt=doubt or state == LOST)
+        if self.ordered is not None and len(indexes):
+            doubt = doubt or state == LOST
+            self.places[lease.partition].losses += doubt
+            self.ordered.end(lease, indexes.tolist(), doubt=doubt)
         settling = lease.settling
         ended = lease.end(indexes, state)
         self.settling += lease.settling - settling

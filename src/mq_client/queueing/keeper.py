@@ -308,6 +308,7 @@ class Keeper:
             tallies: list[Tally] = []
             while self._heard:
                 tallies += self._heard.popleft()(now)
+            self._answers.ask_about_doubts(now)
             starts = self._plan(now)
             if not starts and not tallies:
                 if self.closing and (now >= self._close_by or self._is_quiet()):
@@ -590,7 +591,6 @@ class Keeper:
 
     def _answered(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
         found = self._answers.hear(place, call, answer, now)
-        self._answers.ask_about_doubts(now)
         if found.error is not None:
             self.fail(found.error)
         if found.lent and self.holdings.unread:

@@ -47,7 +47,8 @@ class LeaseId(NamedTuple):
 class HeldLease:
     """The records of one lease. `open`: how many are neither done nor lost; `settling`: those of them that have an
     outcome. `bytes_each`: what a record takes, as far as is known. `extend_at`: when its clock is to be set anew, by
-    the monotonic clock. `order`, `order_by`: which of its records are worked on one after another."""
+    the monotonic clock. `order`, `order_by`: which of its records are worked on one after another. `losses`: of its
+    `Place`, when its leader was asked to lend it."""
 
     __slots__ = (
         "_states",
@@ -57,6 +58,7 @@ class HeldLease:
         "failures",
         "id",
         "lease_s",
+        "losses",
         "offsets",
         "open",
         "order",
@@ -88,6 +90,7 @@ class HeldLease:
         self.settling = 0
         self.order: pb.QueueOrder.ValueType = pb.ORDER_NONE
         self.order_by = ""
+        self.losses = 0
         self.bytes_each = 0.0
         self._states = bytearray(self.open)
         self.states = np.frombuffer(self._states, dtype=np.uint8)  # the same bytes

@@ -2,15 +2,18 @@
 under the keeper's lock.
 
 A key is free again when its record is acknowledged. If the record goes back instead, the key is free when the leader
-has answered: it says which later records went back with it. If one was lost, the leader is asked which of those that
-wait are this member's still.
+has answered: it says which later records went back with it. If one was lost, whether somebody worked on it or it
+waited, the leader is asked which of those that wait are this member's still. What the leader was asked before it said
+so is no answer to that.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +31,15 @@ Place = tuple[int, int, Rows]
 """When it came, and the row of these."""
 
 
+@dataclass(slots=True)
+class _Doubt:
+    """Records of a key that wait, which the leader was asked about, and has not answered about. `asked_at`: infinite
+    until it is asked."""
+
+    asked_at: float = math.inf
+    left: set[tuple[HeldLease, int]] = field(default_factory=set)
+
+
 class OrderedShelf(Shelf):
     """Owns what waits, and which keys somebody works on."""
 
@@ -36,10 +48,11 @@ class OrderedShelf(Shelf):
         self._count = 0
         self._free: list[tuple[int, int, Rows, Key | None]] = []  # a heap; of each key the first one, if it is free
         self._waiting: dict[Key, deque[Place]] = {}
+        self._kept: dict[HeldLease, dict[int, Key | None]] = {}  # keys of what waits
         self._busy: dict[Key, int] = {}  # how many records of it are handed out
         self._begun: dict[HeldLease, dict[int, Key]] = {}
         self._acked: dict[HeldLease, dict[int, Key]] = {}  # without an answer
-        self._doubted: dict[Key, set[tuple[HeldLease, int]]] = {}  # what the leader is asked about
+        self._doubted: dict[Key, _Doubt] = {}
         self._to_ask: dict[Key, None] = {}
         for rows in before.rest():
             self.put(rows)
@@ -66,8 +79,10 @@ class OrderedShelf(Shelf):
             del self._waiting[key]
 
     def put(self, rows: Rows) -> None:
+        kept = self._kept.setdefault(rows.lease, {})
         for row, key in enumerate(_keys(rows), rows.next):
             self._count += 1
+            kept[rows.first + row] = key
             if key is None:
                 heapq.heappush(self._free, (self._count, row, rows, None))
                 continue
@@ -79,6 +94,7 @@ class OrderedShelf(Shelf):
     def clear(self) -> None:
         self._free.clear()
         self._waiting.clear()
+        self._kept.clear()
 
     def _offer(self, key: Key) -> None:
         """Its next record may be handed out, unless somebody works on one."""
@@ -128,6 +144,7 @@ class OrderedShelf(Shelf):
                     continue
                 self._drop_first(key)
             if rows.lease.state(index) == WAITING:
+                self._forget(rows.lease, (index,))
                 if key is not None:
                     self._busy[key] = self._busy.get(key, 0) + 1
                     self._begun.setdefault(rows.lease, {})[index] = key
@@ -152,23 +169,54 @@ class OrderedShelf(Shelf):
 
     def end(self, lease: HeldLease, indexes: Iterable[int], *, doubt: bool) -> None:
         """The leader has answered. `doubt`: they are lost, so others of their keys that wait may be."""
+        ended = [int(index) for index in indexes]
+        if doubt:
+            self._doubt_behind(lease, ended)
+        self._forget(lease, ended)
         begun, acked = self._begun.get(lease, {}), self._acked.get(lease, {})
-        if not begun and not acked:
-            return
-        for index in indexes:
-            key = begun.get(int(index)) or acked.pop(int(index), None)
-            if key is None:
-                continue
-            if doubt and key in self._waiting and key not in self._doubted:
-                self._doubted[key] = set()
-                self._to_ask[key] = None
-                self._busy.setdefault(key, 0)
-            if begun.pop(int(index), None) is not None:
+        for index in ended:
+            key = begun.pop(index, None)
+            acked.pop(index, None)
+            if key is not None:
                 self._let_go(key)
         if not begun:
             self._begun.pop(lease, None)
         if not acked:
             self._acked.pop(lease, None)
+
+    def _forget(self, lease: HeldLease, indexes: Iterable[int]) -> None:
+        """These do not wait any more."""
+        kept = self._kept.get(lease)
+        if kept is None:
+            return
+        for index in indexes:
+            kept.pop(index, None)
+        if not kept:
+            del self._kept[lease]
+
+    def _doubt_behind(self, lease: HeldLease, lost: Iterable[int]) -> None:
+        """What waits of the keys of these. Of those that were not read the key is unknown, so it may be any."""
+        known = [each.get(lease, {}) for each in (self._begun, self._acked, self._kept)]
+        for index in lost:
+            found = next((keys for keys in known if index in keys), None)
+            if found is not None:
+                self._doubt(found[index])
+            elif lease.state(index) == WAITING:
+                for key in [key for key in self._waiting if key[0] == lease.partition]:
+                    self._doubt(key)
+                return
+
+    def doubt(self, rows: Rows) -> None:
+        """Something was lost since the leader was asked to lend these: they may be lost, too."""
+        kept = self._kept.get(rows.lease, {})
+        for index in range(rows.first, rows.end):
+            self._doubt(kept.get(index))
+
+    def _doubt(self, key: Key | None) -> None:
+        if key is not None:
+            self._doubted[key] = _Doubt()
+            self._to_ask[key] = None
+            self._busy.setdefault(key, 0)
 
     def _let_go(self, key: Key) -> None:
         """One record of it is in nobody's hands any more."""
@@ -177,26 +225,29 @@ class OrderedShelf(Shelf):
             del self._busy[key]
             self._offer(key)
 
-    def take_doubts(self) -> list[tuple[HeldLease, Indexes]]:
+    def take_doubts(self, now: float) -> list[tuple[HeldLease, Indexes]]:
         """Records that wait, of which the leader is to be asked whether they are this member's."""
         asked: dict[HeldLease, list[int]] = {}
         for key in self._to_ask:
+            doubt = self._doubted[key]
+            doubt.asked_at = now
             for _, row, rows in self._waiting.get(key, ()):
                 if rows.lease.state(rows.first + row) == WAITING:
                     asked.setdefault(rows.lease, []).append(rows.first + row)
-                    self._doubted[key].add((rows.lease, rows.first + row))
+                    doubt.left.add((rows.lease, rows.first + row))
             self._settle_doubt(key)
         self._to_ask.clear()
         return [(lease, np.array(sorted(indexes), dtype=np.int64)) for lease, indexes in asked.items()]
 
-    def checked(self, lease: HeldLease, indexes: Indexes) -> None:
-        """The leader has said which of these are this member's. It was not asked about all keys yet."""
-        for key in [key for key in self._doubted if key not in self._to_ask]:
-            self._doubted[key] -= {(lease, int(index)) for index in indexes}
+    def checked(self, lease: HeldLease, indexes: Indexes, asked_at: float) -> None:
+        """The leader has said which of these are this member's. What came in doubt after it was asked is so still."""
+        told = {(lease, int(index)) for index in indexes} if self._doubted else set()
+        for key in [key for key, doubt in self._doubted.items() if doubt.asked_at <= asked_at]:
+            self._doubted[key].left -= told
             self._settle_doubt(key)
 
     def _settle_doubt(self, key: Key) -> None:
-        if self._doubted[key]:
+        if self._doubted[key].left:
             return
         del self._doubted[key]
         if not self._busy.get(key):

@@ -31,7 +31,7 @@ STAYS_MAX: Final = 4
 class Call:
     """A question on its way to the leader at `address`. `records`, `bytes`: of a LeaseRequest, the credit that it
     hands out; `waits`: the leader answers only when it has something; `rows`: that came with its answer. `lines`: the
-    outcomes that it tells."""
+    outcomes that it tells. `losses`: those of its place when it was asked."""
 
     address: str
     sent_at: float
@@ -42,17 +42,19 @@ class Call:
     rows: Sequence[StoredSlice] = ()
     cancel: Callable[[], object] = lambda: None
     doubted_at: float = 0.0
+    losses: int = 0
 
 
 @dataclass(eq=False, slots=True)
 class Place:
     """One partition. Its three kinds of questions are asked independently, each one at a time.
 
-    `epoch`: of the leader that was known last. `number`: of the last ack with outputs, also of a former process of this
-    member. `hopeful`: something may be ready there. `stayed`: how often in a row it was asked for more together with
-    outcomes. `unsure`: the answer to a question that handed out credit was lost,
-    leases may have run out, or another broker leads: it is to be told soon which leases this member holds. `asked_at`:
-    when it was asked to lend, or told of the member. Times: of the monotonic clock.
+    `losses`: how often its leaders have said that something is lost. `epoch`: of the leader that was known last.
+    `number`: of the last ack with outputs, also of a former process of this member. `hopeful`: something may be ready
+    there. `stayed`: how often in a row it was asked for more together with outcomes. `unsure`: the answer to a question
+    that handed out credit was lost, leases may have run out, or another broker leads: it is to be told soon which
+    leases this member holds. `asked_at`: when it was asked to lend, or told of the member. Times: of the monotonic
+    clock.
     """
 
     partition: int
@@ -62,6 +64,7 @@ class Place:
     leasing: Call | None = None
     settling: Call | None = None
     extending: Call | None = None
+    losses: int = 0
     epoch: int = 0
     number: int = 0
     hopeful: bool = True
@@ -84,6 +87,7 @@ class Place:
     def ask(self, call: Call) -> Call:
         """Its leader is asked to lend."""
         self.leasing, self.asked_at = call, call.sent_at
+        call.losses = self.losses
         return call
 
     def leave(self, priority: int) -> None:

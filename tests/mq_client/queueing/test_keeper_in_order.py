@@ -90,6 +90,31 @@ def test_after_a_lost_record_the_leader_is_asked_which_of_the_others_are_left(mo
     member.close()
 
 
+def test_records_lent_before_a_loss_was_told_are_asked_about_before_they_are_worked_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaders = Leaders(1)
+    member = Member(leaders, monkeypatch, in_flight_max=4)
+    leaders.next("Lease").answer(in_order(5, 0, 2))
+    record = member.take()
+    lending = leaders.next("Lease", records_max=2)
+    future = record.ack()
+    asked = question(leaders, A)
+    asked.answer(done(asked, 0, 1))
+    with pytest.raises(LeaseLost):
+        future.result(10)
+    extension = question(leaders, pb.OUTCOME_EXTEND)
+    assert said(extension) == [(pb.OUTCOME_EXTEND, [1, 1])]
+    lending.answer(in_order(6, 2, 1))
+    extension.answer(done(extension))
+    more = question(leaders, pb.OUTCOME_EXTEND)
+    assert said(more) == [(pb.OUTCOME_EXTEND, [1, 1]), (pb.OUTCOME_EXTEND, [2, 1])]
+    assert not free(member)
+    more.answer(done(more))
+    assert member.take().offset == 1
+    member.close()
+
+
 def test_after_a_return_whose_first_answer_was_lost_the_leader_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     leaders = Leaders(1)
     member = Member(leaders, monkeypatch, in_flight_max=4)
@@ -104,6 +129,10 @@ def test_after_a_return_whose_first_answer_was_lost_the_leader_is_asked_too(monk
     assert said(extension) == [(pb.OUTCOME_EXTEND, [1, 3])]
     assert not free(member)
     extension.answer(done(extension, 1, 2))
+    more = question(leaders, pb.OUTCOME_EXTEND)
+    assert said(more) == [(pb.OUTCOME_EXTEND, [3, 1])], "others were lost since the question was sent"
+    assert not free(member)
+    more.answer(done(more))
     assert member.take().offset == 3
     member.close()
 

@@ -14,10 +14,15 @@ SCHEMA = pa.schema([("k", pa.string())])
 
 
 def put(
-    shelf: Shelf, first: int, keys: str, number: int = 0, order: pb.QueueOrder.ValueType = pb.ORDER_KEY
+    shelf: Shelf,
+    first: int,
+    keys: str,
+    number: int = 0,
+    order: pb.QueueOrder.ValueType = pb.ORDER_KEY,
+    partition: int = 0,
 ) -> HeldLease:
     """A lease of so many records, each with a letter as its key; a blank is none."""
-    lease = HeldLease(0, LeaseId(1, number, 0), [(first, first + len(keys))], [1], [0], 30.0, 0.0)
+    lease = HeldLease(partition, LeaseId(1, number, 0), [(first, first + len(keys))], [1], [0], 30.0, 0.0)
     lease.order, lease.order_by = order, "k"
     batch = pa.RecordBatch.from_pydict({"k": [None if key == " " else key for key in keys]}, schema=SCHEMA)
     shelf.put(Rows(lease, 0, batch, 7, "t", True))
@@ -120,13 +125,13 @@ def test_after_a_lost_record_its_key_waits_until_the_leader_has_said_what_is_lef
     assert taken(shelf) == [0, 2]
     shelf.end(first, [0], doubt=True)
     assert taken(shelf) == []
-    asked = shelf.take_doubts()
+    asked = shelf.take_doubts(5.0)
     assert [(lease is first, indexes.tolist()) for lease, indexes in asked] == [(True, [1]), (False, [0, 1])]
-    assert shelf.take_doubts() == []
+    assert shelf.take_doubts(5.0) == []
     first.end(np.array([1]), LOST)
-    shelf.checked(first, np.array([1]))
+    shelf.checked(first, np.array([1]), 5.0)
     assert taken(shelf) == []
-    shelf.checked(second, np.array([0, 1]))
+    shelf.checked(second, np.array([0, 1]), 5.0)
     assert taken(shelf) == [3]
 
 
@@ -136,12 +141,72 @@ def test_an_answer_about_other_records_ends_no_doubt_that_was_not_asked_about_ye
     second = put(shelf, 2, "b", number=1)
     assert taken(shelf) == [0, 2]
     shelf.end(first, [0], doubt=True)
-    shelf.checked(second, np.array([0]))
+    shelf.checked(second, np.array([0]), 9.0)
     assert taken(shelf) == []
-    [(lease, indexes)] = shelf.take_doubts()
+    [(lease, indexes)] = shelf.take_doubts(5.0)
     assert (lease is first, indexes.tolist()) == (True, [1])
-    shelf.checked(first, np.array([1]))
+    shelf.checked(first, np.array([1]), 5.0)
     assert taken(shelf) == [1]
+
+
+def test_after_a_lost_record_that_waited_its_key_waits_and_others_go_on() -> None:
+    shelf = ordered()
+    first = put(shelf, 0, "aab")
+    second = put(shelf, 3, "ab", number=1)
+    assert taken(shelf) == [0, 2]
+    shelf.end(first, [1], doubt=True)
+    first.end(np.array([1]), LOST)
+    shelf.acknowledge(first, [0, 2])
+    assert taken(shelf) == [4], "the key of no lost record goes on"
+    [(lease, indexes)] = shelf.take_doubts(5.0)
+    assert (lease is second, indexes.tolist()) == (True, [0])
+    assert taken(shelf) == []
+    shelf.checked(second, np.array([0]), 5.0)
+    assert taken(shelf) == [3]
+
+
+def test_what_the_leader_was_asked_before_a_loss_is_no_answer_to_it() -> None:
+    shelf = ordered()
+    lease = put(shelf, 0, "aaa")
+    assert taken(shelf) == [0]
+    shelf.end(lease, [0], doubt=True)
+    shelf.take_doubts(5.0)
+    shelf.checked(lease, np.array([1, 2]), 4.9)
+    assert taken(shelf) == []
+    shelf.end(lease, [1], doubt=True)  # heard while the question is on its way
+    lease.end(np.array([1]), LOST)
+    shelf.take_doubts(7.0)
+    shelf.checked(lease, np.array([1, 2]), 5.0)
+    assert taken(shelf) == []
+    shelf.checked(lease, np.array([2]), 7.0)
+    assert taken(shelf) == [2]
+
+
+def test_if_the_key_of_a_lost_record_is_not_known_all_keys_of_its_partition_wait() -> None:
+    shelf = ordered()
+    lease = put(shelf, 0, "ab ")
+    put(shelf, 20, "ab", number=1, partition=1)
+    unread = HeldLease(0, LeaseId(1, 7, 0), [(9, 10)], [1], [0], 30.0, 0.0)
+    shelf.end(unread, [0], doubt=True)
+    assert taken(shelf) == [2, 20, 21], "what has no key has no order, and partitions have none among them"
+    [(asked, indexes)] = shelf.take_doubts(5.0)
+    assert (asked is lease, indexes.tolist()) == (True, [0, 1])
+    shelf.checked(lease, indexes, 5.0)
+    assert taken(shelf) == [0, 1]
+
+
+def test_rows_that_were_lent_before_a_loss_wait_until_the_leader_has_said_what_is_left() -> None:
+    shelf = ordered()
+    batch = pa.RecordBatch.from_pydict({"k": ["a", None]}, schema=SCHEMA)
+    lease = HeldLease(0, LeaseId(1, 0, 0), [(0, 2)], [1], [0], 30.0, 0.0)
+    lease.order, lease.order_by = pb.ORDER_KEY, "k"
+    rows = Rows(lease, 0, batch, 7, "t", True)
+    shelf.put(rows)
+    shelf.doubt(rows)
+    assert taken(shelf) == [1]
+    assert [indexes.tolist() for _, indexes in shelf.take_doubts(5.0)] == [[0]]
+    shelf.checked(lease, np.array([0]), 5.0)
+    assert taken(shelf) == [0]
 
 
 def test_a_doubt_about_nothing_that_waits_ends_at_once() -> None:
@@ -150,7 +215,7 @@ def test_a_doubt_about_nothing_that_waits_ends_at_once() -> None:
     assert taken(shelf) == [0]
     shelf.end(lease, [0], doubt=True)
     lease.end(np.array([1]), DONE)
-    assert shelf.take_doubts() == []
+    assert shelf.take_doubts(5.0) == []
     put(shelf, 9, "a", number=1)
     assert taken(shelf) == [9]
 
@@ -163,7 +228,7 @@ def test_nothing_is_remembered_of_a_lease_once_all_of_it_has_its_answer() -> Non
         shelf.acknowledge(lease, [0])
         shelf.end(lease, [0], doubt=False)
         shelf.end(lease, [1], doubt=False)  # it went back
-        assert (shelf._begun, shelf._acked, shelf._busy) == ({}, {}, {})
+        assert (shelf._begun, shelf._acked, shelf._busy, shelf._kept) == ({}, {}, {}, {})
 
 
 def test_what_was_on_the_shelf_before_the_queue_was_in_order_is_in_none() -> None:

@@ -26,6 +26,7 @@ class Model:
         self.waiting: list[tuple[HeldLease, int, str]] = []
         self.begun: dict[tuple[HeldLease, int], str] = {}  # handed out, and without an outcome
         self.doubted: set[str] = set()  # the leader was not asked, or has not answered
+        self.now = 0
         self.acked: dict[tuple[HeldLease, int], str] = {}
 
     def put(self) -> None:
@@ -121,12 +122,13 @@ class Model:
         self.shelf.end(lease, [index], doubt=doubt)
         key = self.begun.pop(place, None) or self.acked.pop(place)
         lease.end(np.array([index]), LOST if doubt else DONE)
-        if doubt and any(each[2] == key for each in self.still()):
+        if doubt:
             self.doubted.add(key)
 
     def ask(self) -> None:
         """The leader is asked about what is doubted, and answers."""
-        asked = self.shelf.take_doubts()
+        self.now += 1
+        asked = self.shelf.take_doubts(self.now)
         told = {(lease, int(index)) for lease, indexes in asked for index in indexes}
         assert told == {(lease, index) for lease, index, key in self.still() if key in self.doubted}
         self.rng.shuffle(asked)
@@ -134,13 +136,21 @@ class Model:
             assert indexes.tolist() == sorted(indexes.tolist())
             gone = indexes[[self.rng.random() < 0.5 for _ in indexes]]
             lease.end(gone, LOST)
-            self.shelf.checked(lease, indexes)
+            self.shelf.checked(lease, indexes, self.now)
         self.doubted.clear()
+
+    def hear_late(self) -> None:
+        """An answer to a question from before all doubts: it ends none."""
+        lease = self.rng.choice(self.leases)
+        self.shelf.checked(lease, np.arange(len(lease.offsets)), 0)
 
     def lose(self) -> None:
         """What waits of a lease is not this member's any more."""
         lease = self.rng.choice(self.leases)
-        lease.end(lease.waiting()[self.rng.randrange(3) :], LOST)
+        gone = lease.waiting()[self.rng.randrange(3) :]
+        self.shelf.end(lease, gone.tolist(), doubt=True)
+        lease.end(gone, LOST)
+        self.doubted |= {key for each, index, key in self.waiting if each is lease and index in gone and key != " "}
 
 
 @pytest.mark.parametrize("seed", range(16))
@@ -156,6 +166,8 @@ def test_what_is_handed_out_is_what_a_look_at_every_record_allows(seed: int) -> 
             model.ask()
         if model.rng.random() < 0.05:
             model.lose()
+        if model.rng.random() < 0.1:
+            model.hear_late()
         assert bool(model.shelf) == bool(model.free())
     while model.begun:
         model.acknowledge()
