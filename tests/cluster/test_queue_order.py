@@ -26,7 +26,7 @@ journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 def note(what, record):
     os.write(journal, f"{time.monotonic_ns()} {what} {record.key.decode()} {record.value.decode()}\\n".encode())
 def work():
-    while (record := queue.take(3_000)) is not None:
+    while (record := queue.take(60_000)) is not None:
         note("begin", record)
         time.sleep(random.random() / 100)
         note("end", record)
