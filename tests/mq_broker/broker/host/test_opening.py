@@ -1,0 +1,179 @@
+"""What happens while a replica's journal is being opened: nothing of it is here yet, and nothing that came is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.core.entries import MoveCursor
+from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected
+from mq_broker.storage.codec.frame import Place
+from mq_broker.storage.journal.segments import SEGMENT_SUFFIX
+from mq_protocol.errors import NotLeader, OutcomeUnknown
+from tests.mq_broker.broker.host.test_partition_life import run
+from tests.mq_broker.broker.host.test_shell import HERE, shell, until
+
+OTHER = Topic.of(replace(HERE.spec, name="other", topic_id="other"))
+
+
+class HeldDisk:
+    """Opens no journal of the topic `id` until it is `released`, and closes journals as ever."""
+
+    def __init__(self, broker: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked, self.released = threading.Event(), threading.Event()
+        self.opened: list[Any] = []
+        self._opens = broker._directory.open_journal
+        monkeypatch.setattr(broker._directory, "open_journal", self._open)
+
+    def _open(self, place: Place, *arguments: Any, **named: Any) -> Any:
+        if place.topic_id == HERE.spec.topic_id:
+            self.asked.set()
+            assert self.released.wait(60)
+        self.opened.append(self._opens(place, *arguments, **named))
+        return self.opened[-1]
+
+
+def while_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Shell, HeldDisk], Awaitable[None]]
+) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            disk = HeldDisk(broker, monkeypatch)
+            try:
+                broker.follow_topics({"id": HERE})
+                await until(disk.asked.is_set)
+                await scenario(broker, disk)
+            finally:
+                disk.released.set()
+
+    asyncio.run(main())
+
+
+def test_a_replica_that_is_being_opened_hears_nothing_and_says_so_to_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, _disk: HeldDisk) -> None:
+        assert broker.hearer("id", 0) is None, "a link drops what is for it"
+        assert broker.partitions() == []
+        assert broker.hosted(HERE, 0) is None
+        with pytest.raises(NotLeader, match="is opening its replica of t-0: ask again"):
+            broker.partition(HERE, 0)
+
+    while_opening(tmp_path, monkeypatch, scenario)
+
+
+def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_once_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Event] = []
+    feed = Partition.feed
+
+    def noted(partition: Partition, event: Event) -> None:
+        told.append(event)
+        feed(partition, event)
+
+    monkeypatch.setattr(Partition, "feed", noted)
+
+    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+        live = (LeaderName(1, 1), LeaderName(2, 7))
+        broker.brokers_seen(live)
+        broker.link_up(2)
+        monkeypatch.setattr(broker.links, "connected", lambda: [2])
+        assert told == []
+        disk.released.set()
+        await until(lambda: broker.hosted(HERE, 0) is not None)
+        assert told[:2] == [BrokersSeen(live), PeerConnected(2)]
+        await until(lambda: broker.partition(HERE, 0).serving)
+
+    while_opening(tmp_path, monkeypatch, scenario)
+
+
+def test_a_topic_that_is_deleted_while_its_replica_is_opened_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+        broker.follow_topics({})
+        disk.released.set()
+        await until(lambda: not broker._settling)
+        assert broker.partitions() == []
+        assert len(disk.opened) == 1
+        assert disk.opened[0].journal._closed is not None
+        assert not broker._directory.partition_path(Place("id", 0)).exists()
+        assert not broker.failure.done()
+
+    while_opening(tmp_path, monkeypatch, scenario)
+
+
+def test_a_journal_that_opens_once_the_broker_is_leaving_is_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+        await broker.hand_over(0.0)
+        disk.released.set()
+        await until(lambda: not broker._settling)
+        assert disk.opened[0].journal._closed.done()
+        assert broker.partitions() == []
+
+    while_opening(tmp_path, monkeypatch, scenario)
+
+
+def test_a_broker_that_is_closed_does_not_wait_for_a_disk_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+        settling = list(broker._settling.values())
+        async with asyncio.timeout(20):
+            await broker.close(OutcomeUnknown("over"))
+            await asyncio.wait(settling)
+        assert not disk.opened
+        assert broker.partitions() == []
+        assert not broker.failure.done()
+
+    while_opening(tmp_path, monkeypatch, scenario)
+
+
+def test_a_disk_that_hangs_while_a_replica_is_opened_keeps_no_other_replica_from_opening(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(broker: Shell, _disk: HeldDisk) -> None:
+        broker.follow_topics({"id": HERE, "other": OTHER})
+        await until(lambda: broker.hosted(OTHER, 0) is not None)
+        await broker.wait_until_open(0.0)
+        assert caplog.messages[-1] == "1 partitions are not open yet after 0 s; they will be"
+        assert broker.hosted(HERE, 0) is None
+        assert not broker.failure.done()
+
+    while_opening(tmp_path, monkeypatch, scenario)
+
+
+def test_a_replica_whose_journal_was_found_damaged_begins_as_another_log_with_what_is_good(tmp_path: Path) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
+        for number in range(5):
+            await partition.ask(MoveCursor(f"g{number}", 0, "consumer"), 1e9)
+        before = partition.journal.last_index
+        log_id = partition.journal.log_id
+
+        def damage() -> None:
+            [segment] = broker._directory.partition_path(Place("id", 0)).glob("*" + SEGMENT_SUFFIX)
+            data = bytearray(segment.read_bytes())
+            data[len(data) // 2] ^= 1
+            segment.write_bytes(data)
+
+        broker.reopen(partition, "its disk was looked at", damage)
+        await until(lambda: not broker._settling)
+        begun = broker.partition(HERE, 0)
+        assert begun is not partition
+        assert begun.replica.identity.log_id == begun.journal.log_id != log_id
+        assert 0 < begun.journal.last_index < before
+        assert not begun.leading, "the node names another log"
+
+    run(tmp_path, scenario)
