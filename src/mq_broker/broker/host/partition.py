@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias, assert_never, cast
 from mq_broker.broker.host.arriving import bytes_max
 from mq_broker.broker.host.interface import Host
 from mq_broker.broker.host.observers import Observers
+from mq_broker.broker.host.opened import Opened
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
 from mq_broker.broker.metadata.topics import Topic
@@ -28,17 +29,14 @@ from mq_broker.core.messages import (
     CasAnswer,
     Decided,
     DecisionCommitted,
-    DiskRefused,
     Done,
     Effect,
     Event,
-    Flushed,
     HandedOver,
     HandOver,
     Identity,
     Install,
     JournalBegins,
-    LogReplaced,
     NodeRead,
     OffsetsSkipped,
     Propose,
@@ -68,8 +66,7 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.peer_admission import judge
 from mq_broker.core.replication.replica import Replica
 from mq_broker.storage.codec.frame import Place, encode
-from mq_broker.storage.interface import Frame, Journal, OpenJournal
-from mq_broker.storage.offset_index import OffsetIndex
+from mq_broker.storage.interface import Frame, Journal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import (
@@ -105,7 +102,7 @@ class _Waiting(NamedTuple):
 
 
 class Partition:
-    """Owns one replica of one partition and everything of it on this broker. Is its journal's listener.
+    """Owns one replica of one partition and everything of it on this broker. It is built once its journal is open.
 
     `observers` are called, at the end of a turn, when something became readable or the role changed. `shorten_due`: the
     journal may begin later than it does (retention.py). `could_begin`: at which entry, as last looked, if nothing were
@@ -113,7 +110,8 @@ class Partition:
     (quiescence.py).
     """
 
-    def __init__(self, host: Host[Partition], topic: Topic, number: int) -> None:
+    def __init__(self, host: Host[Partition], topic: Topic, number: int, opened: Opened) -> None:
+        found = opened.found
         self.topic = topic
         self.number = number
         self.name = f"{topic.spec.name}-{number}"
@@ -136,38 +134,28 @@ class Partition:
         self._shortened_ms = -(1 << 40)
         self._handed_over: asyncio.Future[int] | None = None
         self._ended: TritonMQError = OutcomeUnknown(f"{self.name} is closed: ask again")
-
-    def begin(self, opened: OpenJournal, index: OffsetIndex) -> None:
-        """Take up what storage found. Called once, before any event."""
-        settings = self.topic.settings
-        self.journal: Journal = opened.journal
+        self.journal: Journal = found.journal
+        self.index = opened.index
         self.peers = PeerMessages(
             self._place,
-            self._host.links,
-            opened.journal,
+            host.links,
+            found.journal,
             self.feed,
-            self._host.spawn,
+            host.spawn,
             lambda message: judge(self.replica, message),
-            self._host.arriving,
+            host.arriving,
             lambda: bytes_max(self.topic.settings.dedup_uuids_max),
         )
-        self.index = index
-        self._settings = ReplicaSettings(
-            replicas=self.topic.spec.assignment[self.number],
-            min_insync_replicas=settings.min_insync_replicas,
-            dedup_uuids_max=settings.dedup_uuids_max,
-            dedup_ms=settings.dedup_ms,
-            volatile=self.topic.volatile,
-            begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
-        )
+        self._settings = _replica_settings(topic, number)
         self.replica = Replica(
-            self.topic.spec.name,
-            self.number,
-            Identity(self._host.broker, self._host.incarnation, opened.journal.log_id, opened.recovery),
+            topic.spec.name,
+            number,
+            Identity(host.broker, host.incarnation, found.journal.log_id, found.recovery),
             self._settings,
-            opened.recovered,
-            self._host.now_ms(),
+            found.recovered,
+            host.now_ms(),
         )
+        opened.events.to(self.feed)
 
     # ------------------------------------------------------------------ what it knows
 
@@ -403,19 +391,6 @@ class Partition:
         finally:
             self._stepping = False
 
-    # -- the journal's listener
-
-    def flushed(self, index: int, leader_epoch: int) -> None:
-        self.feed(Flushed(index, leader_epoch))
-
-    def refused(self, first_index: int, reason: str) -> None:
-        log.warning("%s: the disk took nothing from entry %d on: %s", self.name, first_index, reason)
-        self.feed(DiskRefused(first_index, reason))
-
-    def replaced(self, log_id: str, reason: str) -> None:
-        log.warning("%s: the log is another now, %s: %s", self.name, log_id, reason)
-        self.feed(LogReplaced(log_id, reason))
-
     # ------------------------------------------------------------------ effects out
 
     def _carry_out(self, effect: Effect) -> None:
@@ -583,6 +558,18 @@ class Partition:
             observer()
         await self.journal.close()
         self.index.close()
+
+
+def _replica_settings(topic: Topic, number: int) -> ReplicaSettings:
+    settings = topic.settings
+    return ReplicaSettings(
+        replicas=topic.spec.assignment[number],
+        min_insync_replicas=settings.min_insync_replicas,
+        dedup_uuids_max=settings.dedup_uuids_max,
+        dedup_ms=settings.dedup_ms,
+        volatile=topic.volatile,
+        begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
+    )
 
 
 def _not_yet(operation: str, needed: int, level: int) -> IncompatibleVersion:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
+from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import Ticking
@@ -27,6 +28,7 @@ from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
 from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.storage.codec.frame import Place
+from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
@@ -333,36 +335,37 @@ class Shell:
             log.warning("%s: its data stays in %s: %s", partition.name, self._directory.partition_path(place), error)
 
     async def _open(self, topic: Topic, number: int) -> None:
-        partition = Partition(self, topic, number)
+        """Open a replica's log, and build the partition of what was found. Until then nobody finds it here."""
         place, durability = Place(topic.spec.topic_id, number), topic.settings.durability.value
-        snapshot, recovery = self._begin_with.pop((topic.spec.topic_id, number), (None, 0))
-        if topic.volatile:
-            opened = await asyncio.to_thread(
-                open_memory_journal, partition, place, snapshot=snapshot, recovery=recovery
-            )
-        else:
-            opened = await asyncio.to_thread(
-                self._directory.open_journal,
-                place,
-                durability,
-                topic.settings.segment_bytes_max,
-                partition,
-                self._writer,
-                topic=topic.spec.name,
-            )
+        events = JournalEvents(f"{topic.spec.name}-{number}")
+        found = await self._open_journal(topic, place, events)
         if self._stopping:
-            await opened.journal.close()
+            await found.journal.close()
             return
-        base = opened.recovered.snapshot
-        partition.begin(
-            opened, self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0)
-        )
+        base = found.recovered.snapshot
+        index = self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0)
+        partition = Partition(self, topic, number, Opened(found, events, index))
         self._partitions[topic.spec.topic_id, number] = partition
         self._in_order = None
         self.ticking.add(partition)
         partition.feed(BrokersSeen(self._live))
         for broker in self.links.connected():
             partition.feed(PeerConnected(broker))
+
+    async def _open_journal(self, topic: Topic, place: Place, listener: JournalListener) -> OpenJournal:
+        """In a thread, for it reads the whole log."""
+        snapshot, recovery = self._begin_with.pop((place.topic_id, place.partition), (None, 0))
+        if topic.volatile:
+            return await asyncio.to_thread(open_memory_journal, listener, place, snapshot=snapshot, recovery=recovery)
+        return await asyncio.to_thread(
+            self._directory.open_journal,
+            place,
+            topic.settings.durability.value,
+            topic.settings.segment_bytes_max,
+            listener,
+            self._writer,
+            topic=topic.spec.name,
+        )
 
     def reopen(
         self,

@@ -91,13 +91,13 @@ def test_a_batch_that_the_journal_holds_no_more_is_out_of_range_and_says_where_t
     """After a restart the journal may begin later than the index of offsets, until the entry that says so is committed
     anew."""
     opened: list[Partition] = []
-    begin = Partition.begin
+    build = Partition.__init__
 
-    def noted(partition: Partition, *found: object) -> None:
+    def noted(partition: Partition, *found: Any) -> None:
         opened.append(partition)
-        begin(partition, *found)  # type: ignore[arg-type]
+        build(partition, *found)
 
-    monkeypatch.setattr(Partition, "begin", noted)
+    monkeypatch.setattr(Partition, "__init__", noted)
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.host import partition as partitions
+from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import FOLLOW_S, SHORTEN_AGAIN_S, Partition
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.interface import TopicSpec
@@ -33,6 +34,7 @@ from mq_broker.core.messages import (
     Propose,
     Published,
     ReadNode,
+    RecoveredLog,
     RecoveryAdopted,
     Refused,
     Reply,
@@ -43,6 +45,7 @@ from mq_broker.core.messages import (
     Trimmed,
     Truncate,
 )
+from mq_broker.storage.interface import OpenJournal
 from mq_protocol.errors import (
     CoordinationUnavailable,
     IncompatibleVersion,
@@ -70,7 +73,7 @@ class World:
         self.node: Any = None
         self.shortens: Callable[[int], int] = lambda first: first
         shell: Any = self
-        self.partition = Partition(shell, TOPIC, 0)
+        self.links = self.arriving = None
         self.machine = SimpleNamespace(next_offset=10, oldest_staged_index=lambda: None, due_times=DueTimes())
         self.replica: Any = SimpleNamespace(
             leading=True,
@@ -85,15 +88,14 @@ class World:
             machine=self.machine,
             step=self._step,
         )
-        self.partition.replica = self.replica
         self.journal: Any = SimpleNamespace(
+            log_id="log",
             first_index=1,
             truncate=lambda index: self.did.append(("truncate", index)),
             adopt=self._adopt,
             shorten_to=self._shorten_to,
             close=self._close,
         )
-        self.partition.journal = self.journal
         self.index: Any = SimpleNamespace(
             log_start_offset=3,
             append=lambda published: self.did.append(("append", published)),
@@ -102,7 +104,10 @@ class World:
             close=lambda: self.did.append(("close index",)),
             oldest_index=lambda _offset: None,
         )
-        self.partition.index = self.index
+        self.reports = JournalEvents("t-0")
+        opened = Opened(OpenJournal(self.journal, RecoveredLog((), None)), self.reports, self.index)
+        self.partition = Partition(shell, TOPIC, 0, opened)
+        self.partition.replica = self.replica
         settings: Any = SimpleNamespace(window="window")
         self.partition._settings = settings
 
@@ -332,9 +337,9 @@ def test_what_happens_during_a_step_waits_until_the_step_is_carried_out() -> Non
 
 def test_what_the_journal_says_reaches_the_core() -> None:
     world = World()
-    world.partition.flushed(7, 5)
-    world.partition.refused(8, "no room")
-    world.partition.replaced("log", "damaged")
+    world.reports.flushed(7, 5)
+    world.reports.refused(8, "no room")
+    world.reports.replaced("log", "damaged")
     world.partition.transfer(2, 77)
     assert world.events == [
         Flushed(7, 5),

@@ -12,6 +12,7 @@ import pytest
 
 from mq_broker.broker.host import partition as partitions
 from mq_broker.broker.host.arriving import bytes_max
+from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.entries import Decide, TransactionKey
@@ -119,11 +120,9 @@ def test_a_replica_begins_with_what_its_topic_says(
     world: Any = World()
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(partitions, "Replica", lambda *arguments: made.append(arguments))
-    world.links, world.arriving = None, None
     topic = Topic.of(replace(TOPIC.spec, settings={"durability": durability, "dedup_uuids_max": "123"}))
-    partition = Partition(world, topic, 0)
-    opened: Any = SimpleNamespace(journal=SimpleNamespace(log_id="log"), recovery=4, recovered="recovered")
-    partition.begin(opened, world.index)
+    found: Any = SimpleNamespace(journal=SimpleNamespace(log_id="log"), recovery=4, recovered="recovered")
+    partition = Partition(world, topic, 0, Opened(found, JournalEvents("t-0"), world.index))
     [(name, number, identity, settings, recovered, now_ms)] = made
     assert (name, number, recovered, now_ms) == ("t", 0, "recovered", world.clock_ms)
     assert (identity.broker, identity.incarnation, identity.log_id, identity.recovery) == (1, 1, "log", 4)
