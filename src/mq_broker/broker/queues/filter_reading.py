@@ -125,14 +125,16 @@ def unfit_of(stored: list[Stored], schema: pa.Schema, row_filter: RowFilter, wan
     cannot read is kept: whoever works on its records says what is wrong."""
     found: list[Range] = []
     for base, timestamp_us, payload in stored:
+        low = max(0, wanted[0] - base)
         try:
-            mask = kept(row_filter, decode_batch(payload, schema, row_filter.columns), schema, timestamp_us)
+            rows = decode_batch(payload, schema, row_filter.columns)
+            rows = rows.slice(low, wanted[1] - base - low)  # a batch may have a hundred times as many
+            mask = kept(row_filter, rows, schema, timestamp_us)
         except (CorruptBatch, pa.ArrowException):
             log.exception("the batch at offset %d cannot be compared with a filter", base)
             continue
         bits = np.array(mask.to_numpy(zero_copy_only=False), dtype=np.bool_)
-        bits = bits[max(0, wanted[0] - base) : max(0, wanted[1] - base)]
         edges = np.flatnonzero(np.diff(bits, prepend=True, append=True))
-        edges += max(base, wanted[0])
+        edges += base + low
         found += zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
     return found
