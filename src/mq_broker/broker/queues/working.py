@@ -34,7 +34,7 @@ SLEPT_S: Final = 1.0
 
 WAITING_PER_PARTITION_MAX: Final = 1_000
 WAITING_MAX: Final = 20_000
-"""Requests to lend or to settle that wait at one partition, and at this broker."""
+"""Requests to lend that wait at one partition, and at this broker; and as many to settle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,35 @@ class _Led:
     epoch: int
     observer: Callable[[], None]
     groups: dict[str, Gathering] = field(default_factory=dict)
+
+
+class _Requests:
+    """Owns how many of one kind wait, by partition."""
+
+    def __init__(self) -> None:
+        self.waiting: Counter[Partition] = Counter()
+        self._count = 0
+
+    @contextmanager
+    def room(self, partition: Partition, most: int) -> Iterator[None]:
+        """For one more, while it waits. Raises `Overloaded` if there is none. `most`: of the partition."""
+        if self._count >= WAITING_MAX or self.waiting[partition] >= most:
+            raise self.overloaded(partition)
+        self.waiting[partition] += 1
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self.waiting[partition] -= 1
+            if not self.waiting[partition]:
+                del self.waiting[partition]
+
+    def overloaded(self, partition: Partition) -> Overloaded:
+        return Overloaded(
+            f"{self.waiting[partition]} requests of queue groups wait at {partition.name}, and {self._count} at this "
+            "broker, as many as it takes: ask again in a moment"
+        )
 
 
 class Working:
@@ -68,8 +97,8 @@ class Working:
         self._now_us = now_us
         self._loop = asyncio.get_running_loop()
         self._groups: dict[Partition, _Led] = {}
-        self._waiting: Counter[Partition] = Counter()
-        self._waiting_count = 0
+        self._asking, self._settling = _Requests(), _Requests()
+        self._patient: dict[Gathering, dict[Asking, None]] = {}  # who may be asked to make room, as they came
         self._beat: asyncio.TimerHandle | None = None
         self._beat_at = 0.0
         shell.on_role.append(self._role_changed)
@@ -80,9 +109,11 @@ class Working:
         """What the member is lent. Empty if nothing was ready by `wait_until`, and every request is judged at least
         once; what is on its way by then is waited for until the deadline (times of the loop). Raises the
         `TritonMQError` that it was refused with."""
-        with self._room(partition):
+        self._make_room(partition, group)
+        with self._asking.room(partition, 2 * WAITING_PER_PARTITION_MAX):
             gathering = self.gathering(partition, group)
             gathering.ask(asking)
+            self._patient.setdefault(gathering, {})[asking] = None
             try:
                 await asyncio.wait({asking.answered}, timeout=max(0.0, wait_until - self._loop.time()))
                 if not asking.answered.done():
@@ -92,6 +123,7 @@ class Working:
                     return asking.answered.result()
                 raise OutcomeUnknown(f"{partition.name} did not commit a lease in time: ask again")
             finally:
+                self._is_impatient(gathering, asking)
                 gathering.leave(asking)
                 asking.answered.cancel()
 
@@ -102,7 +134,7 @@ class Working:
         and `OutcomeUnknown` past the deadline (loop's time)."""
         if not items:
             return ()
-        with self._room(partition):
+        with self._settling.room(partition, WAITING_PER_PARTITION_MAX):
             gathering = self.gathering(partition, group)
             settling = Settling(items)
             gathering.settle(settling)
@@ -121,7 +153,7 @@ class Working:
         """What became of each item, and what the member is lent of what was ready: judged together, and committed by
         one entry if it has room. Nothing is waited for to be lent. Raises as `settled`; a member that is refused the
         lease alone is told that there is something to ask for."""
-        with self._room(partition):
+        with self._settling.room(partition, WAITING_PER_PARTITION_MAX):
             gathering = self.gathering(partition, group)
             settling = Settling(items)
             gathering.settle(settling)
@@ -246,19 +278,28 @@ class Working:
                     gathering.beat(now_ms)
                     self._keep_time()
 
-    @contextmanager
-    def _room(self, partition: Partition) -> Iterator[None]:
-        if self._waiting_count >= WAITING_MAX or self._waiting.get(partition, 0) >= WAITING_PER_PARTITION_MAX:
-            raise Overloaded(
-                f"{self._waiting.get(partition, 0)} requests of queue groups wait at {partition.name}, and "
-                f"{self._waiting_count} at this broker, as many as it takes: ask again in a moment"
-            )
-        self._waiting[partition] += 1
-        self._waiting_count += 1
-        try:
-            yield
-        finally:
-            self._waiting_count -= 1
-            self._waiting[partition] -= 1
-            if not self._waiting[partition]:
-                del self._waiting[partition]
+    # ------------------------------------------------------------------ room for who waits
+
+    def _make_room(self, partition: Partition, group: str) -> None:
+        """Where as many wait as may, the longest waiting request of the group that has most is answered. So no group
+        keeps others out; a group that has most itself is refused. Raises `Overloaded`."""
+        if self._asking.waiting[partition] < WAITING_PER_PARTITION_MAX:
+            return
+        led = self._groups.get(partition)
+        groups = led.groups if led is not None else {}
+        most = max(groups.values(), key=self._patience, default=None)
+        own = groups.get(group)
+        if most is None or self._patience(most) <= (self._patience(own) if own is not None else 0):
+            raise self._asking.overloaded(partition)
+        asking = next(iter(self._patient[most]))
+        self._is_impatient(most, asking)
+        most.hurry(asking)
+
+    def _patience(self, gathering: Gathering) -> int:
+        return len(self._patient.get(gathering, ()))
+
+    def _is_impatient(self, gathering: Gathering, asking: Asking) -> None:
+        patient = self._patient.get(gathering, {})
+        patient.pop(asking, None)
+        if not patient:
+            self._patient.pop(gathering, None)

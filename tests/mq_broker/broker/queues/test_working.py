@@ -34,9 +34,9 @@ class World:
         self.roles = shell.on_role
         self.working = Working(shell, declared, lambda: 1, **callbacks)
 
-    def asks(self, member: str) -> asyncio.Task[Any]:
+    def asks(self, member: str, group: str = "g") -> asyncio.Task[Any]:
         now = asyncio.get_running_loop().time()
-        return asyncio.create_task(self.working.lent(self.led, "g", Asking(member, b"", 1), now + 9, now + 10))
+        return asyncio.create_task(self.working.lent(self.led, group, Asking(member, b"", 1), now + 9, now + 10))
 
 
 @scenario
@@ -55,6 +55,43 @@ async def test_no_more_requests_wait_at_a_partition_than_it_takes() -> None:
         assert not another.done(), "there is room again"
         world.led.append(2)
         assert [each.runs[0].first for each in await asyncio.gather(waiting[1], another)] == [0, 1]
+
+
+@scenario
+async def test_a_group_with_many_members_makes_room_for_another_group_of_the_partition() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(working_module, "WAITING_PER_PARTITION_MAX", 3)
+        world = World()
+        world.led.apply("other", 1, Begin(0))
+        first, *waiting = [world.asks(member) for member in ("a", "b", "c")]
+        await rounds()
+        other = world.asks("a", "other")
+        await rounds()
+        assert await first == Lent(), "the longest waiting one was answered that nothing is ready"
+        assert not any(each.done() for each in (other, *waiting))
+        with pytest.raises(Overloaded):
+            await world.asks("d")
+        world.led.append(1)
+        assert (await other).runs[0].first == 0
+        for each in waiting:
+            each.cancel()
+
+
+@scenario
+async def test_members_that_wait_keep_nobody_from_settling() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(working_module, "WAITING_PER_PARTITION_MAX", 2)
+        world = World(1)
+        lent = await world.asks("a")
+        waiting = [world.asks(member) for member in ("b", "c")]
+        await rounds()
+        with pytest.raises(Overloaded):
+            await world.asks("d")
+        soon = asyncio.get_running_loop().time() + 10
+        settle = Settle(lent.lease, "a", ((0, 1),), Ack())
+        assert list(await world.working.settled(world.led, "g", [settle], soon)) == [Answer()]
+        for each in waiting:
+            each.cancel()
 
 
 @scenario
