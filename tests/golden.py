@@ -27,7 +27,6 @@ from mq_broker.core.entries import (
     Entry,
     Schedule,
     Stage,
-    StagedBatches,
     TransactionKey,
 )
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
@@ -41,6 +40,7 @@ from mq_broker.storage.identity import Cut, LogIdentity
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from tests.mq_broker.storage.bed import (
     KEY,
     PLACE,
@@ -57,7 +57,7 @@ UNRELEASED: Final = DATA / "unreleased.json"
 PAYLOAD: Final = bytes(range(64))
 
 DECIDED: Final = TransactionState(
-    12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
+    12, "run-1", 3, (StagedPart("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
 )
 SNAPSHOT: Final = Snapshot(
     40,
@@ -74,7 +74,7 @@ SNAPSHOT: Final = Snapshot(
             (
                 KEY,
                 TransactionState(
-                    12, "run-1", 3, (StagedBatches("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
+                    12, "run-1", 3, (StagedPart("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
                 ),
             ),
         ),

@@ -14,8 +14,10 @@ import pyarrow as pa
 
 from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.errors import Unreachable
-from mq_client.producing.staging import Stage, StagedPart, Stager, TransactionKey, checked_key
+from mq_client.producing.staging import Stage, Stager, TransactionKey, checked_key
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
+from mq_protocol.manifest_lines import line_to_wire
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 
@@ -114,16 +116,7 @@ class TransactionClient(Stager):
             batch_id=batch_id,
             run_id=run_id,
             row_count=sum(part.row_count for part in parts),
-            manifest=[
-                pb.StagedBatches(
-                    topic=part.topic,
-                    partition=part.partition,
-                    uuids=part.uuids,
-                    row_count=part.row_count,
-                    topic_id=part.topic_id,
-                )
-                for part in parts
-            ],
+            manifest=[line_to_wire(part) for part in parts],
             keep_on_mismatch=keep_on_mismatch,
             once=once,
             timeout_ms=int(min(deadline.timeout_ms, _ATTEMPT_MS)),

@@ -28,7 +28,6 @@ from mq_broker.core.entries import (
     Publish,
     Schedule,
     Stage,
-    StagedBatches,
     TransactionKey,
     Trim,
 )
@@ -52,6 +51,7 @@ from mq_broker.core.messages import (
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_protocol.limits import next_life
+from mq_protocol.manifest import StagedPart
 from tests.simulation.loop import Process
 from tests.simulation.oracle import Oracle
 from tests.simulation.workload import Workload, uuid_of
@@ -315,11 +315,11 @@ class Liar:
         """A number that is 64 bits without a sign on the wire."""
         return self._number(0, 2, 5) % (1 << 64)
 
-    def _manifest(self, uuid: bytes) -> tuple[StagedBatches, ...]:
+    def _manifest(self, uuid: bytes) -> tuple[StagedPart, ...]:
         lines = (
-            StagedBatches("t", 0, (uuid,), self._count()),
-            StagedBatches("", self.chance.choice((-1, 7, (1 << 31) - 1)), (uuid[:5], uuid, uuid), self._count()),
-            StagedBatches("t", 0, (), 0),
+            StagedPart("t", 0, (uuid,), self._count()),
+            StagedPart("", self.chance.choice((-1, 7, (1 << 31) - 1)), (uuid[:5], uuid, uuid), self._count()),
+            StagedPart("t", 0, (), 0),
         )
         return tuple(self.chance.choice(lines) for _ in range(self.chance.randint(0, 2)))
 

@@ -14,7 +14,6 @@ from mq_broker.core.entries import (
     Finish,
     Publish,
     Stage,
-    StagedBatches,
     TransactionKey,
 )
 from mq_broker.core.messages import Decided, Done, Refused
@@ -25,6 +24,7 @@ from mq_protocol.errors import (
     TransactionAborted,
     TritonMQError,
 )
+from mq_protocol.manifest import StagedPart
 from tests.simulation.loop import Process, Promise
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class MicroBatches:
         for partition in range(self._cluster.plan.partitions):
             attempts = 2 if loop.chance(0.2) else 1
             uuids = tuple(uuid_of(f"{name}.{partition}.{task}") for task in range(loop.random.randint(1, 2)))
-            lines.append(StagedBatches("t", partition, uuids, rows))
+            lines.append(StagedPart("t", partition, uuids, rows))
             for uuid in uuids:
                 for again in range(attempts):
                     own = uuid if not again else uuid_of(uuid.rstrip(b"\0").decode() + "x")
@@ -174,7 +174,7 @@ class MicroBatches:
                     return
             yield loop.between(50, 1_000)
 
-    def _fence_all(self, key: TransactionKey, manifest: tuple[StagedBatches, ...]) -> Process:
+    def _fence_all(self, key: TransactionKey, manifest: tuple[StagedPart, ...]) -> Process:
         for partition in range(self._cluster.plan.partitions):
             if self._loop.chance(0.1):
                 return

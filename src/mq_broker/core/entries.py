@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from mq_broker.core.work.steps import Step, step_bytes
 from mq_protocol import limits
+from mq_protocol.manifest import StagedPart
 
 UUID_BYTES = 16
 NO_UUID = bytes(UUID_BYTES)
@@ -52,18 +53,6 @@ class TransactionKey:
 
 SCHEDULED = TransactionKey("", "")
 """The key of scheduled batches, which belong to no transaction. Nobody else can have it: a query has an id."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedBatches:
-    """A manifest's line: the staged batches of one partition that a decision publishes, in this order. `topic_id` tells
-    the topic that they were staged in from one made later under its name (trap 29)."""
-
-    topic: str
-    partition: int
-    uuids: tuple[bytes, ...]
-    row_count: int
-    topic_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +171,7 @@ class Decide:
     batch_id: int
     run_id: str
     row_count: int
-    manifest: tuple[StagedBatches, ...]
+    manifest: tuple[StagedPart, ...]
     once: bool = False
 
 

@@ -21,6 +21,7 @@ from mq_client.producing.futures import TableOutcome
 from mq_client.producing.sender import Sender
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from mq_protocol.names import check_topic_name
 
 _STAGE_BATCH_BYTES = 1 << 20
@@ -34,17 +35,6 @@ class TransactionKey(NamedTuple):
 
     query_id: str
     sink: str
-
-
-class StagedPart(NamedTuple):
-    """A line of a manifest: the staged batches of one partition, in the order in which they are to be published.
-    `topic_id`: that of the topic that they were staged in; empty if it is not to be checked."""
-
-    topic: str
-    partition: int
-    uuids: tuple[bytes, ...]
-    row_count: int
-    topic_id: str = ""
 
 
 class Stage:

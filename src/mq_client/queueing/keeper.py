@@ -23,7 +23,6 @@ from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_client.producing.refresher import Refresher
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing.answered_rows import ROWS_BYTES_MAX, slices_of
 from mq_client.queueing.answers import Answers
 from mq_client.queueing.holdings import Holdings
@@ -43,6 +42,7 @@ from mq_client.queueing.settling import (
     why_lost,
 )
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 
 GATHER_S: Final = 0.005
 """For so long outcomes are gathered."""

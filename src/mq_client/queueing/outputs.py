@@ -29,9 +29,10 @@ from mq_client.producing.batches import (
     to_timestamp_us,
 )
 from mq_client.producing.rows import RowShape
-from mq_client.producing.staging import StagedPart, Stager
+from mq_client.producing.staging import Stager
 from mq_client.queueing.leases import LeaseId
 from mq_protocol.limits import OUTPUT_BATCHES_MAX, OUTPUT_PARTITIONS_MAX
+from mq_protocol.manifest import StagedPart
 from mq_protocol.names import check_topic_name, did_you_mean
 from mq_protocol.partitioner import partition_for_key, partitions_for_keys
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease

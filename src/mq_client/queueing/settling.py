@@ -16,11 +16,12 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mq_client.errors import LeaseLost, TritonMQError
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing.leases import HeldLease, Indexes
 from mq_client.queueing.offsets import runs_count, to_gaps
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import shortened
+from mq_protocol.manifest import StagedPart
+from mq_protocol.manifest_lines import line_to_wire
 
 RANGES_MAX: Final = 4_000
 """In one request. Brokers take 8,000 in an entry, which others want too."""
@@ -304,15 +305,6 @@ def to_wire(lines: Iterable[Line]) -> list[pb.SettleOne]:
             one.delay_ms = line.word.delay_ms
         if line.word.outputs is not None:
             one.number = line.word.outputs.number
-            one.outputs.extend(
-                pb.StagedBatches(
-                    topic=part.topic,
-                    topic_id=part.topic_id,
-                    partition=part.partition,
-                    uuids=part.uuids,
-                    row_count=part.row_count,
-                )
-                for part in line.word.outputs.parts
-            )
+            one.outputs.extend(line_to_wire(part) for part in line.word.outputs.parts)
         settles.append(one)
     return settles

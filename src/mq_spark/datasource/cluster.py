@@ -19,8 +19,9 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch
 from mq_client.cluster.requests import ask_offsets, measure_spans, move_cursors, topic_with
 from mq_client.reader import Reader
+from mq_protocol.manifest import StagedPart
 from mq_protocol.names import INTERNAL_PREFIX
-from mq_spark.datasource.manifest import MicroBatch, Staged
+from mq_spark.datasource.manifest import MicroBatch
 from mq_spark.datasource.progress import Place, Reporter
 from mq_spark.datasource.schemas import StoredRows, Topic
 from mq_spark.datasource.worker import WORKER
@@ -166,15 +167,13 @@ class Cluster:
             (micro_batch.query_id, micro_batch.sink), micro_batch.batch_id, micro_batch.run_id
         )
 
-    def decide(self, micro_batch: MicroBatch, manifest: Iterable[Staged], *, keep_on_mismatch: bool) -> None:
+    def decide(self, micro_batch: MicroBatch, manifest: Iterable[StagedPart], *, keep_on_mismatch: bool) -> None:
         """Decide and publish, once for all; asks again until the deadline."""
-        from mq_client.transactions import StagedPart
-
         self._transactions.decide(
             (micro_batch.query_id, micro_batch.sink),
             micro_batch.batch_id,
             micro_batch.run_id,
-            [StagedPart(line.topic, line.partition, line.uuids, line.row_count, line.topic_id) for line in manifest],
+            manifest,
             keep_on_mismatch=keep_on_mismatch,
             once=micro_batch.once,
         )

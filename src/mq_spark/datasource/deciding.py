@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mq_protocol.manifest import StagedPart
 from mq_spark.datasource.cluster import connect
 from mq_spark.datasource.failpoints import reached
-from mq_spark.datasource.manifest import MicroBatch, Staged
+from mq_spark.datasource.manifest import MicroBatch
 from mq_spark.planning.options import SinkOptions
 
 
-def decide(options: SinkOptions, micro_batch: MicroBatch, manifest: Sequence[Staged]) -> None:
+def decide(options: SinkOptions, micro_batch: MicroBatch, manifest: Sequence[StagedPart]) -> None:
     """Have the micro-batch decided and published: returns when every partition has published it, here or long ago.
 
     Asks again until the deadline (the same key gives the same answer), and then raises. Raises `ReplayMismatch`,

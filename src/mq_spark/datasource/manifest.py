@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql.datasource import WriterCommitMessage
 
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.manifest import StagedPart, by_partition
 
 WRITE_PREFIX: Final = "write:"
 """How the query ids of batch writes begin that have no name of their own. Those of named ones begin with "app:"."""
@@ -34,27 +35,15 @@ class MicroBatch:
         return self.query_id.startswith(WRITE_PREFIX)
 
 
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """Staged batches of one partition, in the order of their rows. UUIDs are 16 bytes. `topic_id` is the topic's of
-    that moment."""
-
-    topic: str
-    partition: int
-    uuids: tuple[bytes, ...]
-    row_count: int
-    topic_id: str = ""
-
-
 @dataclass(frozen=True)
 class StagedMessage(WriterCommitMessage):
     """All that the driver will know of a task."""
 
     micro_batch: MicroBatch
-    staged: tuple[Staged, ...]
+    staged: tuple[StagedPart, ...]
 
 
-def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBatch, list[Staged]]:
+def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBatch, list[StagedPart]]:
     """The micro-batch that all messages belong to, and what they staged, a line for each partition: topics by name,
     partitions by number, batches in the order of the tasks. Raises `InvalidRequest` if a message is missing or they
     contradict each other.
@@ -68,12 +57,5 @@ def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBa
     if len(micro_batches) > 1:
         named = "; ".join(sorted(map(str, micro_batches)))
         raise InvalidRequest(f"the tasks of one commit name several micro-batches, restart the query: {named}")
-    lines: dict[tuple[str, int, str], Staged] = {}
-    for staged in (staged for message in given for staged in message.staged):
-        place = staged.topic, staged.partition, staged.topic_id
-        before = lines.get(place)
-        uuids, row_count = (before.uuids, before.row_count) if before is not None else ((), 0)
-        lines[place] = Staged(
-            staged.topic, staged.partition, uuids + staged.uuids, row_count + staged.row_count, staged.topic_id
-        )
-    return given[0].micro_batch, [lines[place] for place in sorted(lines)]
+    lines = by_partition(part for message in given for part in message.staged)
+    return given[0].micro_batch, sorted(lines, key=lambda line: (line.topic, line.partition, line.topic_id))

@@ -14,9 +14,10 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from mq_client.transactions import Stage
+from mq_protocol.manifest import StagedPart
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.failpoints import reached
-from mq_spark.datasource.manifest import MicroBatch, Staged, StagedMessage
+from mq_spark.datasource.manifest import MicroBatch, StagedMessage
 from mq_spark.datasource.rows import Fit, by_partition, by_topic, even_slices
 from mq_spark.datasource.schemas import Topic
 from mq_spark.datasource.sink_check import topic_column
@@ -84,11 +85,11 @@ class _Staging:
             for into in self._topics.values():
                 into.send_all()
 
-    def finish(self) -> tuple[Staged, ...]:
+    def finish(self) -> tuple[StagedPart, ...]:
         """Send the rest and wait for every answer. Raises the first error."""
         for into in self._topics.values():
             into.send_all()
-        return tuple(Staged(*part) for part in self._stage.finish())
+        return tuple(self._stage.finish())
 
 
 class _IntoTopic:

@@ -17,7 +17,6 @@ from mq_broker.core.entries import (
     Operation,
     Publish,
     Stage,
-    StagedBatches,
     TransactionKey,
 )
 from mq_broker.core.machine import admission, machine
@@ -26,6 +25,7 @@ from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Refused
 from mq_protocol.errors import InvalidRequest, TooManyTransactions, TransactionAborted
+from mq_protocol.manifest import StagedPart
 
 
 def key(number: int) -> TransactionKey:
@@ -151,7 +151,7 @@ def test_one_key_waits_for_what_is_about_it_and_no_other_does() -> None:
 
 
 def once(number: int) -> Decide:
-    return Decide(key(number), 0, "run", 0, (StagedBatches("t", 0, (bytes(16),), 1),), once=True)
+    return Decide(key(number), 0, "run", 0, (StagedPart("t", 0, (bytes(16),), 1),), once=True)
 
 
 def test_a_key_is_forgotten_only_if_it_was_for_one_decision_and_nothing_of_it_is_due() -> None:

@@ -27,7 +27,6 @@ from mq_broker.core.entries import (
     Publish,
     Schedule,
     Stage,
-    StagedBatches,
     TransactionKey,
     Trim,
     Work,
@@ -83,6 +82,7 @@ from mq_broker.core.messages import (
     WriteNode,
 )
 from mq_broker.core.replication.replica import Replica
+from mq_protocol.manifest import StagedPart
 from tests.mq_broker.core import words
 from tests.mq_broker.core.words import name_of, uuid, words_of_entry, words_of_message, words_of_result, words_of_state
 
@@ -518,7 +518,7 @@ class World:
         once: str = "no",
         staged: str = "s",
     ) -> None:
-        manifest = (StagedBatches("t", 0, (uuid(staged),), int(rows)),)
+        manifest = (StagedPart("t", 0, (uuid(staged),), int(rows)),)
         decide = Decide(KEY, int(batch), run, int(rows), manifest, once=once == "yes")
         self._propose(broker, decide, keep_on_mismatch=keep == "yes")
 

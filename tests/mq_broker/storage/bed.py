@@ -37,7 +37,6 @@ from mq_broker.core.entries import (
     Publish,
     Schedule,
     Stage,
-    StagedBatches,
     TransactionKey,
     Trim,
     Work,
@@ -55,6 +54,7 @@ from mq_broker.storage.journal.segments import LogFiles
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.opening import open_disk_journal
 from mq_protocol.envelope import Buffer
+from mq_protocol.manifest import StagedPart
 
 PLACE = Place("0c9a7e52", 3)
 KEY = TransactionKey("query-7", "flights")
@@ -75,9 +75,7 @@ def one_of_each_operation() -> list[Operation]:
         Publish(KEY, 12, (uuid_of(1), uuid_of(2))),
         Discard(KEY, (uuid_of(3),)),
         MoveCursor("audit", 77, "spark"),
-        Decide(
-            KEY, 13, "run-2", 500, (StagedBatches("flights", 2, (uuid_of(4),), 500), StagedBatches("flights", 3, (), 0))
-        ),
+        Decide(KEY, 13, "run-2", 500, (StagedPart("flights", 2, (uuid_of(4),), 500), StagedPart("flights", 3, (), 0))),
         Finish(KEY, 13),
         Trim(5),
         Abort(KEY),

@@ -18,12 +18,12 @@ from mq_client.errors import (
     UnknownQueue,
     Unreachable,
 )
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing.answers import DECLARED_S
 from mq_client.queueing.keeper import GATHER_S
 from mq_client.queueing.settling import ACK, RELEASE
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
+from mq_protocol.manifest import StagedPart
 from tests.mq_client.queueing.played_keeper import Played, places
 from tests.mq_client.queueing.played_leaders import Asked, done, lent, said
 

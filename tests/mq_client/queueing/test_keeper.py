@@ -17,8 +17,8 @@ from mq_client.errors import (
     UnknownQueue,
     Unreachable,
 )
-from mq_client.producing.staging import StagedPart
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from tests.mq_client.queueing.played_leaders import Leaders, Member, done, lent, said
 
 A, R, F = pb.OUTCOME_ACK, pb.OUTCOME_RELEASE, pb.OUTCOME_FAIL

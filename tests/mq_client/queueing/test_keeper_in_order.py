@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from mq_client.errors import InvalidRequest, LeaseLost, Unreachable
-from mq_client.producing.staging import StagedPart
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from tests.mq_client.queueing.played_leaders import WAIT_S, Asked, Leaders, Member, done, lent, said
 
 A, F = pb.OUTCOME_ACK, pb.OUTCOME_FAIL

@@ -19,11 +19,11 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing import keeper as keeper_module
 from mq_client.queueing.keeper import GATHER_S
 from mq_client.queueing.settling import ACK, RANGES_MAX, RELEASE, failed
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from tests.mq_client.cluster.scripted import told, topic_info
 from tests.mq_client.queueing.played_keeper import Played, places
 from tests.mq_client.queueing.played_leaders import SCHEMA, done, lent, said

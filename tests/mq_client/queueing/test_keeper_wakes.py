@@ -9,11 +9,11 @@ import pytest
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import OutcomeUnknown, UnknownTopic
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing.keeper import GATHER_S, Keeper
 from mq_client.queueing.leases import HeldLease
 from mq_client.queueing.settling import ACK
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from tests.mq_client.queueing.played_keeper import Played, places
 from tests.mq_client.queueing.played_leaders import done, lent
 

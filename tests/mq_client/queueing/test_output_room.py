@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from mq_client.errors import BatchTooLarge, InvalidRequest, Overloaded, SchemaMismatch
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing import outputs as module
 from mq_client.queueing.leases import LeaseId
 from mq_client.queueing.outputs import Outputs
+from mq_protocol.manifest import StagedPart
 from mq_protocol.partitioner import partition_for_key
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
 from tests.mq_client.cluster.administrating import say

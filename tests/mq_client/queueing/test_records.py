@@ -12,10 +12,10 @@ import pytest
 
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, LeaseLost, TritonMQError
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing.leases import DONE, LOST
 from mq_client.queueing.records import DELAY_MS_MAX, LeasedBatch, LeasedRecord, checked_delay
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 from tests.mq_client.queueing.played_keeper import Played, places
 from tests.mq_client.queueing.played_leaders import SCHEMA, done
 

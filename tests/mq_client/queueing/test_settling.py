@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from mq_client.errors import LeaseLost, NotLeader
-from mq_client.producing.staging import StagedPart
 from mq_client.queueing import settling
 from mq_client.queueing.leases import HeldLease, LeaseId
 from mq_client.queueing.settling import ACK, RANGES_MAX, Outbox, StagedOutputs, Tally, Word, failed, to_wire
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.manifest import StagedPart
 
 
 def lease(records: int, number: int = 0) -> HeldLease:

@@ -8,27 +8,28 @@ from dataclasses import replace
 import pytest
 
 from mq_protocol.errors import InvalidRequest
+from mq_protocol.manifest import StagedPart
 from mq_spark.datasource.batch_writer import _micro_batch
-from mq_spark.datasource.manifest import MicroBatch, Staged, StagedMessage, manifest_of
+from mq_spark.datasource.manifest import MicroBatch, StagedMessage, manifest_of
 from mq_spark.planning.options import SinkOptions
 
 BATCH = MicroBatch("query", "sink", 3, "run")
 
 
-def message(*staged: Staged, batch: MicroBatch = BATCH) -> StagedMessage:
+def message(*staged: StagedPart, batch: MicroBatch = BATCH) -> StagedMessage:
     return pickle.loads(pickle.dumps(StagedMessage(batch, staged)))  # as Spark carries it
 
 
 def test_lines_of_one_partition_are_joined_in_the_order_of_the_tasks() -> None:
     batch, manifest = manifest_of(
         [
-            message(Staged("t", 1, (b"a", b"b"), 5)),
-            message(Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"d",), 2)),
+            message(StagedPart("t", 1, (b"a", b"b"), 5)),
+            message(StagedPart("t", 0, (b"c",), 1), StagedPart("t", 1, (b"d",), 2)),
             message(),
         ]
     )
     assert batch == BATCH
-    assert manifest == [Staged("t", 0, (b"c",), 1), Staged("t", 1, (b"a", b"b", b"d"), 7)]
+    assert manifest == [StagedPart("t", 0, (b"c",), 1), StagedPart("t", 1, (b"a", b"b", b"d"), 7)]
 
 
 def test_an_empty_micro_batch_still_names_its_query() -> None:

@@ -23,12 +23,13 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.requests import is_meant, key_of, key_to_wire, listed_name
-from mq_broker.core.entries import SCHEDULED, Abort, Decide, Fence, StagedBatches, TransactionKey
+from mq_broker.core.entries import SCHEDULED, Abort, Decide, Fence, TransactionKey
 from mq_broker.core.machine.state import StagedBatch, TransactionState
-from mq_broker.storage.codec.frame import line_from_wire, line_to_wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import LISTED_TRANSACTIONS_MAX
+from mq_protocol.manifest import StagedPart
+from mq_protocol.manifest_lines import line_from_wire, line_to_wire
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ class Aborting:
     # ------------------------------------------------------------------ fences
 
     async def _fence_everywhere(
-        self, key: TransactionKey, manifest: Sequence[StagedBatches], deadline: float
+        self, key: TransactionKey, manifest: Sequence[StagedPart], deadline: float
     ) -> tuple[int, list[str]]:
         """Ask every broker to fence what it leads, until nothing is left or time is up. How many staged batches were
         removed, and where there may be more."""

@@ -27,7 +27,6 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.requests import (
-    by_partition,
     check_manifest,
     check_publish_id,
     key_of,
@@ -35,11 +34,10 @@ from mq_broker.broker.transactions.requests import (
     listed_name,
     uuids_of,
 )
-from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, StagedBatches, TransactionKey
+from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, TransactionKey
 from mq_broker.core.machine.state import StagedBatch
 from mq_broker.core.messages import AreStaged, Decided
 from mq_broker.rpc.calls import Calls
-from mq_broker.storage.codec.frame import line_from_wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -53,6 +51,8 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.limits import ANSWER_BYTES_MAX, DISCARD_UUIDS_MAX
+from mq_protocol.manifest import StagedPart, by_partition
+from mq_protocol.manifest_lines import line_from_wire
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
 from mq_protocol.work_keys import is_of_queue
@@ -154,7 +154,7 @@ class Transactions:
             if error is not None:
                 raise error
 
-    async def _check_line(self, decide: Decide, line: StagedBatches, deadline: float) -> None:
+    async def _check_line(self, decide: Decide, line: StagedPart, deadline: float) -> None:
         request = pb.AreStagedRequest(
             topic=line.topic,
             partition=line.partition,
@@ -290,7 +290,7 @@ class Transactions:
             del self._publishing[publishing.partition, decision.key]
         publishing.tell(None)
 
-    async def _publish_line(self, publishing: _Publishing, line: StagedBatches) -> None:
+    async def _publish_line(self, publishing: _Publishing, line: StagedPart) -> None:
         """One partition's part, asked for until it is done. Cancelled when the coordinator's leadership ends."""
         decision = publishing.decision
         topic, number = line.topic, line.partition
@@ -328,7 +328,7 @@ class Transactions:
                 await asyncio.sleep(_backoff(attempt))
             attempt += 1
 
-    async def _is_gone(self, line: StagedBatches) -> bool:
+    async def _is_gone(self, line: StagedPart) -> bool:
         """Only the coordination service may say so: by a broker's copy of the list, a moment old, rows that were
         decided would be given up."""
         try:

@@ -7,10 +7,9 @@ it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from typing import Final
 
-from mq_broker.core.entries import StagedBatches, TransactionKey
+from mq_broker.core.entries import TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import MANIFEST_BYTES_MAX, MICRO_BATCH_ID_MAX
@@ -88,24 +87,6 @@ def check_manifest(request: pb.DecideRequest) -> None:
     rows = sum(line.row_count for line in request.manifest)
     if rows != request.row_count:
         raise InvalidRequest(f"the manifest's lines have {rows} rows, the decision claims {request.row_count}")
-
-
-def by_partition(manifest: Iterable[StagedBatches]) -> list[StagedBatches]:
-    """One line a partition, with the batches of all its lines in their order: it publishes everything of a micro-batch
-    at once, or nothing."""
-    parts: dict[tuple[str, int, str], list[StagedBatches]] = {}
-    for line in manifest:
-        parts.setdefault((line.topic, line.partition, line.topic_id), []).append(line)
-    return [
-        StagedBatches(
-            topic,
-            partition,
-            tuple(uuid for line in lines for uuid in line.uuids),
-            sum(line.row_count for line in lines),
-            topic_id,
-        )
-        for (topic, partition, topic_id), lines in parts.items()
-    ]
 
 
 def listed_name(query_id: str) -> str:

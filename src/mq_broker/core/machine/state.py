@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mq_broker.core.entries import USUAL, Attributes, StagedBatches, TransactionKey
+from mq_broker.core.entries import USUAL, Attributes, TransactionKey
 from mq_broker.core.machine.window import NO_UUIDS, SeenUuids
 from mq_broker.core.work.groups import FrozenGroups
+from mq_protocol.manifest import StagedPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class TransactionState:
     batch_id: int
     run_id: str
     row_count: int
-    manifest: tuple[StagedBatches, ...]
+    manifest: tuple[StagedPart, ...]
     finished: bool
     superseded: tuple[str, ...]
     once: bool = False

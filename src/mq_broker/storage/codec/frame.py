@@ -48,7 +48,6 @@ from mq_broker.core.entries import (
     Publish,
     Schedule,
     Stage,
-    StagedBatches,
     TransactionKey,
     Trim,
     Work,
@@ -58,6 +57,7 @@ from mq_broker.storage.interface import Frame
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch
+from mq_protocol.manifest_lines import line_from_wire, line_to_wire
 
 HEADER_BYTES: Final = 60
 FORMAT: Final = 1
@@ -262,18 +262,6 @@ def _extend(crc: int, part: Buffer) -> int:
 
 def _key_to_wire(key: TransactionKey) -> pb.TransactionKey:
     return pb.TransactionKey(query_id=key.query_id, sink=key.sink)
-
-
-def line_to_wire(line: StagedBatches) -> pb.StagedBatches:
-    """A manifest's line as protobuf."""
-    return pb.StagedBatches(
-        topic=line.topic, partition=line.partition, uuids=line.uuids, row_count=line.row_count, topic_id=line.topic_id
-    )
-
-
-def line_from_wire(line: pb.StagedBatches) -> StagedBatches:
-    """What `line_to_wire` made."""
-    return StagedBatches(line.topic, line.partition, tuple(line.uuids), line.row_count, line.topic_id)
 
 
 def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:

@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from mq_broker.broker.transactions.coordinator import Transactions
-from mq_broker.core.entries import Decide, StagedBatches, TransactionKey
+from mq_broker.core.entries import Decide, TransactionKey
 from mq_broker.core.machine.state import StagedBatch, TransactionState
 from mq_broker.core.messages import Done
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic
+from mq_protocol.manifest import StagedPart
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 
@@ -25,15 +26,15 @@ def uuid(number: int) -> bytes:
     return b"batch %10d" % number
 
 
-def line(partition: int, *numbers: int, topic: str = "t", topic_id: str = "") -> StagedBatches:
-    return StagedBatches(topic, partition, tuple(map(uuid, numbers)), len(numbers), topic_id)
+def line(partition: int, *numbers: int, topic: str = "t", topic_id: str = "") -> StagedPart:
+    return StagedPart(topic, partition, tuple(map(uuid, numbers)), len(numbers), topic_id)
 
 
-def decision(batch_id: int, *lines: StagedBatches, key: TransactionKey = KEY) -> Decide:
+def decision(batch_id: int, *lines: StagedPart, key: TransactionKey = KEY) -> Decide:
     return Decide(key, batch_id, "run", sum(each.row_count for each in lines), lines)
 
 
-def known(batch_id: int, *lines: StagedBatches, finished: bool = True, **fields: Any) -> TransactionState:
+def known(batch_id: int, *lines: StagedPart, finished: bool = True, **fields: Any) -> TransactionState:
     return TransactionState(batch_id, "run", len(lines), lines, finished, (), **fields)
 
 

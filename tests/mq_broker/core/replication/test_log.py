@@ -19,12 +19,12 @@ from mq_broker.core.entries import (
     Operation,
     Publish,
     Stage,
-    StagedBatches,
     TransactionKey,
     stored_bytes,
 )
 from mq_broker.core.replication.log import Log
 from mq_broker.storage.codec.frame import Place, encode
+from mq_protocol.manifest import StagedPart
 
 KEY = TransactionKey("query" * 20, "sink")
 UUIDS = tuple(n.to_bytes(16, "big") for n in range(1000))
@@ -34,7 +34,7 @@ OPERATIONS: list[Operation] = [
     Publish(KEY, 7, UUIDS),
     Discard(KEY, UUIDS),
     MoveCursor("group" * 50, 10, "consumer"),
-    Decide(KEY, 7, "run", 10, tuple(StagedBatches("topic" * 40, n, UUIDS[:3], 3) for n in range(1000))),
+    Decide(KEY, 7, "run", 10, tuple(StagedPart("topic" * 40, n, UUIDS[:3], 3) for n in range(1000))),
     Finish(KEY, 7),
 ]
 

@@ -10,13 +10,14 @@ from dataclasses import replace
 import google_crc32c
 import pytest
 
-from mq_broker.core.entries import StagedBatches, TransactionKey
+from mq_broker.core.entries import TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, SeenUuids, WindowBounds
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.codec.snapshot import NewerSnapshot, decode_snapshot, encode_snapshot
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CorruptBatch
+from mq_protocol.manifest import StagedPart
 from tests.mq_broker.storage.bed import KEY, PLACE, random_frame, state_of, uuid_of
 
 FULL = Snapshot(
@@ -43,7 +44,7 @@ FULL = Snapshot(
                     12,
                     "run-2",
                     500,
-                    (StagedBatches("t", 2, (uuid_of(4), uuid_of(5)), 500, "t-id"),),
+                    (StagedPart("t", 2, (uuid_of(4), uuid_of(5)), 500, "t-id"),),
                     False,
                     ("run-1", "run-0"),
                 ),
