@@ -21,7 +21,8 @@ _UNITS: Final = {
 
 EARLIEST, LATEST = "earliest", "latest"
 
-WORDS: Final = "a time like 2026-01-31T08:30:00Z, or how long ago, like 15m, 2h or 1d"
+TIME: Final = "a time like 2026-01-31T08:30:00Z"
+WORDS: Final = f"{TIME}, or how long ago, like 15m, 2h or 1d"
 
 
 def parse_place(text: str) -> str | int | datetime:
@@ -51,5 +52,10 @@ def parse_moment(text: str, now: datetime | None = None) -> datetime:
             return (datetime.now(UTC) if now is None else now) - ago
         except OverflowError:
             raise ValueError(f"{text!r} is before all times") from None
-    moment = datetime.fromisoformat(stripped)
+    return parse_time(stripped)
+
+
+def parse_time(text: str) -> datetime:
+    """As `parse_moment`, but never how long ago."""
+    moment = datetime.fromisoformat(text.strip())
     return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)

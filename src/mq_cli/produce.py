@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
-from mq_cli.moments import WORDS, parse_moment
+from mq_cli.moments import TIME, WORDS, parse_moment, parse_time
 from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
@@ -109,6 +109,16 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
         raise click.BadParameter(f"{text!r} is not {WORDS}") from None
 
 
+def _parse_at(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
+    """A time alone: `10m` means ten minutes ago elsewhere, and whoever writes it here means later."""
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not {TIME}. For so much later give --delay, as --delay 10m") from None
+
+
 @click.command()
 @click.argument("topic")
 @click.option(
@@ -133,7 +143,7 @@ def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | N
 )
 @click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
 @click.option("--delay", callback=_parse_delay, metavar="DURATION", help="Publish the messages so much later, as 10m.")
-@click.option("--at", callback=_parse_timestamp, metavar="TIME", help=f"Publish the messages then: {WORDS}.")
+@click.option("--at", callback=_parse_at, metavar="TIME", help=f"Publish the messages then: {TIME}.")
 @click.option(
     "--priority", type=click.IntRange(0, 31), help="Of each message: work queues lend higher ones first. Default: 4."
 )

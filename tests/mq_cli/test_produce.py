@@ -118,7 +118,7 @@ def test_rows_of_which_one_is_refused_are_sent_one_by_one(error: Exception) -> N
 def test_messages_are_published_after_a_delay_or_at_a_time(options: dict[str, Any], due: dict[str, Any]) -> None:
     context, option = click.Context(produce.produce), click.Option(["--at"])
     delay = produce._parse_delay(context, option, options["delay"])
-    assert produce._due(delay, produce._parse_timestamp(context, option, options["at"]), options.get("priority")) == due
+    assert produce._due(delay, produce._parse_at(context, option, options["at"]), options.get("priority")) == due
     sent: list[dict[str, Any]] = []
 
     def publish_batch(_topic: str, _table: pa.Table, **given: Any) -> object:
@@ -128,6 +128,12 @@ def test_messages_are_published_after_a_delay_or_at_a_time(options: dict[str, An
     how = replace(HOW, due=due)
     assert produce._sent_whole(cast("Any", SimpleNamespace(publish_batch=publish_batch)), "t", TABLE, how, Ledger())
     assert sent == [{"partition": None, **due}]
+
+
+@pytest.mark.parametrize("text", ["10m", "1h ago", "tomorrow", ""])
+def test_how_long_ago_is_no_time_at_which_messages_are_published(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="--delay 10m"):
+        produce._parse_at(click.Context(produce.produce), click.Option(["--at"]), text)
 
 
 def test_a_delay_that_is_none_and_a_delay_beside_a_time_are_refused() -> None:
