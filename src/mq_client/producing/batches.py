@@ -62,16 +62,16 @@ def to_header_pairs(headers: Headers) -> list[tuple[str, bytes | None]]:
     return pairs
 
 
-def to_timestamp_us(timestamp: int | datetime) -> int:
+def to_timestamp_us(timestamp: int | datetime, name: str = "timestamp") -> int:
     """Microseconds since 1970, UTC. Raises `InvalidRequest` for a datetime without a zone: it could mean anything."""
     if isinstance(timestamp, int):
         if not -(2**63) <= timestamp < 2**63:
-            raise InvalidRequest(f"timestamp={timestamp} is out of range: give microseconds since 1970")
+            raise InvalidRequest(f"{name}={timestamp} is out of range: give microseconds since 1970")
         return timestamp
     if not isinstance(timestamp, datetime):
-        raise InvalidRequest(f"timestamp is {type(timestamp).__name__}: give microseconds since 1970 or a datetime")
+        raise InvalidRequest(f"{name} is {type(timestamp).__name__}: give microseconds since 1970 or a datetime")
     if timestamp.tzinfo is None:
-        raise InvalidRequest("timestamp has no zone: give e.g. datetime.now(timezone.utc)")
+        raise InvalidRequest(f"{name} has no zone: give e.g. datetime.now(timezone.utc)")
     return (timestamp - _EPOCH) // _MICROSECOND
 
 

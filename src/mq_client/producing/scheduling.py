@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -18,6 +18,12 @@ from mq_client.producing.batches import Headers, one_record, to_timestamp_us
 from mq_client.producing.lanes import NOT_SCHEDULED, Due
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
+
+_SECONDS_MIN: Final = 1_000_000_000
+_MILLISECONDS_MIN: Final = 100_000_000_000
+_MICROSECONDS_MIN: Final = 100_000_000_000_000
+"""From here on a number is taken for a time since 1970 in this unit. As microseconds all below the last are before
+1974, for which nobody schedules anything."""
 
 
 class Cancellation(NamedTuple):
@@ -44,9 +50,15 @@ def due_of(deliver_at: int | datetime | None, delay_ms: float | None) -> Due:
             raise InvalidSetting(f"delay_ms={delay_ms} is not allowed: give 0 to {limits.DELAY_MS_MAX}, a year")
         return Due(delay_ms=max(1, round(delay_ms))) if delay_ms else NOT_SCHEDULED
     assert deliver_at is not None
-    at_us = to_timestamp_us(deliver_at)
+    at_us = to_timestamp_us(deliver_at, "deliver_at")
     if at_us <= 0:
         raise InvalidSetting(f"deliver_at={deliver_at} is before 1970: give a datetime or microseconds since 1970")
+    if isinstance(deliver_at, int) and _SECONDS_MIN <= deliver_at < _MICROSECONDS_MIN:
+        unit = "seconds" if deliver_at < _MILLISECONDS_MIN else "milliseconds"
+        raise InvalidSetting(
+            f"deliver_at={deliver_at} looks like {unit}, and would be published at once: give a datetime or "
+            "microseconds since 1970"
+        )
     if at_us > time.time_ns() // 1000 + limits.DELAY_MS_MAX * 1000:
         raise InvalidSetting(f"deliver_at={deliver_at} is more than a year ahead: schedule it later")
     return Due(at_us=at_us)
