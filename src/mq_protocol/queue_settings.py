@@ -354,6 +354,11 @@ def _dead_letter(text: str, topic: str) -> DeadLetter | str:
     words = [choice.value for choice in DeadLetter]
     if text in words:
         return DeadLetter(text)
+    if text.lower() == "none":
+        raise InvalidSetting(
+            f"dead_letter={text!r} is not allowed: a record that failed too often has to go somewhere. Give a topic's "
+            "name, park to keep it in the queue, or drop to settle it"
+        )
     try:
         check_topic_name(text)
         check_new_topic_name(text)

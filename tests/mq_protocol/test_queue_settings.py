@@ -101,6 +101,7 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("dead_letter", "__transactions", "the brokers' own"),
         ("dead_letter", "a/b", "a topic's name, park or drop"),
         ("dead_letter", "x" * 256, "a topic's name, park or drop"),
+        ("dead_letter", "None", "park to keep it"),  # as Python writes it
         ("dead_letter", "dorp", "did you mean 'drop'"),
         ("order", "keys", r"did you mean 'key'\? give none"),
         ("order", "fifo", "none, key or all"),
