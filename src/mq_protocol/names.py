@@ -148,8 +148,9 @@ def check_id(what: str, text: str) -> None:
         raise InvalidRequest(f"a {what} of {count} bytes is too long: at most {limits.ID_BYTES_MAX} are allowed")
 
 
-def quoted(text: str) -> str:
-    """Text from outside as a log or an error shows it: in ASCII, in quotes, and at most 200 characters of it."""
+def quoted(text: object) -> str:
+    """What came from outside as a log or an error shows it: in ASCII, in quotes, and at most 200 characters of it."""
+    text = text if isinstance(text, str) else str(text)
     shown = ascii(text[: limits.QUOTED_CHARACTERS_MAX])
     cut = len(text) > limits.QUOTED_CHARACTERS_MAX or len(shown) > limits.QUOTED_CHARACTERS_MAX
     return f"{shown[: limits.QUOTED_CHARACTERS_MAX]}..." if cut else shown
@@ -161,7 +162,9 @@ def _check_new(what: str, name: str) -> None:
         raise InvalidRequest(f"{what} {quoted(name)} {fault}")
 
 
-def _fault(name: str) -> str | None:
+def _fault(name: object) -> str | None:
+    if not isinstance(name, str):  # applications give anything
+        return f"is no text, it is {type(name).__name__}: give text"
     if not name:
         return "is empty: give it at least one character"
     if name in (".", ".."):

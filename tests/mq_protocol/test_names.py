@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import timeit
+from typing import Any
 
 import pytest
 
@@ -86,6 +87,13 @@ def test_a_name_that_looks_like_another_is_refused_when_it_is_made_and_stays_usa
     if len(name) <= 255:
         check_topic_name(name)
         check_group_name(name)
+
+
+@pytest.mark.parametrize("name", [None, 5, b"jobs", ["jobs"]])
+def test_a_name_that_is_no_text_is_refused_as_such(name: Any) -> None:
+    for check in (check_topic_name, check_group_name, check_member_id):
+        with pytest.raises((InvalidTopicName, InvalidRequest), match=r"is no text, it is .*: give text"):
+            check(name)
 
 
 def test_an_error_about_a_name_says_what_the_rule_is() -> None:
