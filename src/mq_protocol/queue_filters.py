@@ -16,12 +16,15 @@ from mq_protocol.sql.row_filter import RowFilter, parse_filter
 
 _TIMESTAMP: Final = "timestamp"
 _OF_RECORDS: Final = pa.schema([RECORD_SCHEMA.field("key"), RECORD_SCHEMA.field(_TIMESTAMP)])
+_BARRED: Final = ("value", "headers", "offset", "partition", "topic", "priority", "deliveries", "failures")
 
 
 def bound_filter(text: str, schema: pa.Schema) -> RowFilter:
     """The filter for a topic with this schema. Raises `InvalidSetting` that says which character, column or literal is
     wrong."""
-    return parse_filter(text, _OF_RECORDS if schema == RECORD_SCHEMA else schema)
+    if schema == RECORD_SCHEMA:
+        return parse_filter(text, _OF_RECORDS, _BARRED)
+    return parse_filter(text, schema)
 
 
 def kept(row_filter: RowFilter, rows: pa.RecordBatch, schema: pa.Schema, timestamp_us: int) -> pa.BooleanArray:

@@ -17,7 +17,7 @@ arithmetic, no function and no comparison between columns, so a filter costs a p
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -66,12 +66,14 @@ class RowFilter:
         return pc.fill_null(self._test({name: rows.column(name) for name in self.columns}), False)
 
 
-def parse_filter(text: str, schema: pa.Schema) -> RowFilter:
-    """Raises `InvalidSetting` that begins with "filter" and says which column, which literal or which character is
-    wrong."""
+def parse_filter(text: str, schema: pa.Schema, barred: Collection[str] = ()) -> RowFilter:
+    """`barred`: names of what the rows have beside the schema, which cannot be compared.
+
+    Raises `InvalidSetting` that begins with "filter" and says which column, which literal or which character is wrong.
+    """
     if len(text) > limits.FILTER_CHARACTERS_MAX:
         raise InvalidSetting(f"filter has {len(text)} characters: at most {limits.FILTER_CHARACTERS_MAX} are allowed")
-    parser = _Parser(text, schema)
+    parser = _Parser(text, schema, barred)
     test = parser.whole()
     return RowFilter(text, tuple(name for name in schema.names if name in parser.used), test)
 
@@ -110,8 +112,9 @@ _FORM: Final = "write comparisons of a column with a value, IS NULL and IN (…)
 class _Parser:
     """Owns the place in the text, and which columns have been named. One descent, no going back."""
 
-    def __init__(self, text: str, schema: pa.Schema) -> None:
+    def __init__(self, text: str, schema: pa.Schema, barred: Collection[str]) -> None:
         self.used: set[str] = set()
+        self._barred = barred
         self._schema = schema
         # Of columns, by their names in small letters: a schema may have thousands
         self._places: dict[str, list[int]] = {}
@@ -197,6 +200,11 @@ class _Parser:
         exact = [field for field in found if field.name == name]
         if not found:
             names = ", ".join(self._schema.names)
+            if name.lower() in self._barred:
+                raise InvalidSetting(
+                    f"filter names {name!r}, which cannot be compared in a topic without a schema (its columns are: "
+                    f"{names}): give the topic a schema to compare others"
+                )
             raise InvalidSetting(
                 f"filter names column {name!r}, which the topic does not have{did_you_mean(name, self._schema.names)} "
                 f"(its columns are: {names})"
@@ -303,8 +311,10 @@ def _value(column: pa.Field, literal: _Token) -> pa.Scalar:
         return pa.scalar(makers[0](kind, literal), pa.float64() if pa.types.is_floating(kind) else kind)
     except (ValueError, OverflowError, pa.ArrowException):
         shown = literal.text if len(literal.text) <= _SHOWN_CHARACTERS else literal.text[:_SHOWN_CHARACTERS] + "..."
+        in_quotes = literal.kind == "number" and (pa.types.is_string(kind) or pa.types.is_binary(kind))
         raise InvalidSetting(
             f"filter compares column {column.name!r}, which is {kind}, with {shown}: write a value of that type"
+            f"{', in quotes' if in_quotes else ''}"
         ) from None
 
 

@@ -136,7 +136,10 @@ def test_it_says_which_columns_it_looks_at() -> None:
         ("id = 'x'", "filter compares column 'id', which is int64, with 'x': write a value of that type"),
         ("id = 1.5", "filter compares column 'id', which is int64, with 1.5"),
         ("id = 9999999999999999999", "filter compares column 'id'"),
-        ("carrier = 1", "filter compares column 'carrier', which is string, with 1"),
+        (
+            "carrier = 1",
+            "filter compares column 'carrier', which is string, with 1: write a value of that type, in quotes",
+        ),
         ("price = 1.234", "filter compares column 'price'"),
         ("day = 'soon'", "filter compares column 'day'"),
         ("ok = 1", "filter compares column 'ok'"),

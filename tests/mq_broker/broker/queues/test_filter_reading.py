@@ -64,6 +64,12 @@ def test_a_record_without_a_time_of_its_own_has_that_of_its_batch() -> None:
     assert unfit_of([(0, 0, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == [(0, 2)]
 
 
+@pytest.mark.parametrize("name", ["value", "Headers", "offset"])
+def test_what_a_consumer_sees_of_records_and_cannot_be_compared_is_told_as_that(name: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"'{name}', which cannot be compared in a topic without a schema"):
+        bound_filter(f"{name} = 1", RECORD_SCHEMA)
+
+
 def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with queue(tmp_path, filter="n >= 4") as broker:
