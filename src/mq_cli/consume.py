@@ -20,7 +20,7 @@ import click
 
 from mq_cli.messages import MessageWriter
 from mq_cli.moments import LATEST, parse_place
-from mq_cli.output import bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin, say
+from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin, say
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
 @click.option(
     "--timeout",
     "idle_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="SECONDS",
     help="Exit when no message has arrived for this time.",
 )

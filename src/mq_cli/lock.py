@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.output import bootstrap_option, checking_what_was_typed
+from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed
 from mq_cli.reach import check_somebody_listens
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _SIGNALLED: Final = 128
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     metavar="SECONDS",
     help="How long to wait for the lock. 0: run the command only if the lock is free.  [default: until it is free]",
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from rich.console import Console
 
-from mq_cli.output import counted, say, write_json, write_table
+from mq_cli.output import Seconds, counted, say, write_json, write_table
 
 if TYPE_CHECKING:
     from mq_client import Admin, PartitionMove
@@ -33,7 +33,7 @@ def wait_options(command: F) -> F:
     command = click.option(
         "--wait",
         "wait_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         default=DEFAULT_WAIT_S,
         show_default=True,
         metavar="SECONDS",

@@ -6,6 +6,7 @@ Standard output carries the answer and nothing else; everything said beside it g
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,11 +55,26 @@ def bootstrap_option(command: F) -> F:
     )(command)
 
 
+class Seconds(click.FloatRange):
+    """A number of seconds, without a unit."""
+
+    name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            known = not math.isnan(float(value))
+        except ValueError:
+            known = False
+        if not known:
+            self.fail(f"{value!r} is no number of seconds: write 90 for a minute and a half", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def timeout_option(command: F) -> F:
     return click.option(
         "--timeout",
         "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Seconds(min=0, min_open=True),
         default=30.0,
         show_default=True,
         metavar="SECONDS",

@@ -26,7 +26,7 @@ from mq_cli.output import (
     write_table,
     yes_option,
 )
-from mq_cli.queue_asking import asking, check_names, write_swept
+from mq_cli.queue_asking import asking, check_names, say_if_paused, write_swept
 from mq_cli.redrive import redrive
 from mq_cli.settings_option import parse_pairs, settings_help
 from mq_protocol.names import check_new_group_name, check_topic_name
@@ -375,6 +375,8 @@ def _write_messages(
         )
         for record in records:
             writer.write(record)
+        if state is None and not records:
+            say_if_paused(admin, topic, group)
     writer.flush()
 
 

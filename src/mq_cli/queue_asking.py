@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,7 +13,9 @@ from mq_protocol.errors import TritonMQError, UnknownQueue
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
 
 if TYPE_CHECKING:
-    from mq_client import Admin
+    from mq_client import Admin, QueueDescription
+
+_PAUSED: Final = "is paused, and lends nothing until `tritonmq queue resume {topic} {group}`"
 
 
 @contextmanager
@@ -64,6 +66,15 @@ def say_what_waits(admin: Admin, topic: str, group: str) -> None:
         return
     others = [f"{count:,} {name}" for name in ("delayed", "leased") if (count := getattr(found, name))]
     waits = ", ".join([f"{counted(found.ready, 'record')} ready", *others])
-    paused = found.settings.get("paused") == "true"
-    lends = f". It is paused, and lends nothing until `tritonmq queue resume {topic} {group}`" if paused else ""
+    lends = f". It {_PAUSED.format(topic=topic, group=group)}" if _is_paused(found) else ""
     say(f"working on queue {group} of topic {topic}: {waits}{lends}")
+
+
+def say_if_paused(admin: Admin, topic: str, group: str) -> None:
+    """Why nothing was taken off the queue, on standard error, if that is why."""
+    if _is_paused(admin.describe_queue(topic, group)):
+        say(f"queue {group} of topic {topic} {_PAUSED.format(topic=topic, group=group)}")
+
+
+def _is_paused(found: QueueDescription) -> bool:
+    return found.settings.get("paused") == "true"

@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from mq_cli.messages import value_bytes
-from mq_cli.output import bootstrap_option, checking_what_was_typed, counted, open_admin, say
+from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed, counted, open_admin, say
 from mq_cli.queue_asking import check_declared, say_what_waits
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ _READ_BYTES: Final = 4_096
 @click.option(
     "--lease",
     "lease_s",
-    type=click.FloatRange(1, 43_200),
+    type=Seconds(1, 43_200),
     metavar="SECONDS",
     help="How long one command may take before its record is lent to others.  [default: as the group says]",
 )
@@ -70,7 +70,7 @@ _READ_BYTES: Final = 4_096
 @click.option(
     "--timeout",
     "idle_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Seconds(min=0, min_open=True),
     metavar="SECONDS",
     help="Exit when no record has come for this time.",
 )

@@ -57,6 +57,8 @@ def test_a_queue_is_declared_looked_at_changed_and_deleted(cluster: LocalCluster
     assert run(cluster, "queue", "peek", "jobs", "g", "-n", "2").stdout == b"a\nb\n"
     assert run(cluster, "queue", "pop", "jobs", "g").stdout == b"a\n"
     assert run(cluster, "queue", "pause", "jobs", "g").returncode == 0
+    nothing = run(cluster, "queue", "pop", "jobs", "g")
+    assert (nothing.stdout, nothing.returncode, b"is paused" in nothing.stderr) == (b"", 0, True)
     found = json.loads(run(cluster, "queue", "describe", "jobs", "g", "-p", "0", "--json").stdout)
     assert (found["ready"], found["accepted"]) == (2, 1)
     assert found["settings"] == {"lease_ms": "5m", "paused": "true", "dead_letter": "jobs.dead"}
