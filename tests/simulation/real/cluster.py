@@ -196,6 +196,7 @@ class Cluster:
         self.zookeeper = ZooKeeper(self.loop, self.faults, plan.session_s)
         self.machines = {broker: Machine(self, broker, root) for broker in range(1, plan.brokers + 1)}
         self.oracle = Oracle(self)
+        self.nemesis: Nemesis | None = None  # before there is one, all goes well
 
     # ------------------------------------------------------------------ what everybody tells
 
@@ -293,7 +294,7 @@ class Cluster:
         tasks = [self.loop.create_task(client.run(), name=client.name) for client in clients]  # type: ignore[attr-defined]
         for task in tasks:
             task.add_done_callback(self._client_ended)
-        nemesis = Nemesis(self)
+        nemesis = self.nemesis = Nemesis(self)
         await nemesis.run(self.plan.chaos_s)
         self.tell("calm")
         nemesis.repair()

@@ -207,6 +207,15 @@ class Disk:
     def _inode(self, fd: int) -> int:
         return self._open[fd].inode
 
+    def unsynced(self, path: str | Path, first: int, end: int) -> str:
+        """Which change of these bytes a loss of power may take away; empty if none."""
+        for write in self._writes.get(os.stat(path).st_ino, ()):
+            upto = write.old_size if write.new is None else write.position + len(write.new)
+            if write.position < end and first < upto:
+                what = "a write of" if write.new is not None else "the cutting of"
+                return f"{what} bytes {write.position} to {upto} of {os.path.basename(path)} is not synced"
+        return ""
+
     # ------------------------------------------------------------------ names
 
     def remove(self, path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mq_protocol import mq_pb2 as pb
@@ -81,12 +83,15 @@ class Nemesis:
 
     # ------------------------------------------------------------------ processes and machines
 
-    def _kill(self) -> None:
-        machine = self._one()
+    def _kill(self, machine: Machine | None = None) -> None:
+        machine = machine or self._one()
         machine.kill()
         self._start_later(machine)
 
-    def _kill_in_a_disk_operation(self) -> None:
+    def _power_in_a_disk_operation(self) -> None:
+        self._kill_in_a_disk_operation(power=True)
+
+    def _kill_in_a_disk_operation(self, *, power: bool = False) -> None:
         machine = self._one()
         if machine.up:
             disk = machine.disk
@@ -95,10 +100,10 @@ class Nemesis:
             def kill() -> None:
                 if disk.kill_at:  # neither killed by an operation nor repaired meanwhile
                     disk.kill_at = 0
-                    machine.kill()
+                    machine.kill(power=power)
                 self._start_later(machine)
 
-            disk.on_kill = machine.kill
+            disk.on_kill = partial(machine.kill, power=power)
             self.loop.call_later(2.0, kill)
 
     def _power(self) -> None:
@@ -130,6 +135,18 @@ class Nemesis:
             machine.process.clock_ahead_s += jump_s
             machine.process.believable_s += jump_s if jump_s == 1.0 else 0.0
 
+    def decided(self, decision: Any) -> None:
+        """A micro-batch is decided, and nothing of it is published: one of those who are to publish it goes."""
+        if self.cluster.stopping or not decision.manifest or not self.loop.chance(self.cluster.plan.at_decisions):
+            return
+        line = self.random.choice(decision.manifest)
+        found = self.cluster.zookeeper.topics.get(line.topic)
+        leader = self._leader_of(found[1], line.partition) if found is not None else 0
+        if leader:
+            self.cluster.faults["at a decision"] += 1
+            act = self.random.choice((self._kill, self._isolate))
+            self.loop.call_soon(act, self.cluster.machines[leader], context=Context())
+
     # ------------------------------------------------------------------ networks
 
     def _cut(self) -> None:
@@ -138,8 +155,8 @@ class Nemesis:
         self.cluster.network.cut(one, other)
         self._after(self.cluster.network.heal, one, other)
 
-    def _isolate(self) -> None:
-        machine = self._one()
+    def _isolate(self, machine: Machine | None = None) -> None:
+        machine = machine or self._one()
         self.cluster.tell(f"{machine.name} is cut off from the other brokers")
         with_service = self.random.random() < 0.5
         if with_service:
@@ -160,6 +177,11 @@ class Nemesis:
         self.cluster.tell(f"the session of {machine.name} is cut off")
         self.cluster.zookeeper.cut_off.add(machine.name)
         self._after(self.cluster.zookeeper.cut_off.discard, machine.name)
+
+    def _lost_answers(self) -> None:
+        self.cluster.tell("the coordination service does what it is asked, and few hear of it")
+        self.cluster.zookeeper.lose = 0.7
+        self._after(setattr, self.cluster.zookeeper, "lose", 0.0)
 
     def _coordination(self) -> None:
         zookeeper = self.cluster.zookeeper

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mq_broker.core.messages import Audit, Effect
+from mq_broker.core.messages import Audit, DecisionCommitted, Effect
 from mq_protocol.arrow import decode_batch
 from mq_protocol.dead_letters import DEAD_COLUMN
 from mq_protocol.work_keys import is_of_queue
 from tests.simulation.real.clients import values_in
+from tests.simulation.real.durable_truth import DurableTruth
+from tests.simulation.real.moves_truth import MovesTruth
 from tests.simulation.real.queue_truth import QueueTruth
 from tests.simulation.real.workers import OUTPUT_AT, OUTPUTS, why_not_worked_off
 
@@ -43,6 +45,8 @@ class Oracle:
         self._committed: dict[str, dict[int, int]] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._queues: dict[str, QueueTruth] = {}
+        self._durable = DurableTruth(cluster)
+        self._moves = MovesTruth(cluster)
 
     def queue(self, place: str) -> QueueTruth:
         """What is committed about the queue group of this partition."""
@@ -63,10 +67,13 @@ class Oracle:
                 and not any(harmless in effect.text for harmless in HARMLESS_ALARMS)
             ):
                 self.cluster.fail(f"{process}: an alarm: {effect.text}")
+            if isinstance(effect, DecisionCommitted) and self.cluster.nemesis is not None:
+                self.cluster.nemesis.decided(effect.decision)
         if replica.leading:
             known = self._leaders.setdefault((place, replica.leader_epoch), process.name)
             if known != process.name:
                 self.cluster.fail(f"{place}: {known} and {process.name} both led epoch {replica.leader_epoch}")
+        self._durable.stepped(process, replica, before)
         if self.cluster.plan.workers and not place.startswith("__"):
             self.queue(place).stepped(process, replica, before)
         if place in self.cluster.scheduled:

@@ -12,6 +12,7 @@ LENGTH = "reject", "drop_head"
 @dataclass(slots=True)
 class Plan:
     """`topics`: by name, how many partitions and which settings. Rates are events of the nemesis a second.
+    `at_decisions`: how often somebody who is to publish goes when a micro-batch is decided.
     `slow_work`: how often a member goes on working on a record, instead of settling it.
     `impatient`: how often it does not wait for what it is lent, or dies of it.
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
@@ -32,6 +33,7 @@ class Plan:
     rates: dict[str, float] = field(default_factory=dict)
     bad_disk: int = 0
     transactors: int = 0
+    at_decisions: float = 0.0
     groups: bool = False
     workers: int = 0
     slow_work: float = 0.1
@@ -64,11 +66,12 @@ class Plan:
         plan = cls.of(seed)
         random = Random(f"aimed {seed}")
         plan.brokers, plan.bad_disk = (4, 0) if "move" in needs else (3, 0)
-        plan.chaos_s, plan.calm_s = random.uniform(6, 12), 45.0
+        plan.chaos_s, plan.calm_s = random.uniform(6, 12) * (4 if "long" in needs else 1), 45.0
         plan.latency_s, plan.disk_latency_s = (0.0002, 0.005), (0.0001, random.choice((0.005, 0.05)))
         size = "3000" if "small segments" in needs else "20000"
         plan.topics = {"t": (random.choice((1, 2)), {"durability": "fsync", "segment_bytes_max": size})}
         plan.groups, plan.transactors = "groups" in needs, int("transactions" in needs)
+        plan.at_decisions = 0.5 if "decisions" in needs else 0.0
         plan.workers, plan.slow_work, plan.impatient = 3 if "queue" in needs else 0, 0.4, 0.2
         if "busy" in needs:
             plan.producers, plan.pause_s, plan.disk_latency_s = 3, 0.05, (0.001, 0.05)
@@ -81,7 +84,7 @@ class Plan:
         plan.length = next((each for each in LENGTH if each in needs), "")
         kinds = set(needs) - {
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
-            *("filter", "sieves", *PRIORITY, *LENGTH),
+            *("filter", "sieves", "decisions", "long", *PRIORITY, *LENGTH),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -123,11 +126,17 @@ class Plan:
             kinds.append("move")
         kinds += ["lead", "topic", "purge"]
         plan.transactors = random.choice((0, 1))
+        more = Random(f"more faults {seed}")
+        plan.at_decisions = Random(f"decisions {seed}").choice((0.0, 0.1))
         plan.groups = random.random() < 0.5
         for _, settings in plan.topics.values():
             settings["segment_bytes_max"] = random.choice(("3000", "20000", "1000000"))
         chosen = [kind for kind in kinds if random.random() < 0.6]
         plan.rates = {kind: random.choice((0.1, 0.3)) for kind in chosen}
+        if more.random() < 0.3:
+            plan.rates["lost answers"] = 0.1
+        if power and more.random() < 0.3:
+            plan.rates["power in a disk operation"] = 0.1
         workers = Random(f"workers {seed}")
         plan.workers = workers.choice((0, 0, 1, 3))
         plan.tight = workers.random() < 0.3

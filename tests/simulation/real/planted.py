@@ -50,7 +50,7 @@ SHELL = (
         "self.feed(CasAnswer(state.token, outcome, version))",
         "self.feed(CasAnswer(state.token, "
         "type(outcome).REFUSED if outcome is type(outcome).UNKNOWN else outcome, version))",
-        ("coordination",),
+        ("lost answers", "pause", "long", "busy"),
     ),
     Fault(
         "a replica that woke is not ticked",
@@ -66,6 +66,7 @@ LINKS = (
         "rpc.links:Links._converse",
         "self._end(peer)\n    peer.incarnation",
         "peer.incarnation",
+        ("power",),
     ),
     Fault(
         "an error dialling once is the last attempt",
@@ -109,7 +110,7 @@ STORAGE = (
         "storage.journal.recovery:_scan",
         "return _Bad(at, str(error))",
         "kept.entries and (kept.entries.pop(), kept.ends.pop()); return _Bad(kept.ends[-1] - base, str(error))",
-        ("all power", "busy"),
+        ("power in a disk operation", "busy"),
     ),
     Fault(
         "the flushed mark runs ahead",
@@ -136,7 +137,7 @@ STORAGE = (
         "storage.journal.journal:DiskJournal.settle",
         "if generation > outcome.generation], default",
         "if False], default",
-        ("isolate", "pause", "busy"),
+        ("session", "busy"),
     ),
     Fault(
         "a short write is taken for a whole one",
@@ -189,7 +190,7 @@ GROUPS = (
         "broker.groups.subscriptions:_Subscription.changed",
         "elif partition.closed or not partition.replica.leading:",
         "elif False:",
-        ("groups",),
+        ("groups", "lead"),
     ),
 )
 
@@ -206,14 +207,14 @@ TRANSACTIONS = (
         "broker.transactions.coordinator:Transactions._discard_attempt",
         "if uuid not in kept]",
         "]",
-        ("transactions",),
+        ("transactions", "decisions"),
     ),
     Fault(
         "publishing is given up once a partition does not answer",
         "broker.transactions.coordinator:Transactions._publish_line",
         'log.debug("publish %s-%d, attempt %d: %s", topic, number, attempt, error)',
         "return",
-        ("transactions",),
+        ("transactions", "decisions"),
     ),
     Fault(
         "what a new coordinator finds decided it does not publish",

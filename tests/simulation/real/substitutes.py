@@ -211,6 +211,25 @@ class KnownShell(server.Shell):
         process = PROCESS.get()
         assert process is not None
         process.shell = self
+        self._linked: set[int] = set()
+
+    def link_up(self, broker: int) -> None:
+        self._told(broker, broker not in self._linked, "up")
+        self._linked.add(broker)
+        super().link_up(broker)
+
+    def link_down(self, broker: int) -> None:
+        self._told(broker, broker in self._linked, "down")
+        self._linked.discard(broker)
+        super().link_down(broker)
+
+    @staticmethod
+    def _told(broker: int, expected: bool, what: str) -> None:
+        """By these words it counts what was dropped on the way, and who is there: they come in turn."""
+        process = PROCESS.get()
+        assert process is not None
+        if not expected:
+            process.oracle.cluster.fail(f"{process} is told twice that the link to broker {broker} is {what}")
 
     async def _delete(self, partition: Partition) -> None:
         process = PROCESS.get()

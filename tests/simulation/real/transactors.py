@@ -80,7 +80,7 @@ class Transactor(Client):
             run_id=run_id,
             row_count=sum(map(len, values)),
             manifest=manifest,
-            timeout_ms=8_000,
+            timeout_ms=self.random.choice((300, 2_000, 8_000)),
         )
         for attempt in range(6):
             try:

@@ -60,6 +60,7 @@ class ZooKeeper:
         self.changes: list[str] = []
         self.sessions: list[Session] = []
         self.on_state: Callable[[str, int, int, NodeState], None] = lambda topic_id, partition, version, state: None
+        self.on_topic: Callable[[TopicSpec, TopicSpec], None] = lambda before, after: None
         loop.call_later(0.1, self._look_at_sessions, context=Context())
 
     def reaches(self, process: Process) -> bool:
@@ -291,6 +292,7 @@ class Session:
             present = self._service.topics.get(topic.name)
             if present is None or present[0] != expected_version or present[1].topic_id != topic.topic_id:
                 return CasOutcome.REFUSED, -1
+            self._service.on_topic(present[1], topic)
             first = len(present[1].assignment)
             self._service.topics[topic.name] = expected_version + 1, replace(topic)
             for partition, state in enumerate(states, first):
