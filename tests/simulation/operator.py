@@ -107,9 +107,9 @@ class Operator:
                 self.cluster.brokers[broker].journals[partition].log_id == log_id for broker, log_id in state.isr
             )
             # A broker that is named and no replica any more opens nothing: its disk was looked at by hand. Who is one
-            # may yet open.
+            # may yet start, and open (seed 5368).
             assigned = set(coordination.assigned[partition][1])
-            opening = any(not status.open for broker, status in statuses.items() if broker in assigned)
+            opening = any(broker not in statuses or not statuses[broker].open for broker in assigned)
             force = not left and not opening and state.leader_epoch > 0 and not assigned >= {b for b, _ in state.isr}
             try:
                 choice = choose(f"t-{partition}", state, statuses, f"recover.{partition}.{number}", force=force)
