@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mq_broker.broker.groups.subscriptions import _Subscription
+from mq_broker.storage.codec.frame import decode_frame
 from mq_broker.storage.journal.segments import segment_path
+from mq_protocol.errors import CorruptBatch
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
@@ -75,11 +77,16 @@ class DurableTruth:
         first, end = journal._end(index - 1) - begins, journal._end(index) - begins
         if not os.path.exists(path):
             return  # the journal begins later by now
-        disk, frame = process.disk, journal._recent.get(index)
+        disk = process.disk
         assert disk is not None
         lost = disk.unsynced(path, first, end)
-        if frame is not None and path.read_bytes()[first:end] != b"".join(frame.parts):
-            lost = f"{path.name} does not have it"
+        try:
+            there = decode_frame(journal._place, memoryview(path.read_bytes()[first:end])).entry
+        except CorruptBatch as error:
+            lost = f"{path.name} has something else there: {error}"
+        else:
+            if (there.index, there.leader_epoch) != (index, replica._shared.log.epoch_at(index)):
+                lost = f"{path.name} has entry {there.index} of epoch {there.leader_epoch} there"
         if lost:
             self.cluster.fail(f"{process}: {replica._shared.name} says that entry {index} is flushed, and {lost}")
 
