@@ -79,10 +79,11 @@ class OrderedShelf(Shelf):
             del self._waiting[key]
 
     def put(self, rows: Rows) -> None:
-        kept = self._kept.setdefault(rows.lease, {})
         for row, key in enumerate(_keys(rows), rows.next):
+            if rows.lease.state(rows.first + row) != WAITING:
+                continue  # lost while it was read
             self._count += 1
-            kept[rows.first + row] = key
+            self._kept.setdefault(rows.lease, {})[rows.first + row] = key
             if key is None:
                 heapq.heappush(self._free, (self._count, row, rows, None))
                 continue

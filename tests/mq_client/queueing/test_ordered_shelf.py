@@ -231,6 +231,17 @@ def test_nothing_is_remembered_of_a_lease_once_all_of_it_has_its_answer() -> Non
         assert (shelf._begun, shelf._acked, shelf._busy, shelf._kept) == ({}, {}, {}, {})
 
 
+def test_nothing_is_remembered_of_what_was_lost_while_it_was_read() -> None:
+    shelf = ordered()
+    lease = HeldLease(0, LeaseId(1, 0, 0), [(0, 2)], [1], [0], 30.0, 0.0)
+    lease.order, lease.order_by = pb.ORDER_KEY, "k"
+    shelf.end(lease, [0, 1], doubt=True)
+    lease.end(np.array([0, 1]), LOST)
+    shelf.put(Rows(lease, 0, pa.RecordBatch.from_pydict({"k": ["a", None]}, schema=SCHEMA), 7, "t", True))
+    assert taken(shelf) == []
+    assert (shelf._kept, shelf._waiting, shelf._free) == ({}, {}, [])
+
+
 def test_what_was_on_the_shelf_before_the_queue_was_in_order_is_in_none() -> None:
     before = Shelf()
     put(before, 0, "aaa", order=pb.ORDER_NONE)
