@@ -16,11 +16,12 @@ import signal, sys, time
 from mq_client import Queue
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-with Queue(sys.argv[1], sys.argv[2], "g") as queue:
+with Queue(sys.argv[1], sys.argv[2], "g", in_flight_max=18) as queue:
     for record in queue:
         with record:
             print("begun", flush=True)
-            time.sleep(600)
+            while True:  # a signal that comes right before a sleep is heard after it
+                time.sleep(0.1)
 """
 
 
