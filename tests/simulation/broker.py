@@ -578,6 +578,9 @@ class Broker:
         def answer(outcome: CasOutcome, new_version: int) -> None:
             self.feed(host, CasAnswer(state.token, outcome, new_version))
 
+        if self.cluster.nemesis.loses_write(host, state):
+            self.cluster.loop.after(500, self._arrive_in, host, answer, CasOutcome.UNKNOWN, -1)
+            return
         self.cluster.coordination.write(
             self.number,
             host.partition,

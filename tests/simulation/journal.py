@@ -128,6 +128,11 @@ class Journal:
         return self._files
 
     @property
+    def surely_kept(self) -> list[Entry]:
+        """Of the files' entries, those that are as durable as promised."""
+        return self._files[: max(0, self.durable_end - self.durable_base)]
+
+    @property
     def durable_epoch(self) -> int:
         """The epoch of the last entry that is as durable as promised, or of what a snapshot stands for; 0 of an empty
         one."""

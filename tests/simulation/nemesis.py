@@ -14,8 +14,10 @@ from tests.simulation.loop import Process
 from tests.simulation.network import LinkCondition
 
 if TYPE_CHECKING:
+    from mq_broker.core.messages import NodeState
     from tests.simulation.broker import Broker
     from tests.simulation.cluster import Cluster
+    from tests.simulation.host import Host
 
 FAULTS = (
     "kill",
@@ -144,6 +146,17 @@ class Nemesis:
     def _will_keep(self, broker: Broker, partition: int, log_id: str) -> bool:
         leaving = broker.stopping and self.cluster.plan.durability == "memory"
         return broker.journals[partition].log_id == log_id and not leaving
+
+    def loses_write(self, host: Host, state: NodeState) -> bool:
+        """A leader that is to name itself alone as in sync may have lost its log in this very millisecond, and is yet
+        to hear of it. That would leave no named log, beyond what is survived, so such a write does not arrive
+        (seed 4806)."""
+        untold = host.replica.identity.log_id != host.journal.log_id
+        alone = state.isr == ((host.broker.number, host.replica.identity.log_id),)
+        if untold and alone and not self.cluster.plan.total_losses:
+            self.note("write unanswered", f"broker {host.broker.number} names itself alone, and its log is lost")
+            return True
+        return False
 
     def _loses_by(self, *, power: bool) -> bool:
         """Does the death of a process, or of its machine, cost a log its identity?"""

@@ -208,10 +208,7 @@ class Oracle:
                 f"high watermark of broker {host.broker.number} fell from {host.high_watermark} to {high_watermark}",
             )
         life = self.life_of(host)
-        # Of a former life, and here only since that was over
-        for index in range(life.end + 1, host.high_watermark + 1):
-            life.commit(journal.entry(index), host.epoch)
-            self.truths[host.partition].lost.discard(journal.entry(index).uuid)
+        self.truths[host.partition].go_on(life, journal, host.high_watermark, host.epoch)
         for index in range(host.high_watermark + 1, high_watermark + 1):
             entry = journal.entry(index)
             if index > life.end:
@@ -341,7 +338,7 @@ class Oracle:
                     )
                 continue
             if journal.durable_base >= end:
-                kept = journal.durable_snapshot == life.snapshots.get(journal.durable_base)
+                kept = self.truths[partition].made_of(journal.durable_base, journal.durable_snapshot, life) is not None
             elif journal.durable_end >= end:
                 kept = (
                     journal.durable_entry(end) is life.committed[-1] or journal.durable_entry(end) == life.committed[-1]
@@ -574,9 +571,8 @@ class Oracle:
         [(chosen, log_id)] = state.isr
         journal = self.cluster.brokers[chosen].journals[partition]
         there = journal.log_id == log_id
-        life = truth.recover(
-            state.recovery, state.leader_epoch, journal.durable_base if there else 0, journal.durable if there else ()
-        )
+        kept = (journal.durable_base, journal.surely_kept) if there else (0, [])
+        life = truth.recover(state.recovery, state.leader_epoch, *kept)
         self.cluster.workload.done["records lost in recoveries"] += sum(
             count for index, count in truth.lives[-2].readable.values() if index > life.end
         )

@@ -46,6 +46,13 @@ def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(firs
         assert report.violation is None, failure(report)
 
 
+@pytest.mark.more_seeds
+@pytest.mark.parametrize("seed", [4806, 5368, 8140, 9206])
+def test_a_seed_holds_in_which_the_simulator_was_wrong(seed: int) -> None:
+    report = simulate(seed)
+    assert report.violation is None, failure(report)
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_every_invariant_holds_under_plans_that_are_narrower(profile: str) -> None:
     report = simulate(1, plan_of(1, profile))

@@ -26,6 +26,7 @@ from mq_broker.core.entries import (
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.machine.window import FORGOTTEN_AT_ONCE_MAX, WindowBounds
 from mq_broker.core.messages import LeaderName
+from tests.simulation.journal import Journal
 
 STATES_COMPARED_EVERY = 16
 """Entries, between two at which the states of replicas are held against one another and against what is known here."""
@@ -279,6 +280,24 @@ class PartitionTruth:
             ((life, life.agrees_with(base, entries)) for life in self.lives),
             key=lambda found: (found[1], found[0].recovery),
         )
+
+    def made_of(self, base: int, snapshot: Snapshot | None, life: Life) -> Life | None:
+        """In which life this snapshot was made: in that one, or in a former one that goes on in it."""
+        last = life.committed[-1:]
+        going_on = [each for each in self.lives if each is life or each.committed[life.end - 1 : life.end] == last]
+        return next((each for each in going_on if each.snapshots.get(base) == snapshot), None)
+
+    def go_on(self, life: Life, journal: Journal, high_watermark: int, leader_epoch: int) -> None:
+        """The log from which the partition was recovered had more of what was committed before than it was sure to
+        keep, and has it still."""
+        if high_watermark <= life.end:
+            return
+        former = self.made_of(journal.base, journal.snapshot, life) or life
+        for index in range(life.end + 1, high_watermark + 1):
+            entry = journal.entry(index) if index > journal.base else former.committed[index - 1]
+            life.commit(entry, leader_epoch)
+            self.lost.discard(entry.uuid)
+        life.snapshots.update((at, snapshot) for at, snapshot in former.snapshots.items() if at <= high_watermark)
 
     def recover(self, recovery: int, first_epoch: int, base: int, entries: Sequence[Entry]) -> Life:
         """The partition goes on from the log that has these entries after `base`."""
