@@ -434,7 +434,7 @@ class Keeper:
             return [
                 Question(place, 0, 0, waits=False)
                 for place in led.values()
-                if place.unsure and place.quiet and place.leasing is None and place.ask_after <= now
+                if place.unsure and place.leasing is None and place.ask_after <= now
             ]
         if self.error is not None:
             return []
@@ -458,7 +458,7 @@ class Keeper:
 
     def _settle(self, place: Place, address: str, now: float) -> list[Start]:
         box = place.settles
-        if not box or place.settling is not None:
+        if not box or place.settling is not None or (self.closing and place.takes_leave(now)):
             return []
         due = max(place.settle_after, 0.0 if self._hurries(box) else box.since + GATHER_S)
         if now < due:
@@ -533,7 +533,7 @@ class Keeper:
             wait_ms=WATCH_MS if question.waits else 0,
             lease_ms=terms.lease_ms,
             accept=terms.accept,
-            held=[] if self.closing else [name.to_wire() for name in place.leases],
+            held=[] if self.closing and place.quiet else [name.to_wire() for name in place.leases],
             working=self.working,
             settles=to_wire(settling.lines) if settling is not None else (),
             rows_bytes_max=ROWS_BYTES_MAX if question.records else 0,

@@ -94,6 +94,11 @@ class Place:
         """The member asks it no more. It is told so if it keeps others waiting for this member."""
         self.unsure = self.unsure or (priority > 0 and self.asked_at > 0)
 
+    def takes_leave(self, now: float) -> bool:
+        """Whether its leader is to hear first that the member asks no more. It may have a request of it still, and
+        would lend what the member gives back to that."""
+        return self.leasing is not None or (self.unsure and self.ask_after <= now)
+
 
 @dataclass(frozen=True, slots=True)
 class Credit:

@@ -7,7 +7,6 @@ import pytest
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InvalidSetting
 from mq_client.queueing.queue import Queue
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import FILTER_CHARACTERS_MAX
 from tests.mq_client.queueing.played_keeper import Played
 
@@ -18,7 +17,6 @@ def test_each_question_names_the_filter_and_who_leaves_needs_none(monkeypatch: p
     played = Played(monkeypatch, filter_text="n > 5", priority=3, in_flight_max=4)
     played.lend(4)
     played.keeper.close_soon(Deadline(5_000))
-    played.one("Settle").answer(pb.SettleResponse(answers=[pb.SettleAnswer()]))
     assert played.one("Lease").request.filter == ""
 
 
