@@ -16,7 +16,7 @@ import signal, sys, time
 from mq_client import Queue
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-with Queue(sys.argv[1], sys.argv[2], "g", in_flight_max=18) as queue:
+with Queue(sys.argv[1], sys.argv[2], "g") as queue:
     for record in queue:
         with record:
             print("begun", flush=True)
