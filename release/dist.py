@@ -35,6 +35,7 @@ PACKAGES: Final = (
     "mq_spark",
     "mq_dev",
     "mq_cli",
+    "mq_pytest",
     "pyspark_tritonmq",
     "tritonmq",
 )

@@ -1,0 +1,1 @@
+"""A pytest plugin: real brokers for the tests of programs that use TritonMQ."""
