@@ -408,7 +408,8 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     logger.propagate = False
     report = Report(seed, plan, 0, 0.0, 0, cluster.done, cluster.faults)
     try:
-        with in_place_of(substitutes(cluster.loop, cluster.network), tight=cluster.plan.tight):
+        table = substitutes(cluster.loop, cluster.network)
+        with in_place_of(table, tight=cluster.plan.tight, sweep_s=cluster.plan.sweep_s):
             try:
                 cluster.run()
             except Violation as violation:

@@ -14,7 +14,8 @@ class Plan:
     """`topics`: by name, how many partitions and which settings. Rates are events of the nemesis a second.
     `at_decisions`: how often somebody who is to publish goes when a micro-batch is decided.
     `slow_work`: how often a member goes on working on a record, instead of settling it.
-    `impatient`: how often it does not wait for what it is lent, or dies of it.
+    `impatient`: how often it does not wait for what it is lent, or dies of it. `away_s`: for how long one that died is
+    away, at most. `sweep_s`: so often brokers look for what is staged and will not be decided.
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
@@ -38,6 +39,8 @@ class Plan:
     workers: int = 0
     slow_work: float = 0.1
     impatient: float = 0.05
+    away_s: float = 0.0
+    sweep_s: float = 15.0
     tight: bool = False
     order: str = "none"
     schedules: bool = False
@@ -75,6 +78,10 @@ class Plan:
         plan.workers, plan.slow_work, plan.impatient = 3 if "queue" in needs else 0, 0.4, 0.2
         if "busy" in needs:
             plan.producers, plan.pause_s, plan.disk_latency_s = 3, 0.05, (0.001, 0.05)
+        plan.sweep_s = 0.2 if "sweeps" in needs else 15.0
+        if "slow disk" in needs:
+            plan.disk_latency_s = (0.02, 1.0)
+        plan.away_s = 15.0 if "away" in needs else 0.0
         plan.tight = "tight" in needs
         plan.order = "key" if "order" in needs else "none"
         plan.schedules = bool({"schedules", "carry"} & set(needs))
@@ -84,7 +91,7 @@ class Plan:
         plan.length = next((each for each in LENGTH if each in needs), "")
         kinds = set(needs) - {
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
-            *("filter", "sieves", "decisions", "long", *PRIORITY, *LENGTH),
+            *("filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk", *PRIORITY, *LENGTH),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -140,6 +147,8 @@ class Plan:
         workers = Random(f"workers {seed}")
         plan.workers = workers.choice((0, 0, 1, 3))
         plan.tight = workers.random() < 0.3
+        plan.sweep_s = Random(f"sweeps {seed}").choice((15.0, 15.0, 1.0, 0.2))
+        plan.away_s = Random(f"away {seed}").choice((0.0, 0.0, 5.0, 15.0))
         plan.order = workers.choice(("none", "none", "key", "key", "all"))
         lending = Random(f"lending {seed}")
         if lending.random() < 0.6:

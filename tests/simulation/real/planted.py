@@ -137,7 +137,7 @@ STORAGE = (
         "storage.journal.journal:DiskJournal.settle",
         "if generation > outcome.generation], default",
         "if False], default",
-        ("session", "busy"),
+        ("session", "cut", "busy", "slow disk", "long"),
     ),
     Fault(
         "a short write is taken for a whole one",

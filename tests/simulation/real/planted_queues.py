@@ -131,7 +131,7 @@ QUEUES = (
         "broker.queues.holdings:Holdings.take_up",
         "max(lease_ms, INHERITED_LEASE_MS_MIN)",
         "lease_ms",
-        ("queue", "lead"),
+        ("queue", "lead", "away"),
     ),
     Fault(
         "fresh records are lent though as many runs are kept as may be",
@@ -187,7 +187,7 @@ QUEUES = (
         "broker.queues.dead_letters:DeadLetters._decide",
         "if error.definite:",
         "if True:",
-        ("queue", "kill"),
+        ("queue", "session", "busy", "long"),
     ),
     Fault(
         "dead letters are staged and sent without their decision",
@@ -201,14 +201,14 @@ QUEUES = (
         "broker.queues.leftovers:Leftovers.attempt_status",
         "over = _is_over(partition, state, request.run_id)",
         "over, state = True, None",
-        ("queue", "isolate"),
+        ("queue", "isolate", "sweeps"),
     ),
     Fault(
         "what an outbox names is discarded once its attempt is over",
         "broker.queues.leftovers:Leftovers.attempt_status",
         "kept.update(asked.intersection(line.uuids))",
         "pass",
-        ("queue", "isolate"),
+        ("queue", "kill", "lead", "sweeps", "long"),
     ),
     Fault(
         "what was published is forgotten by the outbox before it is",

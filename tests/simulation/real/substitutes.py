@@ -23,6 +23,8 @@ from typing import Any
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.queues import leftovers
+from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
@@ -33,6 +35,7 @@ from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
 from mq_protocol import limits
+from mq_protocol.errors import StagedBatchMissing
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
 from tests.simulation.real.loop import PROCESS, Killed, VirtualLoop
 from tests.simulation.real.wires import Network
@@ -261,6 +264,20 @@ class WatchedReplica(Replica):
         return effects
 
 
+class WatchedOutbox(Outbox):
+    """Nothing discards what a queue group has decided, as long as no log is lost for good: that is not simulated."""
+
+    async def _publish(self, group: Any, lane: Any, chosen: Any) -> None:
+        try:
+            await super()._publish(group, lane, chosen)
+        except StagedBatchMissing as error:
+            process = PROCESS.get()
+            assert process is not None
+            if len(chosen) == 1:  # of several, those that a former leader has published are not staged any more
+                process.oracle.cluster.fail(f"{process}: what a queue group has decided is not staged: {error}")
+            raise
+
+
 # ---------------------------------------------------------------------- putting them in place
 
 
@@ -280,14 +297,18 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
         (LogDamaged, WatchedDamage, "mq_broker.storage"),
         (Replica, WatchedReplica, "mq_broker.broker"),
         (server.Shell, KnownShell, "mq_broker.broker.server"),
+        (Outbox, WatchedOutbox, "mq_broker.broker.server"),
         (rpc_server.listen, network.listen, "mq_broker"),
         (rpc_server.dial, network.dial, "mq_broker"),
     ]
 
 
 @contextlib.contextmanager
-def in_place_of(table: list[tuple[Any, Any, str]], *, tight: bool = False) -> Iterator[None]:
-    """The product's modules have the substitutes until this ends. `tight`: with bounds that are reached."""
+def in_place_of(
+    table: list[tuple[Any, Any, str]], *, tight: bool = False, sweep_s: float = leftovers.SWEEP_S
+) -> Iterator[None]:
+    """The product's modules have the substitutes until this ends. `tight`: with bounds that are reached. `sweep_s`: so
+    often what is staged and not decided is looked at."""
     by_id = {id(original): (original, substitute, below) for original, substitute, below in table}
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
@@ -301,6 +322,8 @@ def in_place_of(table: list[tuple[Any, Any, str]], *, tight: bool = False) -> It
     undo.append((limits, "SEGMENT_BYTES_FLOOR", limits.SEGMENT_BYTES_FLOOR))
     undo += [(scheduled, name, getattr(scheduled, name)) for name in ("CARRY_ENTRIES", "CARRY_TIMES")]
     vars(scheduled).update(CARRY_ENTRIES=5, CARRY_TIMES=0)  # what holds a few entries back is carried
+    undo.append((leftovers, "SWEEP_S", leftovers.SWEEP_S))
+    vars(leftovers).update(SWEEP_S=sweep_s)
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)

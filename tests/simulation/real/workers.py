@@ -124,6 +124,7 @@ class Worker(Client):
         self._ledger = ledger
         self._late: set[asyncio.Task[None]] = set()
         self._number = 0  # of the last ack with outputs, by this name
+        self._away_s = 0.0
         self._begin_life()
 
     def _begin_life(self) -> None:
@@ -138,6 +139,9 @@ class Worker(Client):
 
     async def run(self) -> None:
         while not self.cluster.over:
+            away_s, self._away_s = self._away_s, 0.0
+            if away_s and not self.cluster.stopping:
+                await asyncio.sleep(away_s)
             try:
                 broker = await self.leader(self.topic, self.partition)
                 if broker:
@@ -161,6 +165,7 @@ class Worker(Client):
             task = self.loop.create_task(self._say_late(items), name=f"{self.name}, which died")
             self._late.add(task)
             task.add_done_callback(self._late.discard)
+        self._away_s = self.random.uniform(0, self.cluster.plan.away_s) if self.cluster.plan.away_s else 0.0
         self._begin_life()
 
     async def _say_late(self, items: list[Item]) -> None:
@@ -311,6 +316,8 @@ class Worker(Client):
             topic=target.name, topic_id=target.topic_id, partition=number, uuids=[uuid], row_count=1
         )
         self._settles[self._settles.index((lease, offset, outcome))] = lease, offset, ACK_WITH_OUTPUT
+        if not self.cluster.stopping and self.random.random() < self.cluster.plan.slow_work:
+            await self.pause(0.5)  # what is staged waits for its decision, and the broker that has it may go
 
     async def _ask_to_settle(self, broker: int, asked: list[Item]) -> list[tuple[Item, bool]]:
         """Those that have an answer, and whether it is that the record is lost."""
