@@ -187,7 +187,7 @@ QUEUES = (
         "broker.queues.dead_letters:DeadLetters._decide",
         "if error.definite:",
         "if True:",
-        ("queue", "session", "busy", "long"),
+        ("queue", "session", "lead", "slow disk"),
     ),
     Fault(
         "dead letters are staged and sent without their decision",
@@ -208,7 +208,7 @@ QUEUES = (
         "broker.queues.leftovers:Leftovers.attempt_status",
         "kept.update(asked.intersection(line.uuids))",
         "pass",
-        ("queue", "kill", "lead", "sweeps", "long"),
+        ("queue", "sweeps", "slow disk", "lead"),
     ),
     Fault(
         "what was published is forgotten by the outbox before it is",

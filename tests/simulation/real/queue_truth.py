@@ -45,11 +45,12 @@ Asked = tuple[LeaseId, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An entry, when its leader put it into the journal, and who that was."""
+    """An entry, when its leader put it into the journal, who that was, and when that had last been woken."""
 
     entry: Entry
     at: float
     by: Process
+    woke_at: float
 
 
 class QueueTruth:
@@ -105,7 +106,7 @@ class QueueTruth:
             if (known is None or anew) and index in log._tail:
                 entry = log.entry(index)
                 if known is None or known.entry != entry:
-                    self._written[key] = Written(entry, self.cluster.loop.time(), process)
+                    self._written[key] = Written(entry, self.cluster.loop.time(), process, process.woke_at)
                     self.lending.wrote(process, replica, index, entry)
         high_watermark = replica.high_watermark
         if high_watermark == before or replica._shared.recovery < self.recoveries:
@@ -283,8 +284,8 @@ class QueueTruth:
         extended_at, broker = self._extended.get((lease, offset), (0.0, 0))
         if broker == written.by.broker and extended_at + LEASE_S > until:
             until, why = extended_at + LEASE_S, "it was extended"
-        if written.by.woke_at + LEASE_S > until:
-            until, why = written.by.woke_at + LEASE_S, "its leader had stood still"
+        if written.woke_at + LEASE_S > until:
+            until, why = written.woke_at + LEASE_S, "its leader had stood still"
         if written.at < until:
             self._fail(f"the lease {lease} of offset {offset} ran out {until - written.at:.3f} s early, since {why}")
 
