@@ -185,9 +185,12 @@ QUEUES = (
     Fault(
         "dead letters are let go though their entry may be committed yet",
         "broker.queues.dead_letters:DeadLetters._decide",
-        "if error.definite:",
-        "if True:",
-        ("queue", "session", "lead", "slow disk"),
+        "answer = await sending.answered",
+        "await asyncio.wait({sending.answered}, timeout=0.5)\n"
+        "        if not sending.answered.done():\n"
+        "            self._let_go(group, target, number, key, batch)\n"
+        "        answer = await sending.answered",
+        ("queue", "slow disk"),
     ),
     Fault(
         "dead letters are staged and sent without their decision",
