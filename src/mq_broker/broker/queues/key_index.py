@@ -76,8 +76,9 @@ class KeyIndex:
                     break
         return count
 
-    def settle(self, ranges: Iterable[Range]) -> None:
-        """These are settled."""
+    def settle(self, ranges: Iterable[Range]) -> set[int]:
+        """These are settled. The keys of records that go by that: also of others that are settled by now, of which
+        this is not told any more."""
         touched: set[int] = set()
         for first, end in ranges:
             for at in range(bisect_right(self._ends, first), len(self._blocks)):
@@ -87,18 +88,22 @@ class KeyIndex:
                 touched.add(at)
                 if high < len(block.offsets):
                     break
+        gone: set[int] = set()
         for at in sorted(touched, reverse=True):
             if 2 * self._blocks[at].settled >= len(self._blocks[at].offsets):
-                self._shrink(at)
+                gone |= self._shrink(at)
+        return gone
 
-    def _shrink(self, at: int) -> None:
+    def _shrink(self, at: int) -> set[int]:
         block, settled = self._blocks[at], self._settled
+        gone = {key for offset, key in zip(block.offsets, block.keys, strict=True) if offset in settled}
         kept = [i for i, offset in enumerate(block.offsets) if offset not in settled]
         self._count -= len(block.offsets) - len(kept)
         if not kept:
             del self._blocks[at], self._ends[at]
-            return
+            return gone
         block.offsets = array("q", [block.offsets[i] for i in kept])
         block.keys = array("Q", [block.keys[i] for i in kept])
         block.settled = 0
         self._ends[at] = block.offsets[-1] + 1
+        return gone

@@ -332,7 +332,7 @@ class ByKey(Ready):
             self.begin()
             return
         keys = {key for _, key in self.index.of(ranges)}
-        self.index.settle(ranges)
+        keys |= self.index.settle(ranges)  # what a later step of the entry, or a trim, has settled may go with these
         for key in keys:
             self._changed(key)
 

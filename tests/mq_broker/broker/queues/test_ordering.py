@@ -181,6 +181,16 @@ async def test_a_record_that_retention_dropped_holds_its_key_no_more() -> None:
 
 
 @scenario
+async def test_a_key_goes_on_though_the_index_forgot_its_record_with_an_earlier_step_of_the_entry() -> None:
+    group = by_key("bbbbaa")
+    await told(group, Release(), "one", await lent(group, "one"), (0, 6))
+    steps = Drop(((0, 4),), Reason.LENGTH), Drop(((4, 5),), Reason.LENGTH)
+    group.gathering.add(OwnSteps(1, steps))
+    await rounds()
+    assert offsets(await ask(group, "two")) == [(5, 6)]
+
+
+@scenario
 async def test_what_is_settled_by_being_lent_does_not_overtake_what_its_member_has() -> None:
     group = by_key("aab")
     await lent(group, "x", 1)
