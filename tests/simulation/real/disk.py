@@ -39,15 +39,27 @@ class Write:
     """A sync that was to cover it failed: no later one does."""
 
 
-def _replaced(write: Write, later: Sequence[Write]) -> bool:
-    """Whether later changes, which are synced now, leave nothing of this one: then it is of no account any more."""
+def _left(write: Write, later: Sequence[Write]) -> list[Write]:
+    """What later changes, which are synced now, leave of this one. The rest is of no account any more."""
     end = write.old_size if write.new is None else write.position + len(write.new)
     left = [(write.position, end)]
+    reached = write.old_size
     for change in (each for each in later if not each.stuck):
         first = change.position
         upto = end if change.new is None else first + len(change.new)
         left = [piece for a, b in left for piece in ((a, min(b, first)), (max(a, upto), b)) if piece[0] < piece[1]]
-    return not left
+        reached = max(reached, first if change.new is None else upto)
+    at = write.position
+    return [
+        Write(
+            a,
+            write.old[a - at : b - at],
+            reached,
+            None if write.new is None else write.new[a - at : b - at],
+            stuck=True,
+        )
+        for a, b in left
+    ]
 
 
 @dataclass(slots=True)
@@ -197,7 +209,7 @@ class Disk:
                 write.stuck = True
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         stuck = [
-            write for number, write in enumerate(writes) if write.stuck and not _replaced(write, writes[number + 1 :])
+            left for number, write in enumerate(writes) if write.stuck for left in _left(write, writes[number + 1 :])
         ]
         if stuck:
             self._writes[inode] = stuck

@@ -43,6 +43,7 @@ class Log:
     [
         (lambda disk, fd: None, {b"good", b"goodlost"}),
         (lambda disk, fd: disk.write(fd, (b"lost",), 4), {b"goodlost"}),
+        (lambda disk, fd: disk.write(fd, (b"lo",), 4), {b"goodlo", b"goodlost"}),
         (lambda disk, fd: disk.truncate(fd, 4), {b"good"}),
         (lambda disk, fd: (disk.truncate(fd, 4), disk.write(fd, (b"longer",), 4)), {b"goodlonger"}),
         (lambda disk, fd: (disk.write(fd, (b"lo",), 4), disk.write(fd, (b"st",), 6)), {b"goodlost"}),
