@@ -87,6 +87,13 @@ if TYPE_CHECKING:
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
     from mq_client.group_descriptions import GroupCursor, GroupDescription
     from mq_client.lock import Lock
+    from mq_client.observation import (
+        BrokerObservation,
+        ClusterObservation,
+        GroupObservation,
+        PartitionObservation,
+        TopicObservation,
+    )
     from mq_client.producer import Producer
     from mq_client.producing.futures import BatchMetadata, BatchPlace, RecordMetadata
     from mq_client.queueing.descriptions import QueueDescription, QueueInfo, QueueMember, QueuePartition, QueueRun
@@ -126,6 +133,11 @@ __all__ = [
     "ClusterDescription",
     "BrokerDescription",
     "Upgrade",
+    "ClusterObservation",
+    "BrokerObservation",
+    "TopicObservation",
+    "PartitionObservation",
+    "GroupObservation",
     "GroupDescription",
     "GroupCursor",
     "TransactionDescription",
@@ -199,6 +211,13 @@ _HOMES = {
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "group_descriptions": ("GroupCursor", "GroupDescription"),
     "lock": ("Lock",),
+    "observation": (
+        "BrokerObservation",
+        "ClusterObservation",
+        "GroupObservation",
+        "PartitionObservation",
+        "TopicObservation",
+    ),
     "producer": ("Producer",),
     "queueing.descriptions": ("QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun"),
     "queueing.leases": ("LeaseId",),

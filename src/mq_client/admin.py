@@ -28,6 +28,7 @@ from mq_client.errors import (
     UnknownTopic,
 )
 from mq_client.group_descriptions import GroupDescription, described_group, freshness
+from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
 from mq_client.queueing.administrator import QueueAdministrator
@@ -61,7 +62,7 @@ _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
-class Admin(QueueAdministrator):
+class Admin(QueueAdministrator, ObservingAdministrator):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
     Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.

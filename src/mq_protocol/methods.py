@@ -172,6 +172,12 @@ BROKER: Final = Service(
         pb.SettleResponse,
         bound=Bound(lists=_SETTLES),
     ),
+    Method(
+        "Observe",
+        pb.ObserveRequest,
+        pb.ObserveResponse,
+        bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
+    ),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

@@ -339,6 +339,26 @@ RECORD_DOOMED: RecordState.ValueType  # 4
 RECORD_PARKED: RecordState.ValueType  # 5
 Global___RecordState: _TypeAlias = RecordState  # noqa: Y015
 
+class _Detail:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DetailEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Detail.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    BROKER: _Detail.ValueType  # 0
+    TOPICS: _Detail.ValueType  # 1
+    PARTITIONS: _Detail.ValueType  # 2
+
+class Detail(_Detail, metaclass=_DetailEnumTypeWrapper):
+    """---------------------------------------------------------------- observation
+    What a broker says of itself, for whoever watches the cluster. Each broker tells what it holds, and asks no other.
+    """
+
+BROKER: Detail.ValueType  # 0
+TOPICS: Detail.ValueType  # 1
+PARTITIONS: Detail.ValueType  # 2
+Global___Detail: _TypeAlias = Detail  # noqa: Y015
+
 @_typing.final
 class Error(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
@@ -4202,6 +4222,365 @@ class LockResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LockResponse: _TypeAlias = LockResponse  # noqa: Y015
+
+@_typing.final
+class ObserveRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DETAIL_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    detail: Global___Detail.ValueType
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """rows of these only; empty: of all"""
+
+    def __init__(
+        self,
+        *,
+        detail: Global___Detail.ValueType = ...,
+        topics: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "topics", b"topics"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObserveRequest: _TypeAlias = ObserveRequest  # noqa: Y015
+
+@_typing.final
+class ObservedTopics(_message.Message):
+    """Rows are columns: one element a row in every field.
+    sums over the partitions that this broker leads
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    LED_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    STAGED_BATCHES_FIELD_NUMBER: _builtins.int
+    OLDEST_STAGED_US_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def name(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def led(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how many partitions that is; 0: it only follows"""
+
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def staged_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of transactions, which nobody can read yet"""
+
+    @_builtins.property
+    def oldest_staged_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """when the first of them was staged, 0 if there is none"""
+
+    def __init__(
+        self,
+        *,
+        name: _abc.Iterable[_builtins.str] | None = ...,
+        led: _abc.Iterable[_builtins.int] | None = ...,
+        records: _abc.Iterable[_builtins.int] | None = ...,
+        bytes: _abc.Iterable[_builtins.int] | None = ...,
+        staged_batches: _abc.Iterable[_builtins.int] | None = ...,
+        oldest_staged_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "led", b"led", "name", b"name", "oldest_staged_us", b"oldest_staged_us", "records", b"records", "staged_batches", b"staged_batches"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedTopics: _TypeAlias = ObservedTopics  # noqa: Y015
+
+@_typing.final
+class ObservedPartitions(_message.Message):
+    """every open replica of this broker"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADS_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    REPLICAS_COUNT_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    ISR_COUNT_FIELD_NUMBER: _builtins.int
+    ISR_FIELD_NUMBER: _builtins.int
+    MOVING_TO_COUNT_FIELD_NUMBER: _builtins.int
+    MOVING_TO_FIELD_NUMBER: _builtins.int
+    LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
+    LOG_END_OFFSET_FIELD_NUMBER: _builtins.int
+    HIGH_WATERMARK_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    STAGED_BATCHES_FIELD_NUMBER: _builtins.int
+    OLDEST_STAGED_US_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topic(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """its place in the names of the topics"""
+
+    @_builtins.property
+    def partition(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def leads(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bool]:
+        """this replica leads, and knows the end of its log"""
+
+    @_builtins.property
+    def leader(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """0: none is known here"""
+
+    @_builtins.property
+    def leader_epoch(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def replicas_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def replicas(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """so many of the flat list belong to each row"""
+
+    @_builtins.property
+    def isr_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def isr(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def moving_to_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def moving_to(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def log_start_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def log_end_offset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """of what is known here to be committed"""
+
+    @_builtins.property
+    def high_watermark(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the last entry that is known here to be committed"""
+
+    @_builtins.property
+    def size_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def staged_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def oldest_staged_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        topic: _abc.Iterable[_builtins.int] | None = ...,
+        partition: _abc.Iterable[_builtins.int] | None = ...,
+        leads: _abc.Iterable[_builtins.bool] | None = ...,
+        leader: _abc.Iterable[_builtins.int] | None = ...,
+        leader_epoch: _abc.Iterable[_builtins.int] | None = ...,
+        replicas_count: _abc.Iterable[_builtins.int] | None = ...,
+        replicas: _abc.Iterable[_builtins.int] | None = ...,
+        isr_count: _abc.Iterable[_builtins.int] | None = ...,
+        isr: _abc.Iterable[_builtins.int] | None = ...,
+        moving_to_count: _abc.Iterable[_builtins.int] | None = ...,
+        moving_to: _abc.Iterable[_builtins.int] | None = ...,
+        log_start_offset: _abc.Iterable[_builtins.int] | None = ...,
+        log_end_offset: _abc.Iterable[_builtins.int] | None = ...,
+        high_watermark: _abc.Iterable[_builtins.int] | None = ...,
+        size_bytes: _abc.Iterable[_builtins.int] | None = ...,
+        staged_batches: _abc.Iterable[_builtins.int] | None = ...,
+        oldest_staged_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "isr", b"isr", "isr_count", b"isr_count", "leader", b"leader", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "moving_to", b"moving_to", "moving_to_count", b"moving_to_count", "oldest_staged_us", b"oldest_staged_us", "partition", b"partition", "replicas", b"replicas", "replicas_count", b"replicas_count", "size_bytes", b"size_bytes", "staged_batches", b"staged_batches", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedPartitions: _TypeAlias = ObservedPartitions  # noqa: Y015
+
+@_typing.final
+class ObservedGroups(_message.Message):
+    """a row a group and topic, of the partitions that this broker leads"""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    LAG_US_FIELD_NUMBER: _builtins.int
+    MOVED_US_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def topic(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def kind(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """behind its cursors"""
+
+    @_builtins.property
+    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def lag_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """how old the oldest of them is"""
+
+    @_builtins.property
+    def moved_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """when one of its cursors moved last"""
+
+    def __init__(
+        self,
+        *,
+        group: _abc.Iterable[_builtins.str] | None = ...,
+        topic: _abc.Iterable[_builtins.str] | None = ...,
+        kind: _abc.Iterable[_builtins.str] | None = ...,
+        members: _abc.Iterable[_builtins.int] | None = ...,
+        records: _abc.Iterable[_builtins.int] | None = ...,
+        bytes: _abc.Iterable[_builtins.int] | None = ...,
+        lag_us: _abc.Iterable[_builtins.int] | None = ...,
+        moved_us: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "group", b"group", "kind", b"kind", "lag_us", b"lag_us", "members", b"members", "moved_us", b"moved_us", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObservedGroups: _TypeAlias = ObservedGroups  # noqa: Y015
+
+@_typing.final
+class ObserveResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class ValuesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LinksEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.bool
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.bool = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class LeftOutEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    CLUSTER_ID_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    NOW_US_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    COORDINATION_FIELD_NUMBER: _builtins.int
+    VALUES_FIELD_NUMBER: _builtins.int
+    TOPICS_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    broker: _builtins.int
+    incarnation: _builtins.int
+    cluster_id: _builtins.str
+    version: _builtins.str
+    now_us: _builtins.int
+    """when this was gathered"""
+    state: _builtins.str
+    """"starting", "serving", "draining" """
+    coordination: _builtins.str
+    """as in MetadataResponse"""
+    @_builtins.property
+    def values(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """numbers of this broker, by the names of its metrics"""
+
+    @_builtins.property
+    def topics(self) -> Global___ObservedTopics: ...
+    @_builtins.property
+    def partitions(self) -> Global___ObservedPartitions: ...
+    @_builtins.property
+    def groups(self) -> Global___ObservedGroups: ...
+    @_builtins.property
+    def links(self) -> _containers.ScalarMap[_builtins.int, _builtins.bool]:
+        """to each other registered broker: whether there is one"""
+
+    @_builtins.property
+    def left_out(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """how many "topics", "partitions", "groups" did not fit: name topics to be told of theirs"""
+
+    def __init__(
+        self,
+        *,
+        broker: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        cluster_id: _builtins.str = ...,
+        version: _builtins.str = ...,
+        now_us: _builtins.int = ...,
+        state: _builtins.str = ...,
+        coordination: _builtins.str = ...,
+        values: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        topics: Global___ObservedTopics | None = ...,
+        partitions: Global___ObservedPartitions | None = ...,
+        groups: Global___ObservedGroups | None = ...,
+        links: _abc.Mapping[_builtins.int, _builtins.bool] | None = ...,
+        left_out: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "partitions", b"partitions", "topics", b"topics"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cluster_id", b"cluster_id", "coordination", b"coordination", "groups", b"groups", "incarnation", b"incarnation", "left_out", b"left_out", "links", b"links", "now_us", b"now_us", "partitions", b"partitions", "state", b"state", "topics", b"topics", "values", b"values", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
 
 @_typing.final
 class LinkHello(_message.Message):

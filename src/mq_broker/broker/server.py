@@ -35,6 +35,7 @@ from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.metrics.observing import Observing
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.dead_letters import DeadLetters
@@ -225,7 +226,7 @@ class _Broker:
             self._scheduled,
             self._reading,
             delivery,
-            Groups(shell, self._topics, delivery.shares.members_of, delivery.shares.counts, delivery.shares.end),
+            *self._telling(config, cluster_id),
             self._transactions,
             *self._dropping(shell),
             Aborting(shell, self.cluster, self._transactions),
@@ -235,6 +236,19 @@ class _Broker:
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
+
+    def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing]:
+        """The parts that say who reads, and how this broker does."""
+        shell, shares = self._shell, self._delivery.shares
+        self._observing = Observing(
+            shell,
+            self.cluster,
+            config.data_dir,
+            (cluster_id, config.rack),
+            shares.members_of,
+            lambda: self._coordination.condition,
+        )
+        return Groups(shell, self._topics, shares.members_of, shares.counts, shares.end), self._observing
 
     def _dropping(self, shell: Shell) -> tuple[Purging, Consumed]:
         """The parts that say which records go, as far as they serve methods."""
@@ -329,6 +343,7 @@ class _Broker:
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
+        self._observing.state = "serving"
         log.info(
             "broker %d serves at %s, other brokers at %s",
             self._shell.broker,
@@ -353,6 +368,7 @@ class _Broker:
     async def leave(self, seconds: float) -> None:
         """Hand over what is led, while everything still runs; then the session, so that nobody waits for this
         broker."""
+        self._observing.state = "draining"
         await self._shell.hand_over(seconds)
         await self._links.flush(FLUSH_TIMEOUT_S)
 

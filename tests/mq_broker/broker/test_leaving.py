@@ -32,6 +32,7 @@ class Parts:
             _links=SimpleNamespace(flush=self.noting("flush links"), close=self.noting("links")),
             _servers=[SimpleNamespace(stop=self.noting("server")), SimpleNamespace(stop=self.noting("server"))],
             _calls=SimpleNamespace(close=self.noting("calls")),
+            _observing=SimpleNamespace(state="serving"),
             _producing=SimpleNamespace(close=lambda: self.told.append("checking threads")),
             _reading=SimpleNamespace(close=lambda: self.told.append("filtering threads")),
             _keys=SimpleNamespace(close=lambda: self.told.append("reading keys")),
@@ -53,6 +54,7 @@ def test_a_broker_that_leaves_hands_over_and_waits_until_the_others_have_been_to
     asyncio.run(server._Broker.leave(parts.broker, 7.5))
     assert parts.told == ["hand over", "flush links"]
     assert parts.waits == [7.5, server.FLUSH_TIMEOUT_S]
+    assert parts.broker._observing.state == "draining"
 
 
 def test_a_broker_ends_its_work_then_its_session_and_its_journals_once_nobody_asks_any_more() -> None:

@@ -1,0 +1,86 @@
+"""One observation of a broker as values: what every rendering of it is made of. No metric is computed anywhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class PartitionRow(NamedTuple):
+    """An open replica of this broker. `leads`: and knows the end of its log. `leader`: 0 if none is known here.
+    `oldest_staged_us`: microseconds since 1970, 0 if nothing is staged."""
+
+    topic: str
+    partition: int
+    leads: bool
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    moving_to: tuple[int, ...]
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    size_bytes: int
+    staged_batches: int
+    oldest_staged_us: int
+
+
+@dataclass(slots=True)
+class TopicRow:
+    """Sums over the partitions of a topic that this broker leads: so many are `led`, it follows the others."""
+
+    name: str
+    led: int = 0
+    records: int = 0
+    bytes: int = 0
+    staged_batches: int = 0
+    oldest_staged_us: int = 0
+
+    def add(self, row: PartitionRow) -> None:
+        """Count a partition in."""
+        if not row.leads:
+            return
+        self.led += 1
+        self.records += row.log_end_offset - row.log_start_offset
+        self.bytes += row.size_bytes
+        self.staged_batches += row.staged_batches
+        staged_us = [each for each in (self.oldest_staged_us, row.oldest_staged_us) if each]
+        self.oldest_staged_us = min(staged_us, default=0)
+
+
+@dataclass(slots=True)
+class GroupRow:
+    """A group in a topic, of the partitions that this broker leads: how many members it has, how many records and
+    stored bytes are behind its cursors, how old the oldest of them is, and when one of its cursors moved last."""
+
+    group: str
+    topic: str
+    kind: str
+    members: set[str] = field(default_factory=set)
+    records: int = 0
+    bytes: int = 0
+    lag_us: int = 0
+    moved_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """`values`: numbers of the broker itself, by the names of their metrics. `links`: to each other registered broker,
+    whether there is one. `left_out`: how many cursors were not looked at, since there are too many. `partitions` and
+    `topics` are in order of name, `groups` in no order."""
+
+    broker: int
+    incarnation: int
+    cluster_id: str
+    version: str
+    rack: str
+    now_us: int
+    state: str
+    coordination: str
+    values: dict[str, float]
+    links: dict[int, bool]
+    topics: list[TopicRow]
+    partitions: list[PartitionRow]
+    groups: list[GroupRow]
+    left_out: int = 0

@@ -1,0 +1,230 @@
+"""Gathers the observation of this broker: the one reader of partitions for whoever watches.
+
+It runs on the loop that carries the data, so it goes in slices, and its cost has a bound however many ask: one
+gathering at a time, whose outcome is given to all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.broker.metrics.answering import answer
+from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, TopicRow
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, Overloaded
+from mq_protocol.names import check_topic_name
+from mq_protocol.versions import ours
+
+log = logging.getLogger(__name__)
+
+OBSERVATION_AGE_MS: Final = 500
+"""For so long an observation is given again: ten who look cost one gathering."""
+
+REST_SHARE: Final = 4
+"""After a gathering at least so many times as long as it took passes before the next: it never gets more than a fifth
+of the loop."""
+
+SLICE: Final = 250
+"""So many partitions and cursors are looked at before others have their turn: about 4 ms."""
+
+CURSORS_MAX: Final = 100_000
+"""Cursors of groups that one gathering looks at: about a second of the loop's time. What is beyond is left out."""
+
+MembersOf = Callable[[Partition, str], list[str]]
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """What was found so far."""
+
+    partitions: list[PartitionRow] = field(default_factory=list)
+    topics: dict[str, TopicRow] = field(default_factory=dict)
+    groups: dict[tuple[str, str], GroupRow] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
+    cursors: int = 0
+    left_out: int = 0
+
+
+class Observing:
+    """Owns the newest observation. `state`: "starting", "serving" or "draining", set by who starts and ends this
+    broker. `members_of`: the members of a group that may have a partition. `condition`: of the coordination service."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        cluster: Cluster,
+        data: Path,
+        identity: tuple[str, str],
+        members_of: MembersOf,
+        condition: Callable[[], str],
+    ) -> None:
+        """`identity`: the cluster's id, and this broker's rack."""
+        self.state = "starting"
+        self._shell = shell
+        self._cluster = cluster
+        self._data = data
+        self._cluster_id, self._rack = identity
+        self._members_of = members_of
+        self._condition = condition
+        self._newest: Observation | None = None
+        self._good_until = 0.0
+        self._one_at_a_time = asyncio.Lock()
+
+    async def observe(self, request: pb.ObserveRequest, deadline: float) -> pb.ObserveResponse:
+        """What this broker holds and how it does. Raises `InvalidRequest` for a name that no topic can have,
+        `Overloaded` if it could not be gathered in time."""
+        if request.detail not in pb.Detail.values():
+            raise InvalidRequest(f"detail {request.detail} is not known: give BROKER, TOPICS or PARTITIONS")
+        for name in request.topics:
+            check_topic_name(name, internal=True)
+        try:
+            async with asyncio.timeout_at(deadline):
+                return await answer(await self.observation(), request.detail, frozenset(request.topics))
+        except TimeoutError as error:
+            raise Overloaded("this broker could not gather its observation in time: ask again") from error
+
+    async def observation(self) -> Observation:
+        """The newest one if it is young, else a new one. Who asks while one is gathered is given that."""
+        clock = asyncio.get_running_loop().time
+        async with self._one_at_a_time:
+            if self._newest is None or clock() >= self._good_until or self._newest.state != self.state:
+                began = clock()
+                self._newest = await self._gather()
+                self._good_until = clock() + max(OBSERVATION_AGE_MS / 1000, REST_SHARE * (clock() - began))
+            return self._newest
+
+    async def _gather(self) -> Observation:
+        found = _Gathered()
+        for count, _ in enumerate(self._walk(found), 1):
+            if count % SLICE == 0:
+                await asyncio.sleep(0)
+        values: dict[str, float] = {name: float(found.counts[name]) for name in _COUNTED}
+        values.update(await self._disk())
+        values["brokers_live"] = float(len(self._cluster.brokers))
+        connected = set(self._shell.links.connected())
+        others = sorted(connected.union(self._cluster.brokers) - {self._shell.broker})
+        return Observation(
+            broker=self._shell.broker,
+            incarnation=self._shell.incarnation,
+            cluster_id=self._cluster_id,
+            version=ours().release,
+            rack=self._rack,
+            now_us=time.time_ns() // 1000,
+            state=self.state,
+            coordination=self._condition(),
+            values=values,
+            links={broker: broker in connected for broker in others},
+            topics=list(found.topics.values()),
+            partitions=found.partitions,
+            groups=list(found.groups.values()),
+            left_out=found.left_out,
+        )
+
+    async def _disk(self) -> dict[str, float]:
+        """Of the data directory's file system. In a thread: a disk that hangs must not hold up the loop."""
+        try:
+            found = await asyncio.to_thread(os.statvfs, self._data)
+        except OSError as error:
+            log.warning("how much room the data directory has cannot be told: %s", error)
+            return {}
+        return {
+            "disk_free_bytes": float(found.f_bavail * found.f_frsize),
+            "disk_size_bytes": float(found.f_blocks * found.f_frsize),
+        }
+
+    def _walk(self, found: _Gathered) -> Iterator[None]:
+        """One step a partition, and one a cursor. A partition may be closed between two steps."""
+        for partition in self._shell.partitions():
+            if partition.closed:
+                continue
+            row = _row(partition)
+            found.partitions.append(row)
+            topic = found.topics.get(row.topic)
+            if topic is None:
+                topic = found.topics[row.topic] = TopicRow(row.topic)
+            topic.add(row)
+            _count(partition, row, found.counts)
+            yield
+            if row.leads:
+                yield from self._walk_cursors(partition, found)
+
+    def _walk_cursors(self, partition: Partition, found: _Gathered) -> Iterator[None]:
+        topic = partition.topic.spec.name
+        cursors = list(partition.replica.machine.cursors.items())
+        room = max(0, CURSORS_MAX - found.cursors)
+        found.left_out += max(0, len(cursors) - room)
+        for name, cursor in cursors[:room]:
+            if not partition.serving:
+                return
+            found.cursors += 1
+            row = found.groups.get((name, topic))
+            if row is None:
+                row = found.groups[name, topic] = GroupRow(name, topic, cursor.kind)
+            lag_bytes, lag_us = partition.lag(cursor.offset)
+            row.members.update(self._members_of(partition, name))
+            row.records += max(0, partition.next_offset - max(cursor.offset, partition.index.log_start_offset))
+            row.bytes += lag_bytes
+            row.lag_us = max(row.lag_us, lag_us)
+            row.moved_us = max(row.moved_us, cursor.moved_us)
+            yield
+
+
+_COUNTED: Final = (
+    "partitions_leader",
+    "partitions_follower",
+    "partitions_without_leader",
+    "partitions_under_replicated",
+    "partitions_at_min_isr",
+    "partitions_under_min_isr",
+    "partitions_moving",
+    "partitions_awake",
+)
+
+
+def _count(partition: Partition, row: PartitionRow, counts: Counter[str]) -> None:
+    """At the least number in sync is a partition whose next loss of a replica has it refuse writes: one that never had
+    more replicas is not counted."""
+    counts["partitions_leader" if row.leads else "partitions_follower"] += 1
+    counts["partitions_without_leader"] += row.leader == 0
+    counts["partitions_awake"] += not partition.rest.asleep
+    if row.leads:
+        least, in_sync = partition.topic.settings.min_insync_replicas, len(row.isr)
+        counts["partitions_under_replicated"] += in_sync < len(row.replicas)
+        counts["partitions_at_min_isr"] += in_sync == least < len(row.replicas)
+        counts["partitions_under_min_isr"] += in_sync < least
+        counts["partitions_moving"] += bool(row.moving_to)
+
+
+def _row(partition: Partition) -> PartitionRow:
+    replica, index, spec = partition.replica, partition.index, partition.topic.spec
+    machine = replica.machine
+    staged = len(machine.staged) - len(machine.due_times)  # scheduled batches lie there too
+    oldest = next((each.timestamp_us for each in machine.staged.values() if not each.due_us), 0) if staged else 0
+    moving = spec.moving.get(partition.number)
+    return PartitionRow(
+        topic=spec.name,
+        partition=partition.number,
+        leads=partition.serving,
+        leader=replica.leader,
+        leader_epoch=replica.leader_epoch,
+        replicas=replica.replicas,
+        isr=replica.isr,
+        moving_to=moving.target if moving is not None else (),
+        log_start_offset=index.log_start_offset,
+        log_end_offset=partition.next_offset,
+        high_watermark=replica.high_watermark,
+        size_bytes=index.bytes_total,
+        staged_batches=staged,
+        oldest_staged_us=oldest,
+    )

@@ -1,0 +1,296 @@
+"""What the brokers of a cluster say of themselves, asked of all of them side by side and put together."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.names import check_topic_name
+from mq_protocol.transport import MethodUnknown
+
+DETAILS: Final = {"broker": pb.BROKER, "topics": pb.TOPICS, "partitions": pb.PARTITIONS}
+
+_BROKER_MS: Final = 1_000.0
+"""A broker's time to answer, when there are others."""
+
+_CANCEL_MS: Final = 1_000.0
+"""For so long calls that were broken off may take to say so."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerObservation:
+    """A broker that answered. `state`: "starting", "serving" or "draining". `coordination`: "connected", "suspended" or
+    "file", as it sees it. `values`: its numbers, by the names of their metrics. `links[n]`: whether it has a link to
+    broker n. `now_us`: when it looked, microseconds since 1970 by its clock."""
+
+    id: int
+    address: str
+    incarnation: int
+    version: str
+    state: str
+    coordination: str
+    now_us: int
+    values: Mapping[str, float]
+    links: Mapping[int, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicObservation:
+    """Sums over the partitions of which a leader answered, `led` of them. `staged_batches`: of transactions, not
+    readable yet; `oldest_staged_us`: when the first of them was staged, microseconds since 1970, 0 if there is none."""
+
+    name: str
+    led: int
+    records: int
+    bytes: int
+    staged_batches: int
+    oldest_staged_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionObservation:
+    """As broker `told_by` knows it: its leader (`leads`), or if none answers the replica with the newest epoch.
+    `leader`: 0 if none is known. `high_watermark`: the last entry of its journal known to be committed."""
+
+    topic: str
+    partition: int
+    told_by: int
+    leads: bool
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    moving_to: tuple[int, ...]
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    size_bytes: int
+    staged_batches: int
+    oldest_staged_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupObservation:
+    """A group in a topic: what is behind its cursors in the partitions of which a leader answered. `lag`: records;
+    `lag_us`: how old the oldest of them is. `members`: at least so many. `moved_us`: when a cursor moved last."""
+
+    group: str
+    topic: str
+    kind: str
+    members: int
+    lag: int
+    lag_bytes: int
+    lag_us: int
+    moved_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterObservation:
+    """What the brokers that answered said, each list in order of name or number.
+
+    `silent`: addresses of brokers that did not answer. `older`: of those whose release cannot be asked. What only they
+    know is missing. `left_out`: how many rows there are besides, by their kind ("topics", "groups", "partitions",
+    "cursors"): name topics to be told of theirs.
+    """
+
+    cluster_id: str
+    brokers: tuple[BrokerObservation, ...]
+    topics: tuple[TopicObservation, ...] = ()
+    partitions: tuple[PartitionObservation, ...] = ()
+    groups: tuple[GroupObservation, ...] = ()
+    silent: tuple[str, ...] = ()
+    older: tuple[str, ...] = ()
+    left_out: Mapping[str, int] = field(default_factory=dict)
+
+
+class ObservingAdministrator:
+    """A part of `Admin`, which gives it its connection."""
+
+    _connection: Connection
+    _timeout_ms: float
+
+    def observe(self, detail: str = "topics", topics: Sequence[str] = ()) -> ClusterObservation:
+        """The state of the cluster now: one question to each live broker, all side by side, one second for each.
+
+        `detail`: "broker" (the brokers alone), "topics" (and their topics and groups) or "partitions" (and each
+        partition). `topics`: these only, where they are known. Brokers give the same answer for half a second. Raises
+        `InvalidRequest`, `Unreachable` if no broker answers.
+        """
+        if detail not in DETAILS:
+            raise InvalidRequest(f"detail={detail!r} is not known: give {', '.join(map(repr, DETAILS))}")
+        if isinstance(topics, str):
+            raise InvalidRequest(f"topics={topics!r} is one text: give a list of names")
+        for name in topics:
+            check_topic_name(name, internal=True)
+        request = pb.ObserveRequest(detail=DETAILS[detail], topics=dict.fromkeys(topics))
+        return observe(self._connection, request, Deadline(self._timeout_ms))
+
+
+def observe(connection: Connection, request: pb.ObserveRequest, deadline: Deadline) -> ClusterObservation:
+    """Ask every live broker. Raises the last error if none answers."""
+    connection.metadata(deadline)
+    addresses = connection.addresses()
+    limit = deadline.at_most(_BROKER_MS if len(addresses) > 1 else deadline.timeout_ms)
+    heard = _asked_side_by_side(connection, addresses, request, limit)
+    told = {address: answer for address, answer in heard.items() if not isinstance(answer, TritonMQError)}
+    errors = {address: answer for address, answer in heard.items() if isinstance(answer, TritonMQError)}
+    if not told:
+        raise next(iter(errors.values()))
+    older = tuple(sorted(address for address, error in errors.items() if isinstance(error, MethodUnknown)))
+    whole = put_together(told)
+    return replace(whole, silent=tuple(sorted(errors.keys() - set(older))), older=older)
+
+
+def _asked_side_by_side(
+    connection: Connection, addresses: Sequence[str], request: pb.ObserveRequest, limit: Deadline
+) -> dict[str, pb.ObserveResponse | TritonMQError]:
+    """What each of them answers, an error where it does not. Returns once all have, or a moment after the limit."""
+    heard: dict[str, pb.ObserveResponse | TritonMQError] = {}
+    all_heard = threading.Event()
+    lock = threading.Lock()
+
+    def hear(address: str, answer: pb.ObserveResponse | TritonMQError) -> None:
+        with lock:
+            heard[address] = answer
+            if len(heard) == len(addresses):
+                all_heard.set()
+
+    breaking_off = [
+        connection.ask_later(address, "Observe", request, pb.ObserveResponse, limit, partial(hear, address))
+        for address in addresses
+    ]
+    if not all_heard.wait(limit.remaining_s + _CANCEL_MS / 1000):
+        for break_off in breaking_off:
+            break_off()
+    with lock:
+        late = {a: Unreachable(f"broker at {a} did not answer in time: ask again") for a in addresses if a not in heard}
+        return {**heard, **late}
+
+
+def put_together(answers: Mapping[str, pb.ObserveResponse]) -> ClusterObservation:
+    """One observation of what brokers answered, by their addresses."""
+    topics: dict[str, TopicObservation] = {}
+    partitions: dict[tuple[str, int], PartitionObservation] = {}
+    groups: dict[tuple[str, str], GroupObservation] = {}
+    left_out: dict[str, int] = {}
+    for answer in answers.values():
+        for topic in _topics(answer):
+            topics[topic.name] = _both_topics(topics.get(topic.name), topic)
+        for partition in _partitions(answer):
+            place = partition.topic, partition.partition
+            if place not in partitions or _freshness(partitions[place]) < _freshness(partition):
+                partitions[place] = partition
+        for group in _groups(answer):
+            groups[group.group, group.topic] = _both_groups(groups.get((group.group, group.topic)), group)
+        for what, count in answer.left_out.items():
+            left_out[what] = left_out.get(what, 0) + count
+    brokers = sorted((_broker(address, each) for address, each in answers.items()), key=lambda broker: broker.id)
+    return ClusterObservation(
+        next((answer.cluster_id for answer in answers.values()), ""),
+        tuple(brokers),
+        tuple(topics[name] for name in sorted(topics)),
+        tuple(partitions[place] for place in sorted(partitions)),
+        tuple(groups[place] for place in sorted(groups)),
+        left_out=left_out,
+    )
+
+
+def _broker(address: str, answer: pb.ObserveResponse) -> BrokerObservation:
+    return BrokerObservation(
+        answer.broker,
+        address,
+        answer.incarnation,
+        answer.version,
+        answer.state,
+        answer.coordination,
+        answer.now_us,
+        dict(answer.values),
+        dict(answer.links),
+    )
+
+
+def _topics(answer: pb.ObserveResponse) -> Iterator[TopicObservation]:
+    told = answer.topics
+    columns = told.name, told.led, told.records, told.bytes, told.staged_batches, told.oldest_staged_us
+    for row in zip(*columns, strict=True):
+        yield TopicObservation(*row)
+
+
+def _groups(answer: pb.ObserveResponse) -> Iterator[GroupObservation]:
+    told = answer.groups
+    columns = told.group, told.topic, told.kind, told.members, told.records, told.bytes, told.lag_us, told.moved_us
+    for row in zip(*columns, strict=True):
+        yield GroupObservation(*row)
+
+
+def _partitions(answer: pb.ObserveResponse) -> Iterator[PartitionObservation]:
+    told = answer.partitions
+    columns: tuple[Iterable[Any], ...] = (
+        (answer.topics.name[place] for place in told.topic),
+        told.partition,
+        (answer.broker for _ in told.partition),
+        told.leads,
+        told.leader,
+        told.leader_epoch,
+        _lists(told.replicas_count, told.replicas),
+        _lists(told.isr_count, told.isr),
+        _lists(told.moving_to_count, told.moving_to),
+        told.log_start_offset,
+        told.log_end_offset,
+        told.high_watermark,
+        told.size_bytes,
+        told.staged_batches,
+        told.oldest_staged_us,
+    )
+    for row in zip(*columns, strict=True):
+        yield PartitionObservation(*row)
+
+
+def _lists(counts: Iterable[int], flat: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """The flat column cut into the lists of its rows."""
+    at = 0
+    for count in counts:
+        yield tuple(flat[at : at + count])
+        at += count
+
+
+def _freshness(told: PartitionObservation) -> tuple[bool, int, int]:
+    """Of two words about one partition the greater holds: the leader's, else that of the newest epoch."""
+    return told.leads, told.leader_epoch, told.high_watermark
+
+
+def _both_topics(one: TopicObservation | None, other: TopicObservation) -> TopicObservation:
+    if one is None:
+        return other
+    staged_us = [each for each in (one.oldest_staged_us, other.oldest_staged_us) if each]
+    return TopicObservation(
+        one.name,
+        one.led + other.led,
+        one.records + other.records,
+        one.bytes + other.bytes,
+        one.staged_batches + other.staged_batches,
+        min(staged_us, default=0),
+    )
+
+
+def _both_groups(one: GroupObservation | None, other: GroupObservation) -> GroupObservation:
+    """A member usually is one of several leaders' at once: the most that one leader knows are not too many."""
+    if one is None:
+        return other
+    return GroupObservation(
+        one.group,
+        one.topic,
+        one.kind,
+        max(one.members, other.members),
+        one.lag + other.lag,
+        one.lag_bytes + other.lag_bytes,
+        max(one.lag_us, other.lag_us),
+        max(one.moved_us, other.moved_us),
+    )

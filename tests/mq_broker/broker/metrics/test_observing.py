@@ -1,0 +1,249 @@
+"""What a broker says of itself, gathered once for all who ask."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.metrics import answering
+from mq_broker.broker.metrics import observing as observing_module
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, InvalidTopicName, Overloaded
+from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.mq_broker.broker.metrics.observed import observing, part
+
+ALL = pb.ObserveRequest(detail=pb.PARTITIONS)
+
+
+async def asked(observed: Any, request: pb.ObserveRequest = ALL) -> pb.ObserveResponse:
+    answer: pb.ObserveResponse = await observed.observe(request, asyncio.get_running_loop().time() + 10)
+    return answer
+
+
+def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path, rack="r1") as broker:
+            await broker.create_topic("a")
+            await broker.create_topic("t", partitions=2)
+            await broker.produce("t", 0, 1, 2)
+            positions = [pb.CursorPosition(topic="t", partition=0, offset=1)]
+            await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=positions))
+
+            told = await broker.ask("Observe", pb.ObserveRequest())
+            assert (told.broker, told.incarnation, told.state, told.coordination) == (1, 1, "serving", "file")
+            assert (len(told.topics.name), len(told.partitions.topic), told.cluster_id != "") == (0, 0, True)
+            assert told.values["partitions_leader"] == 3
+            assert 0 < told.values["disk_free_bytes"] < told.values["disk_size_bytes"]
+            assert told.values["brokers_live"] == 1
+
+            told = await until(lambda: told_of(broker, pb.TOPICS, records=3))
+            assert (list(told.topics.name), list(told.topics.led)) == (["a", "t"], [1, 2])
+            assert told.topics.bytes[0] == 0 < told.topics.bytes[1]
+            groups = told.groups
+            assert (list(groups.group), list(groups.topic), list(groups.kind)) == (["g"], ["t"], ["spark"])
+            assert (list(groups.records), list(groups.members)) == ([2], [0])
+            assert groups.bytes[0] > 0
+            assert groups.lag_us[0] > 0
+
+            request = pb.ObserveRequest(detail=pb.PARTITIONS, topics=["t", "gone"])
+            told = await broker.ask("Observe", request)
+            assert (list(told.topics.name), list(told.partitions.topic)) == (["t"], [0, 0])
+            assert list(told.partitions.log_end_offset) == [3, 0]
+            assert (list(told.partitions.isr_count), list(told.partitions.isr)) == ([1, 1], [1, 1])
+            assert list(told.partitions.leader) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+async def told_of(broker: Broker, detail: Any, records: int) -> pb.ObserveResponse | None:
+    """Once the broker has looked again."""
+    told: pb.ObserveResponse = await broker.ask("Observe", pb.ObserveRequest(detail=detail))
+    return told if sum(told.topics.records) == records and told.groups.group else None
+
+
+def test_what_no_broker_can_be_asked_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        observed = observing(tmp_path)
+        with pytest.raises(InvalidTopicName):
+            await asked(observed, pb.ObserveRequest(topics=["no topic\n"]))
+        with pytest.raises(InvalidRequest, match="detail 9"):
+            await asked(observed, pb.ObserveRequest(detail=9))  # type: ignore[arg-type]
+
+    asyncio.run(scenario())
+
+
+def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Path) -> None:
+    parts = [
+        part(number=0),
+        part(number=1, isr=(1, 2), asleep=False),
+        part(number=2, isr=(1,)),
+        part(number=3, replicas=(1,), isr=(1,), least=1),
+        part(number=4, leader=2, serving=False, isr=()),
+        part(number=5, leader=0, serving=False, isr=()),
+        part(number=6, moving_to=(4, 5)),
+    ]
+    told = asyncio.run(asked(observing(tmp_path, *parts)))
+    assert {name: value for name, value in told.values.items() if name.startswith("partitions")} == {
+        "partitions_leader": 5,
+        "partitions_follower": 2,
+        "partitions_without_leader": 1,
+        "partitions_under_replicated": 2,
+        "partitions_at_min_isr": 1,
+        "partitions_under_min_isr": 1,
+        "partitions_moving": 1,
+        "partitions_awake": 1,
+    }
+    assert dict(told.links) == {2: True, 3: False}
+    assert (list(told.topics.led), list(told.topics.records), list(told.topics.bytes)) == ([5], [450], [25_000])
+    assert list(told.partitions.moving_to_count) == [0, 0, 0, 0, 0, 0, 2]
+    assert list(told.partitions.moving_to) == [4, 5]
+
+
+def test_what_is_staged_is_told_without_what_is_scheduled(tmp_path: Path) -> None:
+    def batch(timestamp_us: int, due_us: int = 0) -> Any:
+        return SimpleNamespace(timestamp_us=timestamp_us, due_us=due_us)
+
+    parts = [
+        part(number=0, staged={b"a": batch(5, due_us=9), b"b": batch(70), b"c": batch(80)}),
+        part(number=1, staged={b"d": batch(60)}),
+        part(number=2, staged={b"e": batch(1, due_us=2)}),
+    ]
+    told = asyncio.run(asked(observing(tmp_path, *parts)))
+    assert (list(told.partitions.staged_batches), list(told.partitions.oldest_staged_us)) == ([2, 1, 0], [70, 60, 0])
+    assert (list(told.topics.staged_batches), list(told.topics.oldest_staged_us)) == ([3], [60])
+
+
+def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_path: Path) -> None:
+    parts = [
+        part("t", 0, cursors={"g": 90, "h": 100}),
+        part("t", 1, cursors={"g": 3}),  # its first records are gone
+        part("t", 2, cursors={"g": 0}, serving=False),
+        part("u", 0, cursors={"g": 99}),
+    ]
+    told = asyncio.run(asked(observing(tmp_path, *parts, members={"g": ["m1", "m2"]}))).groups
+    rows = zip(told.group, told.topic, told.members, told.records, told.lag_us, told.moved_us, strict=True)
+    assert sorted(rows) == [
+        ("g", "t", 2, 10 + 90, 97_000, 160),
+        ("g", "u", 2, 1, 1_000, 169),
+        ("h", "t", 0, 0, 0, 170),
+    ]
+
+
+def test_many_who_ask_at_once_cost_one_gathering_and_so_do_those_who_ask_soon_after(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        looked: list[int] = []
+        observed = observing(tmp_path, part())
+        partitions = observed._shell.partitions
+
+        def look() -> Any:
+            looked.append(1)
+            return partitions()
+
+        observed._shell.partitions = look  # type: ignore[method-assign]
+        answers = await asyncio.gather(*(asked(observed) for _ in range(10)))
+        answers.append(await asked(observed, pb.ObserveRequest()))
+        assert len({answer.now_us for answer in answers}) == len(looked) == 1
+        observed.state = "draining"  # that is not held back
+        assert (await asked(observed)).state == "draining"
+        assert len(looked) == 2
+        observed._good_until = 0.0  # as if it were old
+        await asked(observed)
+        assert len(looked) == 3
+
+    asyncio.run(scenario())
+
+
+def test_others_have_their_turn_while_it_is_gathered_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing_module, "SLICE", 10)
+    monkeypatch.setattr(answering, "ROWS_AT_ONCE", 10)
+
+    async def scenario() -> None:
+        turns = 0
+
+        async def take_turns() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        observed = observing(tmp_path, *(part(number=number, cursors={"g": 10}) for number in range(100)))
+        others = asyncio.create_task(take_turns())
+        await observed._gather()
+        assert turns >= 20  # 100 partitions and as many cursors
+        gathered, turns = await observed.observation(), 0
+        await answering.answer(gathered, pb.PARTITIONS, ())
+        assert turns >= 10
+        others.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_a_partition_that_is_closed_meanwhile_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing_module, "SLICE", 1)
+
+    async def scenario() -> None:
+        first, second = part(number=0, cursors={"g": 10, "h": 10}), part(number=1)
+
+        def close(_offset: int) -> Any:
+            first.serving, first.closed, second.closed = False, True, True
+            return 1, 1
+
+        first.lag = close
+        told = await asked(observing(tmp_path, first, second))
+        assert (list(told.partitions.partition), list(told.groups.group)) == ([0], ["g"])
+
+    asyncio.run(scenario())
+
+
+def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing_module, "CURSORS_MAX", 3)
+    parts = [part(number=number, cursors={"g": 10, "h": 10}) for number in range(3)]
+    told = asyncio.run(asked(observing(tmp_path, *parts)))
+    assert dict(told.left_out) == {"cursors": 3}
+    assert (list(told.groups.group), list(told.groups.records)) == (["g", "h"], [180, 90])
+    assert len(told.partitions.partition) == 3
+
+
+def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [part(name, number, cursors={"g": 10}) for name in ("a", "b", "c") for number in range(2)]
+
+    async def scenario() -> None:
+        observed = observing(tmp_path, *parts)
+        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 2 * answering.TOPIC_TOLD_BYTES)
+        told = await asked(observed)
+        assert (list(told.topics.name), dict(told.left_out)) == (
+            ["a", "b"],
+            {"topics": 1, "groups": 3, "partitions": 6},
+        )
+        monkeypatch.setattr(answering, "ANSWER_BYTES_MAX", 200)
+        told = await asked(observed, pb.ObserveRequest(detail=pb.PARTITIONS, topics=["c"]))
+        assert (list(told.topics.name), list(told.groups.topic), list(told.partitions.partition)) == (
+            ["c"],
+            ["c"],
+            [0, 1],
+        )
+        assert not told.left_out
+
+    asyncio.run(scenario())
+
+
+def test_an_observation_that_takes_too_long_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        observed = observing(tmp_path)
+        async with observed._one_at_a_time:  # somebody gathers, and gets no further
+            with pytest.raises(Overloaded, match="ask again"):
+                await observed.observe(ALL, asyncio.get_running_loop().time() + 0.01)
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_does_not_say_how_much_room_it_has_hides_nothing_else(tmp_path: Path) -> None:
+    told = asyncio.run(asked(observing(tmp_path / "gone", part())))
+    assert "disk_free_bytes" not in told.values
+    assert told.values["partitions_leader"] == 1

@@ -1,0 +1,183 @@
+"""What several brokers say of themselves, put together. The test is the brokers and the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mq_client import observation
+from mq_client.admin import Admin
+from mq_client.errors import InvalidRequest, InvalidTopicName, OutcomeUnknown, TritonMQError
+from mq_client.observation import ClusterObservation, GroupObservation, TopicObservation
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.transport import MethodUnknown
+from tests.mq_client.cluster.administrating import say
+from tests.mq_client.cluster.scripted import Scripted, topic_info
+
+
+class Watched(Scripted):
+    """What is asked later is heard at once; from `b:9` on never."""
+
+    def __init__(self, clock: Any) -> None:
+        super().__init__(clock)
+        self.mute: set[str] = set()
+        self.broken_off: list[str] = []
+
+    def ask_later(
+        self, address: str, method: str, request: Any, response: Any, deadline: Any, heard: Callable[[Any], None]
+    ) -> Callable[[], object]:
+        if address not in self.mute:
+            try:
+                answer = self.ask(address, method, request, response, deadline)
+            except TritonMQError as error:
+                heard(error)
+            else:
+                heard(answer)
+        return lambda: self.broken_off.append(address)
+
+
+@pytest.fixture
+def watched(clock: Any) -> Watched:
+    made = Watched(clock)
+    say(made, topic_info(1))
+    made.clock.now += 1
+    return made
+
+
+@pytest.fixture
+def admin(watched: Watched) -> Admin:
+    made = Admin("b:1", timeout_ms=20_000)
+    made._connection = watched
+    return made
+
+
+def said(broker: int, *, epoch: int = 4, leads: bool = False, end: int = 100, **groups: int) -> pb.ObserveResponse:
+    """By a broker with partition 0 of topic `t`; groups are that many records behind."""
+    answer = pb.ObserveResponse(broker=broker, cluster_id="c", state="serving", values={"disk_free_bytes": 5.0})
+    topics, partitions = answer.topics, answer.partitions
+    for column, value in (
+        (topics.name, "t"), (topics.led, int(leads)), (topics.records, end * leads), (topics.bytes, 10 * leads),
+        (topics.staged_batches, int(leads)), (topics.oldest_staged_us, 50 + broker if leads else 0),
+        (partitions.topic, 0), (partitions.partition, 0), (partitions.leads, leads), (partitions.leader, 1),
+        (partitions.leader_epoch, epoch), (partitions.replicas_count, 3), (partitions.isr_count, 2),
+        (partitions.moving_to_count, 0), (partitions.log_start_offset, 0), (partitions.log_end_offset, end),
+        (partitions.high_watermark, 7), (partitions.size_bytes, 10), (partitions.staged_batches, 1),
+        (partitions.oldest_staged_us, 50),
+    ):  # fmt: skip
+        column.append(value)  # type: ignore[attr-defined]
+    partitions.replicas.extend([1, 2, 3])
+    partitions.isr.extend([1, 3])
+    for group, records in groups.items():
+        told = answer.groups
+        for column, value in (
+            (told.group, group), (told.topic, "t"), (told.kind, "spark"), (told.members, broker),
+            (told.records, records), (told.bytes, 10 * records), (told.lag_us, records), (told.moved_us, 100 + broker),
+        ):  # fmt: skip
+            column.append(value)  # type: ignore[attr-defined]
+    return answer
+
+
+def answering(watched: Watched, **answers: Any) -> None:
+    def answer(address: str, _request: Any) -> Any:
+        found = answers["b" + address.removeprefix("b:")]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    watched.answers["Observe"] = answer
+
+
+def test_every_broker_is_asked_once_and_the_leader_is_believed(admin: Admin, watched: Watched) -> None:
+    answering(watched, b1=said(1, leads=True), b2=said(2, epoch=9, end=99), b3=said(3))
+    watched.asked.clear()
+    found = admin.observe("partitions", ["t", "t"])
+    requests = [(address, request) for address, method, request in watched.asked if method == "Observe"]
+    asked = pb.ObserveRequest(detail=pb.PARTITIONS, topics=["t"])
+    assert sorted(requests, key=lambda each: each[0]) == [("b:1", asked), ("b:2", asked), ("b:3", asked)]
+    assert [(broker.id, broker.address, broker.state) for broker in found.brokers] == [
+        (1, "b:1", "serving"),
+        (2, "b:2", "serving"),
+        (3, "b:3", "serving"),
+    ]
+    [partition] = found.partitions
+    assert (partition.told_by, partition.log_end_offset, partition.leads) == (1, 100, True)
+    assert (partition.replicas, partition.isr, partition.moving_to) == ((1, 2, 3), (1, 3), ())
+    assert found.topics == (TopicObservation("t", 1, 100, 10, 1, 51),)
+    assert (found.silent, found.older, found.left_out, found.cluster_id) == ((), (), {}, "c")
+
+
+def test_without_a_leader_the_newest_epoch_is_believed(admin: Admin, watched: Watched) -> None:
+    answering(watched, b1=said(1), b2=said(2, epoch=9, end=99), b3=said(3))
+    assert [partition.told_by for partition in admin.observe("partitions").partitions] == [2]
+
+
+def test_what_leaders_say_of_a_topic_and_of_a_group_is_put_together(admin: Admin, watched: Watched) -> None:
+    answering(watched, b1=said(1, leads=True, g=4), b2=said(2, leads=True, g=6, h=1), b3=said(3))
+    found = admin.observe()
+    assert found.topics == (TopicObservation("t", 2, 200, 20, 2, 51),)
+    assert found.groups == (
+        GroupObservation("g", "t", "spark", 2, 10, 100, 6, 102),
+        GroupObservation("h", "t", "spark", 2, 1, 10, 1, 102),
+    )
+
+
+def test_who_does_not_answer_and_who_cannot_is_named(admin: Admin, watched: Watched) -> None:
+    watched.takes_s = {"b:2": 100.0}
+    full = said(1, leads=True)
+    full.left_out["groups"] = 3
+    answering(watched, b1=full, b2=said(2), b3=MethodUnknown("an older release"))
+    watched.allowed_s.clear()
+    found = admin.observe()
+    assert (found.silent, found.older, found.left_out) == (("b:2",), ("b:3",), {"groups": 3})
+    assert watched.allowed_s[-2] <= 1.0
+
+
+def test_a_broker_that_says_nothing_at_all_is_given_up(
+    admin: Admin, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation, "_BROKER_MS", 20.0)
+    monkeypatch.setattr(observation, "_CANCEL_MS", 20.0)
+    watched.mute = {"b:3"}
+    answering(watched, b1=said(1), b2=said(2))
+    found = admin.observe()
+    assert found.silent == ("b:3",)
+    assert sorted(watched.broken_off) == ["b:1", "b:2", "b:3"]
+
+
+def test_if_nobody_answers_that_is_an_error(admin: Admin, watched: Watched) -> None:
+    gone = OutcomeUnknown("gone")
+    answering(watched, b1=gone, b2=gone, b3=gone)
+    with pytest.raises(OutcomeUnknown, match="gone"):
+        admin.observe()
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "says"),
+    [
+        ({"detail": "all"}, InvalidRequest, "'broker', 'topics', 'partitions'"),
+        ({"topics": "t"}, InvalidRequest, "a list of names"),
+        ({"topics": ["no topic\n"]}, InvalidTopicName, "no topic"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_before_anybody_is_asked(
+    admin: Admin, watched: Watched, given: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    watched.asked.clear()
+    with pytest.raises(error, match=says):
+        admin.observe(**given)
+    assert watched.asked == []
+
+
+def test_each_partition_has_its_own_brokers_of_the_flat_lists() -> None:
+    answer = said(1)
+    more = said(1).partitions
+    more.partition[0], more.replicas[:], more.replicas_count[0], more.isr[:], more.isr_count[0] = 1, [2], 1, [], 0
+    answer.partitions.MergeFrom(more)
+    found = observation.put_together({"b:1": answer}).partitions
+    assert [(each.replicas, each.isr) for each in found] == [((1, 2, 3), (1, 3)), ((2,), ())]
+
+
+def test_an_observation_of_nothing_has_nothing() -> None:
+    assert observation.put_together({}) == ClusterObservation("", ())
