@@ -8,6 +8,7 @@
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers · IncompatibleVersion
+    │   ├── NotAuthenticated
     │   ├── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
     │   ├── TransactionAborted · TooManyTransactions · UnknownTransaction
     │   └── PeerRefused           between brokers only
@@ -225,6 +226,13 @@ class PeerRefused(RefusedError):
     def __init__(self, message: str, why: int = 0) -> None:
         super().__init__(message)
         self.why = why
+
+
+class NotAuthenticated(RefusedError):
+    """The certificate names nobody whom the cluster knows how to call, or the connection is not of the kind that proves
+    a name."""
+
+    grpc_status = "UNAUTHENTICATED"
 
 
 class IncompatibleVersion(RefusedError):

@@ -74,6 +74,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """the group reads the topic as a stream, or works it off as a queue, and was taken for the other"""
     UNKNOWN_QUEUE: _ErrorCode.ValueType  # 31
     """no such queue group is declared"""
+    NOT_AUTHENTICATED: _ErrorCode.ValueType  # 32
+    """the certificate names nobody, or the connection proves no name"""
     INCOMPATIBLE_VERSION: _ErrorCode.ValueType  # 35
     """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
     PEER_REFUSED: _ErrorCode.ValueType  # 34
@@ -150,6 +152,8 @@ WRONG_GROUP_KIND: ErrorCode.ValueType  # 30
 """the group reads the topic as a stream, or works it off as a queue, and was taken for the other"""
 UNKNOWN_QUEUE: ErrorCode.ValueType  # 31
 """no such queue group is declared"""
+NOT_AUTHENTICATED: ErrorCode.ValueType  # 32
+"""the certificate names nobody, or the connection proves no name"""
 INCOMPATIBLE_VERSION: ErrorCode.ValueType  # 35
 """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
 PEER_REFUSED: ErrorCode.ValueType  # 34

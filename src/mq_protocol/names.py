@@ -125,6 +125,11 @@ def check_lock_name(name: str) -> None:
         raise InvalidRequest(f"lock name {quoted(name)} {fault}")
 
 
+def check_user_name(name: str) -> None:
+    """The name of a user, or of a group of users. Raises `InvalidRequest`, saying which character or rule."""
+    _check_new("user name", name)
+
+
 def check_column_name(name: str) -> None:
     """For a column that is to be made; nested ones too. Names in back-quotes may hold any mark. Raises
     `InvalidRequest`."""

@@ -15,7 +15,7 @@ PUBLIC = {
     "mq_protocol.evolution": "check_extension extended versions",
     "mq_protocol.names": "INTERNAL_PREFIX SETTINGS TRANSACTIONS_TOPIC Durability OnTotalLoss RetentionPolicy Setting "
     "TopicSettings "
-    "check_column_name check_group_name check_id check_member_id check_member_key check_lock_name "
+    "check_column_name check_group_name check_id check_member_id check_member_key check_lock_name check_user_name "
     "check_new_group_name check_new_topic_name "
     "check_rack check_topic_name quoted "
     "did_you_mean parse_duration parse_flag parse_size nearest parse_settings",

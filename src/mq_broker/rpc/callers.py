@@ -1,6 +1,7 @@
 """Who asks: known to all that a request sets going, without being passed from hand to hand.
 
-Until clients have names it is their connection.
+`caller` is the connection, by which clients take turns. `principal` is the name that the connection has proved, by
+which rights are judged (security/names.py).
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from typing import Any, Final
 
 from grpc import aio
 
+from mq_broker.security.names import ANONYMOUS, Principal, of_auth_context
+
 _caller: Final[ContextVar[str]] = ContextVar("caller", default="")
+_principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
 
 
 def caller() -> str:
@@ -18,6 +22,15 @@ def caller() -> str:
     return _caller.get()
 
 
-def note_caller(context: aio.ServicerContext[Any, Any]) -> None:
-    """For the task that answers this call, and all that it starts."""
+def principal() -> Principal:
+    """In whose name the request is that this task answers; `User:ANONYMOUS` where it is nobody's."""
+    return _principal.get()
+
+
+def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:
+    """For the task that answers this call, and all that it starts. Every handler begins with it. Raises
+    `NotAuthenticated` if the connection proves no name, though it should."""
+    found = of_auth_context(context.auth_context())
     _caller.set(context.peer())
+    _principal.set(found)
+    return found

@@ -123,6 +123,7 @@ def unary_handler(
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
         try:
+            note_caller(context)
             gate(context.invocation_metadata())
             remaining = context.time_remaining()
             allowed = REQUEST_TIMEOUT_MS / 1000

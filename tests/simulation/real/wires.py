@@ -291,6 +291,9 @@ class ServerCall:
     def peer(self) -> str:
         return self._connection.dialler.machine
 
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"transport_security_type": [b"insecure"]}
+
     # -- its life
 
     async def run(self, handler: Any) -> None:
