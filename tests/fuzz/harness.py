@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
-TARGETS = ("filters", "schemas")
+TARGETS = ("filters", "messages", "schemas")
 CORPUS = Path(__file__).with_name("corpus")
 CASE_SECONDS_MAX = 2.0
 """A case takes about a millisecond. The bound has room for a machine that does other work."""
