@@ -14,10 +14,19 @@ import itertools
 import json
 import re
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
-from mq_broker.coordination.interface import BrokerRegistration, Features, Move, QueueSpec, TopicSpec
+from mq_broker.coordination.interface import (
+    SECURITY_DOCUMENT_BYTES_MAX,
+    SECURITY_DOCUMENTS,
+    BrokerRegistration,
+    Features,
+    Move,
+    QueueSpec,
+    SecurityDocuments,
+    TopicSpec,
+)
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InternalError, InvalidRequest, InvalidSetting, InvalidTopicName, shortened
@@ -233,6 +242,22 @@ def features_from_json(document: dict[str, Any]) -> Features:
     return Features(level, unknown_keys(document, ("level",), TOPIC_DOCUMENT_BYTES_MAX))
 
 
+def security_to_json(security: SecurityDocuments) -> dict[str, Any]:
+    stored = {name: [version, data.decode()] for name, (version, data) in security.documents.items()}
+    return {"version": security.version, "documents": stored}
+
+
+def security_from_json(document: dict[str, Any]) -> SecurityDocuments:
+    found: dict[str, tuple[int, bytes]] = {}
+    for name, pair in document["documents"].items():
+        version, text = _list(pair, "security")
+        data = _text(text, "security").encode()
+        if name not in SECURITY_DOCUMENTS or len(data) > SECURITY_DOCUMENT_BYTES_MAX:
+            raise ValueError(f"there is no security document {_shown(name)}, or it is too large")
+        found[name] = _number(version, "security", 0, _VERSION_MAX), data
+    return SecurityDocuments(_number(document["version"], "security", 0, _VERSION_MAX), found)
+
+
 def topic_of(name: str) -> Callable[[dict[str, Any]], TopicSpec]:
     """What reads the document of the node of that name, and no other's."""
 
@@ -304,6 +329,18 @@ def check_topic_size(topic: TopicSpec, before: TopicSpec | None = None) -> None:
             f"{len(topic.assignment)} partitions and {len(topic.moving)} moves have their lines. Give it fewer columns "
             "or shorter names of them, fewer partitions, or move fewer of them at a time"
         )
+
+
+def check_security_documents(changes: Mapping[str, tuple[int, bytes]]) -> None:
+    """Raises `InvalidRequest`."""
+    for name, (_, data) in changes.items():
+        if name not in SECURITY_DOCUMENTS:
+            raise InvalidRequest(f"there is no security document {name!r}")
+        if len(data) > SECURITY_DOCUMENT_BYTES_MAX:
+            raise InvalidRequest(
+                f"the security document {name} would have {len(data)} bytes, and at most {SECURITY_DOCUMENT_BYTES_MAX} "
+                "are allowed: remove what is not needed any more; one rule for a prefix may stand for many"
+            )
 
 
 def dump(document: dict[str, Any]) -> bytes:

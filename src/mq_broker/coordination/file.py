@@ -23,12 +23,14 @@ from typing import Any, TypeVar
 
 from mq_broker.coordination import documents
 from mq_broker.coordination.file_locks import FileLocks
+from mq_broker.coordination.file_security import FileSecurity
 from mq_broker.coordination.interface import (
     BrokerRegistration,
     CoordinationEvent,
     Features,
     Listener,
     LockPlace,
+    SecurityDocuments,
     TopicChanges,
     TopicSpec,
 )
@@ -50,7 +52,8 @@ _DOCUMENT = "coordination.json"
 _LOCK = "coordination.lock"
 
 _FIRST_FEATURES = Features()
-_KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens", "features"))
+_NO_SECURITY = SecurityDocuments()
+_KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens", "features", "security"))
 _UNKNOWN_BYTES_MAX = 1 << 20
 _FORMAT = 1
 """Of the document. A later one is to be named in it, as `format`."""
@@ -71,6 +74,7 @@ class _Contents:
 
     unknown: str = ""
     features: Features = _FIRST_FEATURES
+    security: SecurityDocuments = _NO_SECURITY
 
     def copy(self) -> _Contents:
         return replace(self, lives=dict(self.lives), topics=dict(self.topics), states=dict(self.states))
@@ -90,6 +94,8 @@ class _Contents:
         }
         if self.features != _FIRST_FEATURES:  # what the last release wrote has none
             document["features"] = documents.features_to_json(self.features)
+        if self.security != _NO_SECURITY:
+            document["security"] = documents.security_to_json(self.security)
         return with_unknown(document, self.unknown)
 
     @classmethod
@@ -111,6 +117,7 @@ class _Contents:
             lock_tokens=int(document.get("lock_tokens", 0)),
             unknown=unknown_keys(document, _KEYS, _UNKNOWN_BYTES_MAX),
             features=documents.features_from_json(document["features"]) if "features" in document else _FIRST_FEATURES,
+            security=documents.security_from_json(document["security"]) if "security" in document else _NO_SECURITY,
         )
 
 
@@ -131,6 +138,7 @@ class FileCoordination:
         self._registrations: dict[int, BrokerRegistration] = {}
         self._locks = FileLocks(self._reserve_lock_tokens)
         self._listener: Listener = lambda _event: None
+        self.security = FileSecurity(self._security_now, self._change_security)
         self._lock: int | None = None
         self._waiting: list[_Change] = []
         self._writer: asyncio.Task[None] | None = None
@@ -331,6 +339,27 @@ class FileCoordination:
             return contents.lock_tokens - count + 1
 
         return await self._change(apply)
+
+    # -------------------------------------------------------------- who may do what
+
+    def _security_now(self) -> SecurityDocuments:
+        self._check_open()
+        return self._contents.security
+
+    async def _change_security(self, change: Callable[[SecurityDocuments], SecurityDocuments | None]) -> int | None:
+        """What `change` makes of them is stored, unless it is None. Their new version."""
+
+        def apply(contents: _Contents) -> int | None:
+            changed = change(contents.security)
+            if changed is None:
+                return None
+            contents.security = changed
+            return changed.version
+
+        version = await self._change(apply)
+        if version is not None:
+            self._emit(CoordinationEvent.SECURITY_CHANGED)
+        return version
 
     # -------------------------------------------------------------- the document
 

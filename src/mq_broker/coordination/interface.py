@@ -7,7 +7,7 @@ past it. Events arrive on the loop through the listener given to `start`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
@@ -104,10 +104,11 @@ class TopicSpec:
 class CoordinationEvent(Enum):
     """Hints (they coalesce): act on what is read after them, never on the event itself (trap 20). The first connection
     is the return of `start`, not an event. After CONNECTED come BROKERS_CHANGED and TOPICS_CHANGED: anything may have
-    changed."""
+    changed, security documents too."""
 
     BROKERS_CHANGED = "brokers_changed"
     TOPICS_CHANGED = "topics_changed"
+    SECURITY_CHANGED = "security_changed"  # once they have been read, see `SecurityStore`
     SUSPENDED = "suspended"  # no answer from the service; the session may still live
     # Connected again: with the same session, or after SESSION_LOST with a new one (register anew)
     CONNECTED = "connected"
@@ -130,6 +131,40 @@ class TopicChanges(NamedTuple):
     present: dict[str, TopicSpec]
     gone: tuple[str, ...] = ()
     unreadable: tuple[str, ...] = ()
+
+
+ACL_DOCUMENTS = tuple(f"acls/{number}" for number in range(16))
+SECURITY_DOCUMENTS = (*ACL_DOCUMENTS, "revoked", "quotas")
+"""Their names. What they say is not for the coordination service to know."""
+
+SECURITY_DOCUMENT_BYTES_MAX = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class SecurityDocuments:
+    """Those there are, by name: version and contents. `version` of them all: grows with every change."""
+
+    version: int = 0
+    documents: Mapping[str, tuple[int, bytes]] = field(default_factory=dict)
+
+    def changed(self, changes: Mapping[str, tuple[int, bytes]]) -> SecurityDocuments | None:
+        """As they are after such a write; None if it is refused."""
+        if any(self.documents.get(name, (-1, b""))[0] != expected for name, (expected, _) in changes.items()):
+            return None
+        written = {name: (expected + 1, data) for name, (expected, data) in changes.items()}
+        return SecurityDocuments(self.version + 1, {**self.documents, **written})
+
+
+class SecurityStore(Protocol):
+    async def read(self) -> SecurityDocuments:
+        """All of them, not older than this call. Once it has returned, SECURITY_CHANGED will follow any later change
+        that was made by `write`; what others write there is only seen by who reads again. Raises
+        `CoordinationUnavailable`."""
+
+    async def write(self, changes: Mapping[str, tuple[int, bytes]]) -> tuple[CasOutcome, int]:
+        """Each document with the version that it is expected to have (-1: there is none) and its new contents; all of
+        them or none. (DONE, the new version of them all), (REFUSED, -1) or (UNKNOWN, -1). Raises `InvalidRequest` for a
+        document that is too large, or more than can be written at once."""
 
 
 class LockPlace(Protocol):
@@ -232,6 +267,10 @@ class CoordinationService(Protocol):
     def lock_silence_ms(self) -> int:
         """How long a holder may go without hearing from this broker and still be sure that nobody else has the lock,
         should the broker have stopped: its session lasts longer."""
+
+    @property
+    def security(self) -> SecurityStore:
+        """The documents that say who may do what."""
 
     @property
     def condition(self) -> str:

@@ -1,6 +1,7 @@
 """Coordination through ZooKeeper. Paths and what they mean; the session itself is kazoo_session.py's.
 
     <root>/cluster_id                        made once
+    <root>/security/…                        who may do what (zookeeper_security.py)
     <root>/security/peer_secret              64 hex digits, made once: by it brokers know each other
     <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
     <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
@@ -53,6 +54,7 @@ from mq_broker.coordination.node_reads import NodeReads
 from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.coordination.zookeeper_locks import ZooKeeperLocks
+from mq_broker.coordination.zookeeper_security import PATHS, ZooKeeperSecurity
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -108,6 +110,9 @@ class ZooKeeperCoordination:
         self._unreadable = Unreadable()
         self._locks = ZooKeeperLocks(self._session, self._path("locks"), self._session_timeout_s)
         self._listener: Listener = lambda _event: None
+        self.security = ZooKeeperSecurity(
+            self._session, self._reads, self._root, lambda: self._emit(CoordinationEvent.SECURITY_CHANGED)
+        )
         self._making = asyncio.Lock()
         self._read_all = True  # what is remembered of the topics may be of another ensemble, or one that was put back
         self._brokers_watch = self._session.watch(lambda: self._emit(CoordinationEvent.BROKERS_CHANGED))
@@ -121,7 +126,7 @@ class ZooKeeperCoordination:
         await self._session.open(self._on_state)
         try:
             deadline = self._session.deadline()
-            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes", "security", "features"):
+            for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes", *PATHS, "features"):
                 await self._make(self._path(path), deadline)
         except ZookeeperError as error:
             await self.stop()
@@ -153,6 +158,7 @@ class ZooKeeperCoordination:
             # Watches went with the connection, and what they would have told may have happened meanwhile.
             self._emit(CoordinationEvent.BROKERS_CHANGED)
             self._emit(CoordinationEvent.TOPICS_CHANGED)
+            self._emit(CoordinationEvent.SECURITY_CHANGED)
 
     def _emit(self, event: CoordinationEvent) -> None:
         self._listener(event)

@@ -19,6 +19,7 @@ from mq_broker.coordination.interface import (
     CoordinationEvent,
     Listener,
     LockPlace,
+    SecurityStore,
     TopicChanges,
     TopicSpec,
 )
@@ -217,6 +218,10 @@ class Session:
             raise CoordinationUnavailable("the coordination service does not answer: ask again") from None
 
     # ------------------------------------------------------------------ the interface
+
+    @property
+    def security(self) -> SecurityStore:
+        raise AssertionError("simulated brokers do not judge rights, so they read no rules")
 
     async def cluster_id(self) -> str:
         return await self._read(lambda: self._service.cluster)

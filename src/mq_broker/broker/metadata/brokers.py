@@ -43,6 +43,7 @@ class Cluster:
         self._changed = asyncio.Event()
         self._registered = False
         self.topics_changed = asyncio.Event()
+        self.security_changed = asyncio.Event()
         self.brokers: dict[int, BrokerRegistration] = {}
         self.level = FIRST
         self._level_read = False
@@ -76,9 +77,12 @@ class Cluster:
                 self.topics_changed.set()
             case CoordinationEvent.BROKERS_CHANGED:
                 self._changed.set()
+            case CoordinationEvent.SECURITY_CHANGED:
+                self.security_changed.set()
             case CoordinationEvent.CONNECTED:
                 self._changed.set()
                 self.topics_changed.set()
+                self.security_changed.set()
             case CoordinationEvent.SESSION_LOST:
                 log.warning(
                     "the session with the coordination service ended: this broker leads nothing until it is registered "

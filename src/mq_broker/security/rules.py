@@ -1,0 +1,173 @@
+"""Rules: who may do what. Pure.
+
+A rule allows or denies one operation on one name, or on all names that begin alike, to one principal or to everybody.
+What no rule allows is denied, and what one rule denies no other allows. Reading, writing, altering and deleting imply
+describing; whoever is denied to describe is denied everything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import total_ordering
+from typing import Final, NamedTuple
+
+from mq_broker.security.names import Principal
+from mq_protocol.errors import InvalidRequest
+from mq_protocol.limits import NAME_BYTES_MAX
+from mq_protocol.names import quoted
+from mq_protocol.rights import CLUSTER_NAME, IMPLY_DESCRIBE, Kind, Operation, check_pair
+
+EVERYBODY: Final = "*"
+
+NAME_MAX: Final = 1_024
+"""Bytes of a resource's name in a rule: transactions are named by ids, which are longer than names."""
+
+_UNNAMEABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+REMEMBERED_MAX: Final = 100_000
+"""Verdicts that are remembered at once. Names come from strangers."""
+
+REMEMBERED_NAME_MAX: Final = NAME_BYTES_MAX
+"""Characters. A verdict on a longer name is not remembered."""
+
+
+class Effect(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`principal`: `User:etl`, or `*` for everybody. `prefix`: of all names that begin with `name`. Raises
+    `InvalidRequest` for what no rule can say."""
+
+    principal: str
+    effect: Effect
+    operation: Operation
+    kind: Kind
+    name: str
+    prefix: bool = False
+
+    def __post_init__(self) -> None:
+        if self.principal != EVERYBODY and Principal.parse(self.principal).kind != "User":
+            raise InvalidRequest(f"rules are for users, not for {quoted(self.principal)}: name User:NAME, or * for all")
+        check_pair(self.kind, self.operation)
+        if self.kind is Kind.CLUSTER and (self.name != CLUSTER_NAME or self.prefix):
+            raise InvalidRequest("there is one cluster, and a rule about it has no name")
+        if not self.name and not self.prefix:
+            raise InvalidRequest("a rule without a name is about nothing: name a resource, or * for all")
+        if len(self.name.encode("utf-8", "surrogatepass")) > NAME_MAX:
+            raise InvalidRequest(f"the name in a rule has more than {NAME_MAX} bytes: give a shorter one")
+        if _UNNAMEABLE.search(self.name):
+            raise InvalidRequest(f"the name {quoted(self.name)} in a rule has characters that no name has")
+
+    def __lt__(self, other: Rule) -> bool:
+        return self._key() < other._key()
+
+    def _key(self) -> tuple[str, str, str, str, str, bool]:
+        return self.principal, self.kind, self.name, self.operation, self.effect, self.prefix
+
+
+class Verdict(NamedTuple):
+    """`rule`: the one that decided; None if it was no rule. `why`: in words."""
+
+    allowed: bool
+    why: str
+    rule: Rule | None = None
+
+
+NO_RULE: Final = Verdict(False, "no rule allows it")
+UNREADABLE: Final = Verdict(
+    False, "rules of the cluster cannot be read, so that nobody but superusers is allowed anything"
+)
+
+
+@dataclass(slots=True)
+class _Names:
+    """The rules of one principal about one kind of resource. `lengths`: of the prefixes, shortest first."""
+
+    literal: dict[str, list[Rule]] = field(default_factory=dict)
+    prefixes: dict[str, list[Rule]] = field(default_factory=dict)
+    lengths: tuple[int, ...] = ()
+
+    def add(self, rule: Rule) -> None:
+        (self.prefixes if rule.prefix else self.literal).setdefault(rule.name, []).append(rule)
+        if rule.prefix and len(rule.name) not in self.lengths:
+            self.lengths = tuple(sorted((*self.lengths, len(rule.name))))
+
+    def about(self, name: str) -> Iterator[Rule]:
+        yield from self.literal.get(name, ())
+        size = len(name)
+        for length in self.lengths:
+            if length > size:
+                return
+            yield from self.prefixes.get(name[:length], ())
+
+    def all(self) -> Iterator[Rule]:
+        for rules in (*self.literal.values(), *self.prefixes.values()):
+            yield from rules
+
+
+class RuleBook:
+    """Owns rules as they are looked up, and the verdicts that were asked for. It does not change: new rules are a new
+    book. `readable` false: some rules are not known, and one of them may deny."""
+
+    def __init__(self, rules: Iterable[Rule] = (), *, readable: bool = True) -> None:
+        self.readable = readable
+        self._rules: dict[tuple[str, Kind], _Names] = {}
+        self._remembered: dict[tuple[str, str, str, str], Verdict] = {}
+        for rule in rules:
+            self._rules.setdefault((rule.principal, rule.kind), _Names()).add(rule)
+
+    def verdict(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
+        """Whether the principal may do that. `principal` as `str` gives it."""
+        key = (principal, operation, kind, name)
+        known = self._remembered.get(key)
+        if known is None:
+            known = self._judge(principal, operation, kind, name)
+            if len(name) <= REMEMBERED_NAME_MAX:
+                if len(self._remembered) >= REMEMBERED_MAX:
+                    self._remembered.clear()
+                self._remembered[key] = known
+        return known
+
+    def any_name(self, principal: str, operation: Operation, kind: Kind) -> Verdict:
+        """Whether there is a name on which the principal may do that."""
+        if not self.readable:
+            return UNREADABLE
+        mine = self._of(principal, kind)
+        for rule in (rule for names in mine for rule in names.all()):
+            if rule.effect is Effect.ALLOW and _covers(rule.operation, operation):
+                about = (one for names in mine for one in names.about(rule.name))
+                # To deny some of the names that begin so leaves others
+                if not any(_denies(one, operation) and (one.prefix or not rule.prefix) for one in about):
+                    return Verdict(True, "a rule allows it", rule)
+        return NO_RULE
+
+    def _of(self, principal: str, kind: Kind) -> list[_Names]:
+        found = (self._rules.get((who, kind)) for who in (principal, EVERYBODY))
+        return [names for names in found if names is not None]
+
+    def _judge(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
+        if not self.readable:
+            return UNREADABLE
+        allowing: Rule | None = None
+        for names in self._of(principal, kind):
+            for rule in names.about(name):
+                if _denies(rule, operation):
+                    return Verdict(False, "a rule denies it", rule)
+                if allowing is None and rule.effect is Effect.ALLOW and _covers(rule.operation, operation):
+                    allowing = rule
+        return NO_RULE if allowing is None else Verdict(True, "a rule allows it", allowing)
+
+
+def _denies(rule: Rule, asked: Operation) -> bool:
+    return rule.effect is Effect.DENY and rule.operation in (asked, Operation.DESCRIBE)
+
+
+def _covers(allowed: Operation, asked: Operation) -> bool:
+    return allowed is asked or (asked is Operation.DESCRIBE and allowed in IMPLY_DESCRIBE)
