@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -308,6 +308,8 @@ class Leasing:
                     self._name({(key.topic, key.partition) for key in self._held})
             except TritonMQError as error:  # asked again in a moment, and what is lost is told when it is settled
                 log.warning("leases of %s could not be extended: %s", quoted(self._options.group), error)
+            except CancelledError:  # closed meanwhile
+                return
             except RuntimeError:  # the process ends, and starts no more threads
                 return
             else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -133,6 +135,29 @@ def test_a_member_that_only_goes_on_with_leases_keeps_them(leaders: Leaders, mem
     assert made.claim([lease()]) == {}
     assert leaders.outcomes() == [pb.OUTCOME_EXTEND]
     until(lambda: any(request.held for request in leaders.leases))
+
+
+def test_a_member_that_is_closed_while_it_names_its_leases_ends_quietly(
+    leaders: Leaders, member: Callable[..., Leasing], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Questions that have not begun are cancelled. pytest fails a test whose thread ends by an error."""
+    asked, closed = threading.Event(), threading.Event()
+
+    def hold(*_: Any) -> dict[int, Any]:
+        asked.set()
+        assert closed.wait(10)
+        return {0: pb.LeaseResponse(), 1: pb.LeaseResponse()}
+
+    made = member()
+    made._pool = ThreadPoolExecutor(1)
+    made.claim([lease(0), lease(1)])
+    monkeypatch.setattr(leasing, "ask_leaders", hold)
+    assert asked.wait(10)
+    made.close()
+    closed.set()
+    assert made._thread is not None
+    made._thread.join(10)
+    assert not made._thread.is_alive()
 
 
 def test_an_extension_that_failed_is_said_again_at_once(
