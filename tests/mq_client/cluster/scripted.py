@@ -28,19 +28,23 @@ Answer = Callable[[Any], Message]
 
 
 class Clock:
-    """In the place of the module `time`. The test's thread moves it by sleeping; one that another test left has the
+    """In the place of the module `time`. The test's threads move it by sleeping; one that another test left has the
     real one."""
 
     def __init__(self) -> None:
         self.now = 1_000.0
         self.slept: list[float] = []
-        self._thread = threading.get_ident()
+        self._threads = {threading.get_ident()}
+
+    def adopt(self) -> None:
+        """The calling thread works for the test as well."""
+        self._threads.add(threading.get_ident())
 
     def monotonic(self) -> float:
-        return self.now if threading.get_ident() == self._thread else time.monotonic()
+        return self.now if threading.get_ident() in self._threads else time.monotonic()
 
     def sleep(self, seconds: float) -> None:
-        if threading.get_ident() != self._thread:
+        if threading.get_ident() not in self._threads:
             time.sleep(seconds)
             return
         self.slept.append(seconds)

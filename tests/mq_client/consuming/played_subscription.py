@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,6 +105,9 @@ class Client:
 
     def hear(self, stream: Stream, header: pb.BatchesHeader, *payloads: memoryview) -> None:
         async def heard() -> None:
+            # Brokers are asked in a thread, which must have the same clock as who judges how old their answers are.
+            threads = ThreadPoolExecutor(1, initializer=self.connection.clock.adopt)
+            asyncio.get_running_loop().set_default_executor(threads)
             await stream.heard(Envelope(header, payloads))
 
         asyncio.run(heard())
