@@ -124,11 +124,14 @@ def stored() -> dict[str, str]:
     scheduled = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(waits,)))
     attributed = replace(SNAPSHOT.state.staged[0], attributes=Attributes(9))
     levels = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(attributed,)))
+    lives = replace(scheduled.state.staged[0], attributes=Attributes(ttl_ms=600_000))
+    expires = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(lives,)))
     return {
         "snapshot": encode_snapshot(PLACE, SNAPSHOT).hex(),
         "snapshot with a queue group": encode_snapshot(PLACE, queues).hex(),
         "snapshot with a scheduled batch": encode_snapshot(PLACE, scheduled).hex(),
         "snapshot with attributes": encode_snapshot(PLACE, levels).hex(),
+        "snapshot with a time to live": encode_snapshot(PLACE, expires).hex(),
         "flushed": pack_mark(PLACE, 40).hex(),
     }
 

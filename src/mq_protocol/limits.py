@@ -50,6 +50,9 @@ PRIORITY_MAX: Final = 31
 PRIORITY_USUAL: Final = 4
 """Of a record, from 0 on: which one queue groups lend first."""
 
+TTL_MS_MAX: Final = 365 * 86_400_000
+"""For how long after it was published a record may be lent by queue groups, if it is not for ever."""
+
 SCHEDULED_MAX: Final = 100_000
 """Scheduled batches that wait in a partition, some 400 bytes of memory each on every replica (`scheduled_max`)."""
 

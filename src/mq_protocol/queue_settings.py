@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Final, TypeVar
 
 from mq_protocol.errors import InvalidSetting, InvalidTopicName
+from mq_protocol.limits import TTL_MS_MAX
 from mq_protocol.names import (
     FOR_EVER,
     Setting,
@@ -31,7 +32,6 @@ MEMBER_PRIORITY_MAX: Final = 31
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 LENGTH_MAX_CEILING: Final = 16_777_216
 TTL_MS_FLOOR: Final = 1_000
-TTL_MS_CEILING: Final = 365 * 24 * _HOUR_MS
 
 
 class DeadLetter(Enum):
@@ -263,7 +263,7 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
 def _ttl_ms(given: Mapping[str, str]) -> int:
     if given.get("ttl_ms", "").strip().lower() == FOR_EVER:
         return 0
-    return _number(given, "ttl_ms", 0, TTL_MS_FLOOR, TTL_MS_CEILING, parse_duration)
+    return _number(given, "ttl_ms", 0, TTL_MS_FLOOR, TTL_MS_MAX, parse_duration)
 
 
 def _choice(given: Mapping[str, str], name: str, default: C, choices: type[C]) -> C:

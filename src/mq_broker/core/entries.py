@@ -19,6 +19,7 @@ UUID_BYTES = 16
 NO_UUID = bytes(UUID_BYTES)
 PRIORITY_MAX = limits.PRIORITY_MAX
 PRIORITY_USUAL = limits.PRIORITY_USUAL
+TTL_MS_MAX = limits.TTL_MS_MAX
 
 
 class EntryKind(IntEnum):
@@ -72,9 +73,11 @@ class EpochStart:
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What holds for each record of a batch. `priority`: 0 to 31, higher ones are lent first by queue groups."""
+    """What holds for each record of a batch. `priority`: 0 to 31, higher ones are lent first by queue groups. `ttl_ms`:
+    how long after the time at which it gets its offsets queue groups lend it; 0 for ever."""
 
     priority: int = PRIORITY_USUAL
+    ttl_ms: int = 0
 
 
 USUAL = Attributes()
@@ -322,6 +325,13 @@ def level_of(operation: object) -> int:
     """The lowest level of the cluster at which every broker can read this operation."""
     usual = not isinstance(operation, Append | Stage) or operation.attributes == USUAL
     return max(LEVELS.get(type(operation), 1), 1 if usual else LEVEL_OF_ATTRIBUTES)
+
+
+def named(operation: object) -> str:
+    """What an error calls it that says which level it needs."""
+    if isinstance(operation, Append | Stage):
+        return "a batch with a priority or a ttl_ms"
+    return type(operation).__name__
 
 
 def _bytes(*names: str) -> int:

@@ -454,7 +454,8 @@ class WriteNode:
 @dataclass(frozen=True, slots=True)
 class Published:
     """A batch became readable: offsets `base_offset .. base_offset + record_count - 1` are the payload of entry
-    `index`. `priority`: of its records."""
+    `index`. `priority`: of its records. `expires_us`: from then on queue groups lend them no more, in microseconds
+    since 1970; 0 for never."""
 
     base_offset: int
     record_count: int
@@ -463,6 +464,7 @@ class Published:
     payload_bytes: int
     decoded_bytes: int
     priority: int = PRIORITY_USUAL
+    expires_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""From offsets to journal entries: one record of 56 bytes for each published batch.
+"""From offsets to journal entries: one record of 64 bytes for each published batch.
 
 The index is derived: the core says again at every start which batches are published, so it is never synced, never
 recovered, and a file that is there already is emptied. Records are found by binary search over bytes; there is no
@@ -25,8 +25,9 @@ from mq_broker.core.entries import PRIORITY_USUAL
 from mq_broker.core.messages import Published
 from mq_protocol.errors import OffsetOutOfRange
 
-# base_offset, index, timestamp_us, newest_us, bytes_before, record_count, payload_bytes, decoded_bytes, priority
-_RECORD: Final = struct.Struct("=QQqqQIIII")
+# base_offset, index, timestamp_us, newest_us, bytes_before, record_count, payload_bytes, decoded_bytes, priority,
+# expires_us
+_RECORD: Final = struct.Struct("=QQqqQIIIIq")
 _U64: Final = struct.Struct("=Q")
 _I64: Final = struct.Struct("=q")
 _U32: Final = struct.Struct("=I")
@@ -47,7 +48,8 @@ class OffsetIndex:
     those of the snapshot that the journal begins with: nothing below either is in the journal, so the log starts at the
     higher one (rule 13).
 
-    `has_priorities`: whether a batch was appended that has another priority than the usual one.
+    `has_priorities`: whether a batch was appended that has another priority than the usual one. `has_lives`: whether
+    one was that expires by itself.
 
     - records `_first` to `_count - 1` hold offsets at or above `log_start_offset`; those before are dead;
     - between neighbouring records there are no offsets but those of `_gaps`, each (first, next), ascending.
@@ -64,6 +66,7 @@ class OffsetIndex:
         self._bytes_appended = 0
         self._newest_us = -(1 << 63)
         self.has_priorities = False
+        self.has_lives = False
 
     def __len__(self) -> int:
         """How many batches."""
@@ -89,6 +92,7 @@ class OffsetIndex:
             f"offset {published.base_offset} after {self.log_end_offset}"
         )
         self.has_priorities = self.has_priorities or published.priority != PRIORITY_USUAL
+        self.has_lives = self.has_lives or published.expires_us != 0
         self._newest_us = max(self._newest_us, published.timestamp_us)
         if (self._count + 1) * _SIZE > len(self._data):
             self._resize(max(_FIRST_BYTES, 2 * len(self._data)))
@@ -104,6 +108,7 @@ class OffsetIndex:
             published.payload_bytes,
             published.decoded_bytes,
             published.priority,
+            published.expires_us,
         )
         self._count += 1
         self._bytes_appended += published.payload_bytes
@@ -174,6 +179,14 @@ class OffsetIndex:
         end = min(first + most, self._count)
         with memoryview(self._data) as data, data[first * _SIZE : end * _SIZE] as records:
             return [(each[0], each[0] + each[5], each[8]) for each in _RECORD.iter_unpack(records)]
+
+    def lives(self, start_offset: int, most: int) -> list[tuple[int, int, int]]:
+        """Of the batches that hold offsets at or above `start_offset`, the first ones, at most `most`: where each
+        begins and ends, and when it expires by itself, in microseconds since 1970; 0 for never."""
+        first = self._first_from(start_offset)
+        end = min(first + most, self._count)
+        with memoryview(self._data) as data, data[first * _SIZE : end * _SIZE] as records:
+            return [(each[0], each[0] + each[5], each[9]) for each in _RECORD.iter_unpack(records)]
 
     def find_time(self, timestamp_us: int) -> int:
         """The first offset of a batch of `timestamp_us` or later; `log_end_offset` if all are older."""
@@ -279,10 +292,12 @@ class OffsetIndex:
         return int(_U32.unpack_from(self._data, n * _SIZE + _RECORD_COUNT_AT)[0])
 
     def _record(self, n: int) -> Published:
-        base_offset, index, timestamp_us, _, _, record_count, payload_bytes, decoded_bytes, priority = (
+        base_offset, index, timestamp_us, _, _, record_count, payload_bytes, decoded_bytes, priority, expires = (
             _RECORD.unpack_from(self._data, n * _SIZE)
         )
-        return Published(base_offset, record_count, index, timestamp_us, payload_bytes, decoded_bytes, priority)
+        return Published(
+            base_offset, record_count, index, timestamp_us, payload_bytes, decoded_bytes, priority, expires
+        )
 
     def _bytes_before(self, offset: int) -> int:
         """Of all batches ever appended, the bytes below `offset`; exact within the log."""

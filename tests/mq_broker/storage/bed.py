@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mq_broker.core.entries import (
+    TTL_MS_MAX,
     Abort,
     Append,
     Attributes,
@@ -98,6 +99,9 @@ def operations_with_attributes() -> list[Operation]:
         Append(uuid_of(1) * 10, Attributes(31)),
         Stage(KEY, 12, "run-1", Attributes(0)),
         Schedule(1_700_000_000_000_000, Attributes(5)),
+        Append(b"", Attributes(ttl_ms=600_000)),
+        Stage(KEY, 12, "run-1", Attributes(31, 1)),
+        Schedule(1_700_000_000_000_000, Attributes(ttl_ms=TTL_MS_MAX)),
     ]
 
 

@@ -28,6 +28,8 @@ from mq_broker.broker.transactions.requests import check_attempt, check_micro_ba
 from mq_broker.core.entries import (
     NO_UUID,
     PRIORITY_MAX,
+    PRIORITY_USUAL,
+    TTL_MS_MAX,
     USUAL,
     UUID_BYTES,
     Append,
@@ -301,8 +303,9 @@ def _operation(header: pb.ProduceHeader, due_us: int) -> Operation:
 
 
 def _attributes(told: pb.BatchAttributes) -> Attributes:
-    """A priority above the highest is that one."""
-    return Attributes(min(told.priority, PRIORITY_MAX)) if told.HasField("priority") else USUAL
+    """A priority above the highest is that one; so is a `ttl_ms`."""
+    priority = min(told.priority, PRIORITY_MAX) if told.HasField("priority") else PRIORITY_USUAL
+    return Attributes(priority, min(told.ttl_ms, TTL_MS_MAX))
 
 
 def _check_header(header: pb.ProduceHeader, topic: Topic) -> pa.Schema:

@@ -17,7 +17,7 @@ def ready_of(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> R
     """By the group's settings. `index`: of the partition."""
     ready = _in_order(state, settings, index)
     ready.sieve = Sieve(state, settings.filter, ordered=ready.order is not None) if settings.filter else None
-    if settings.ttl_ms:
+    if settings.ttl_ms or index.has_lives:
         ordered = ready.order is not None
         ready.expiring = Expiring(state, index, settings.ttl_ms, fate_of(settings), ordered=ordered)
     return ready
@@ -28,9 +28,9 @@ def suits(ready: Ready, settings: QueueSettings, index: OffsetIndex) -> bool:
     if ready.order is None and ready.priority is not _priority(settings, index):
         return False
     expiring = ready.expiring
-    if settings.ttl_ms != (expiring.ttl_ms if expiring is not None else 0):
+    if (expiring is None) is bool(settings.ttl_ms or index.has_lives):
         return False
-    if expiring is not None and expiring.fate is not fate_of(settings):
+    if expiring is not None and (expiring.ttl_ms, expiring.fate) != (settings.ttl_ms, fate_of(settings)):
         return False
     filtered = ready.sieve.text if ready.sieve is not None else ""
     return ready.ordered == (settings.order, settings.order_by) and filtered == settings.filter
@@ -43,12 +43,12 @@ def fate_of(settings: QueueSettings) -> Fate:
     return Fate.PARKED if settings.dead_letter is DeadLetter.PARK else Fate.SENT
 
 
-def goes_by_itself(queue: Queue | None) -> bool:
+def goes_by_itself(queue: Queue | None, index: OffsetIndex) -> bool:
     """Whether what becomes readable may go though nobody asks: it may be too much for the group, or too old."""
     if queue is None:
         return False
     settings = queue.settings
-    return bool(settings.ttl_ms or (settings.length_max and settings.overflow is Overflow.DROP_HEAD))
+    return bool(index.has_lives or settings.ttl_ms or (settings.length_max and settings.overflow is Overflow.DROP_HEAD))
 
 
 def _priority(settings: QueueSettings, index: OffsetIndex) -> Priority:

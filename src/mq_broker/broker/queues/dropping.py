@@ -8,12 +8,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range, Ranges, joined
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Drop, Reason, Reject, Reset, Return, Step, why_not_one_entry
 
-DROPPED_AT_ONCE: Final = 2_000
-"""Ranges that one entry drops, some ten milliseconds."""
+DROPPED_AT_ONCE: Final = 500
+"""Ranges that one entry drops, some two milliseconds."""
+
+LOOKED_AT_ONCE: Final = 1_000
+"""Runs of marks that are looked at for them."""
 
 
 class Dropping(ABC):
@@ -30,6 +34,8 @@ class Dropping(ABC):
         self._pending: list[Range] = []
         self._taken: list[Range] = []
         self._step: Step | None = None
+        self.unfinished = False
+        """Whether there is more to look at, and nothing is on its way that it waits for."""
 
     @abstractmethod
     def _unwanted(self, first: int, end: int) -> Iterator[Range]:
@@ -43,6 +49,7 @@ class Dropping(ABC):
         self._taken = []
         found = [(first, end) for first, end, _ in self._take(DROPPED_AT_ONCE, limit)]
         self._step = self._gone(joined(found)) if found else None
+        self.unfinished = bool(self._pending) and not found
         if self._step is None:
             self._taken = []
         elif not why_not_one_entry((*steps, self._step)):
@@ -54,24 +61,35 @@ class Dropping(ABC):
         return Drop(ranges, self.reason)
 
     def _take(self, most: int, limit: int) -> list[tuple[int, int, Mark | None]]:
-        """The next records that are to go, so many ranges of equal marks at most."""
+        """The next records that are to go, so many ranges of equal marks at most. So much is looked at for them."""
         found: list[tuple[int, int, Mark | None]] = []
-        while self._pending and len(found) < most:
+        looked = 0
+        while self._pending and len(found) < most and looked < LOOKED_AT_ONCE:
             first, end = heapq.heappop(self._pending)
+            looked += 1
             for low, high, mark in self._droppable(first, end, limit):
-                if len(found) == most:
-                    heapq.heappush(self._pending, (low, end))
+                looked += 1
+                if len(found) == most or looked > LOOKED_AT_ONCE:
+                    if low < end:
+                        heapq.heappush(self._pending, (low, end))
                     end = low
                     break
-                found.append((low, high, mark))
-            self._taken.append((first, end))
+                if low < high:
+                    found.append((low, high, mark))
+            if first < end:
+                self._taken.append((first, end))
         return found
 
     def _droppable(self, first: int, end: int, limit: int) -> Iterator[tuple[int, int, Mark | None]]:
+        """Ranges of equal marks, and an empty one at the end of each run that was looked at."""
         for low, high, mark in self._state.unleased(first, end):
             if mark is None or not mark.doomed(limit):
                 for begin, until in self._unwanted(low, high):
                     yield begin, until, mark
+            yield high, high, mark
+
+    def _any_droppable(self, first: int, end: int, limit: int) -> bool:
+        return any(low < high for low, high, _ in self._droppable(first, end, limit))
 
     def written(self, steps: Iterable[Step]) -> None:
         """They are committed."""
@@ -82,3 +100,12 @@ class Dropping(ABC):
                 for first, end in step.ranges:
                     if next(self._unwanted(first, end), None) is not None:
                         heapq.heappush(self._pending, (first, end))
+
+
+def of_set(offsets: OffsetSet, first: int, end: int) -> Iterator[Range]:
+    """Those of these records that are in the set."""
+    at = offsets.next_settled(first, end)
+    while at < end:
+        until = min(offsets.next_missing(at), end)
+        yield at, until
+        at = offsets.next_settled(until, end)

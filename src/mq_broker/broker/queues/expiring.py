@@ -1,6 +1,8 @@
 """Which records of a queue group are too old to be lent. Pure.
 
-Times of batches never fall within a partition, so what has expired by a group's `ttl_ms` is what is before one offset.
+A record expires when its batch does, or when it is older than the group's `ttl_ms`, whichever is first. Times of
+batches never fall within a partition, so what is older than `ttl_ms` is what is before one offset. What expires by
+itself is told by the lives of batches (lives.py).
 """
 
 from __future__ import annotations
@@ -10,11 +12,20 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import Final
 
-from mq_broker.broker.queues.dropping import Dropping
-from mq_broker.core.work.ranges import Range, Ranges
+from mq_broker.broker.queues.dropping import Dropping, of_set
+from mq_broker.broker.queues.lives import Lives
+from mq_broker.core.work.offset_set import OffsetSet
+from mq_broker.core.work.ranges import Range, Ranges, joined
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import Park, Reason, Step
 from mq_broker.storage.offset_index import OffsetIndex
+
+FOUND_AT_ONCE: Final = 1_000
+"""Batches that are found in one turn to have expired, some two milliseconds. Nothing is lent until all are."""
+
+_COVERED: Final = 4_096
+_PENDING_MAX: Final = 10_000
+_READ_BY_INDEX: Final = 64
 
 LOOKED_MS_MIN: Final = 1_000
 LOOKED_MS_MAX: Final = 60_000
@@ -31,34 +42,68 @@ class Fate(Enum):
 
 
 class Expiring(Dropping):
-    """Owns how far a group's records have expired: what is before `floor`. It never goes back.
+    """Owns which of a group's records have expired: those before `floor`, and some behind. That never goes back.
 
-    `fate`: what becomes of them. `ordered`: nothing is lent until what has expired is gone.
+    `fate`: what becomes of them. `ordered`: nothing is lent until what has expired is gone. `behind`: what has expired
+    is not all known yet, so nothing may be lent in this turn.
     """
 
     reason = Reason.EXPIRED
 
     def __init__(self, state: WorkState, index: OffsetIndex, ttl_ms: int, fate: Fate, *, ordered: bool) -> None:
+        """`ttl_ms`: the group's, 0 for none."""
         super().__init__(state)
         self.ttl_ms = ttl_ms
         self.fate = fate
         self.floor = state.base
+        self.behind = True
         self._index = index
         self._ordered = ordered
-        self._next_us = self._again_ms = 0  # nothing more expires before
+        self._expired = OffsetSet(state.base)
+        self._lives = Lives(state.base)
+        self._now_us = 0
+        self._next_us = self._again_ms = 0  # nothing more expires by the group's `ttl_ms` before
 
     def look(self, now_us: int, now_ms: int) -> None:
         """By the time since 1970 that is believed, and the monotonic clock."""
-        if now_us >= self._next_us:
-            ttl_us = self.ttl_ms * 1_000
-            floor = self._index.find_time(now_us - ttl_us + 1)
-            if floor > self.floor:
-                heapq.heappush(self._pending, (self.floor, floor))
-                self.floor = floor
-            first_us = self._index.newest_us(floor)
-            self._next_us = now_us + LOOKED_MS_MIN * 1_000 if first_us is None else first_us + ttl_us
-        wait_ms = -((now_us - self._next_us) // 1_000)
+        self._now_us = max(self._now_us, now_us)
+        if self._expired.base < self._state.base:
+            self._expired.add([(self._expired.base, self._state.base)])  # nothing there is asked for any more
+        if self.ttl_ms and now_us >= self._next_us:
+            self._raise_floor(now_us)
+        read = self._lives.read(self._index, self._state.settled)
+        self._note(self._lives.over(now_us, FOUND_AT_ONCE))
+        next_us = self._lives.next_us()
+        self.behind = not read or (next_us is not None and next_us <= now_us)
+        nexts = [each for each in (next_us, self._next_us if self.ttl_ms else None) if each is not None]
+        wait_ms = -((now_us - min(nexts)) // 1_000) if nexts else LOOKED_MS_MAX
         self._again_ms = now_ms + min(max(wait_ms, LOOKED_MS_MIN), LOOKED_MS_MAX)
+
+    def _raise_floor(self, now_us: int) -> None:
+        ttl_us = self.ttl_ms * 1_000
+        floor = self._index.find_time(now_us - ttl_us + 1)
+        if floor > self.floor:
+            heapq.heappush(self._pending, (self.floor, floor))
+            self._expired.add([(self.floor, floor)])
+            self.floor = floor
+        first_us = self._index.newest_us(floor)
+        self._next_us = now_us + LOOKED_MS_MIN * 1_000 if first_us is None else first_us + ttl_us
+
+    def _note(self, found: list[Range]) -> None:
+        """These have expired by themselves. Many places to look at are made fewer that have others in between."""
+        if not found:
+            return
+        found.sort()
+        self._expired.add(found)
+        for each in joined(found):
+            heapq.heappush(self._pending, each)
+        if len(self._pending) > _PENDING_MAX:
+            self._pending = covering(sorted(self._pending))
+
+    @property
+    def known_to(self) -> int:
+        """What was never lent may be lent up to there, as far as it has not expired."""
+        return max(self._lives.end, self.floor)
 
     @property
     def sends(self) -> bool:
@@ -71,23 +116,38 @@ class Expiring(Dropping):
 
     def fit(self, ranges: Iterable[Range]) -> Iterator[Range]:
         """What of these has not expired."""
-        return ((max(first, self.floor), end) for first, end in ranges if end > self.floor)
+        known_to = self.known_to
+        for first, end in ranges:
+            yield from self._expired.missing(first, min(end, known_to))
+            if end > known_to:
+                yield from self._by_index(max(first, known_to), end)
+
+    def _by_index(self, first: int, end: int) -> Iterator[Range]:
+        """The same of records that were lent before, and whose lives are not known here yet."""
+        while first < end:
+            found = self._index.lives(first, _READ_BY_INDEX)
+            for low, high, expires_us in found:
+                if max(low, first) < min(high, end) and not 0 < expires_us <= self._now_us:
+                    yield max(low, first), min(high, end)
+            first = found[-1][1] if found else end
 
     def held_back(self, limit: int) -> bool:
         """Whether nothing may be lent: what comes before is not gone yet. `limit`: the group's `delivery_limit`."""
-        if not self._ordered:
-            return False
-        while self._taken and next(self._droppable(*self._taken[-1], limit), None) is None:
+        if self.behind or not self._ordered:
+            return self.behind
+        while self._taken and not self._any_droppable(*self._taken[-1], limit):
             self._taken.pop()
         return bool(self._pending or self._taken)
 
     def looked_to(self, end: int, limit: int) -> int:
         """Up to there everything that may be lent could have been; where letters wait, nothing may."""
+        if self.behind:
+            return self._state.base
         return end if self.fate is Fate.SENT or not self.held_back(limit) else self.floor
 
     def again(self) -> None:
         """Look through all of them anew: the limit above which a record is doomed is another one."""
-        self._pending, self._taken = [(self._state.base, self.floor)], []
+        self._pending, self._taken = [(self._state.base, self.known_to)], []
 
     def take(self, most: int, limit: int) -> list[tuple[int, int, Mark]]:
         """Those that are to become dead letters; they are forgotten here until `give_back`."""
@@ -110,5 +170,16 @@ class Expiring(Dropping):
         return Park(ranges) if self.fate is Fate.PARKED else super()._gone(ranges)
 
     def _unwanted(self, first: int, end: int) -> Iterator[Range]:
-        if first < self.floor:
-            yield first, min(end, self.floor)
+        return of_set(self._expired, first, end)
+
+
+def covering(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges, ascending, that have all of these in them, and others in between: one for those that begin in the same
+    4,096 records."""
+    found: list[Range] = []
+    for first, end in ranges:
+        if found and found[-1][0] // _COVERED == first // _COVERED:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((first, end))
+    return found

@@ -147,6 +147,8 @@ class Gathering:
             return []
         missing = self._state.settled.missing
         taken = self._ready.take_expired(most) if expired else self._ready.take_doomed(most)
+        if expired and not taken and self._ready.sends:
+            self.wake()  # there is more to look at
         return [(low, high, mark) for a, b, mark in taken for low, high in missing(a, b)]
 
     def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
@@ -172,7 +174,7 @@ class Gathering:
     @property
     def waits(self) -> bool:
         """Whether what becomes readable, or is dropped, is news to somebody."""
-        return bool(self._asking) or self._for_trim is not None or goes_by_itself(self._queue())
+        return bool(self._asking) or self._for_trim is not None or goes_by_itself(self._queue(), self.partition.index)
 
     @property
     def has_clocks(self) -> bool:
@@ -312,7 +314,8 @@ class Gathering:
         if not self._holdings.take_up(SCANNED_AT_ONCE, queue.settings.lease_ms, now_ms):
             self.wake()
             return False
-        self._ready.expire(self._now_us(), now_ms)
+        if not self._ready.expire(self._now_us(), now_ms):
+            self.wake()
         if self.has_clocks:
             self._keep_time()
         if state.outbox:
@@ -337,7 +340,9 @@ class Gathering:
         unjudged = any(not asking.reconciled for asking in self._asking.values())
         queue = self._queue()
         by_itself = self._loop.time() >= self._by_itself_from and (
-            (queue is not None and self._dooms(queue)) or self._holdings.due(self._now_ms())
+            (queue is not None and self._dooms(queue))
+            or self._holdings.due(self._now_ms())
+            or (self._state is state and self._ready.drops_more)
         )
         if self._unsettled.unjudged or self._own or self._sendings or not self._scanned or unjudged or by_itself:
             self.wake()

@@ -226,10 +226,18 @@ class Ready:
             steps = each.with_drop(steps, self.limit)
         return steps
 
-    def expire(self, now_us: int, now_ms: int) -> None:
-        """By the time since 1970 that is believed, and the monotonic clock."""
-        if self.expiring is not None:
-            self.expiring.look(now_us, now_ms)
+    def expire(self, now_us: int, now_ms: int) -> bool:
+        """By the time since 1970 that is believed, and the monotonic clock. Returns whether all was found that has
+        expired by then: so much is done in one turn, and the rest in another."""
+        if self.expiring is None:
+            return True
+        self.expiring.look(now_us, now_ms)
+        return not self.expiring.behind
+
+    @property
+    def drops_more(self) -> bool:
+        """Whether there is more to look at that may be dropped."""
+        return any(each.unfinished for each in self._droppings())
 
     def expires(self, now_ms: int) -> bool:
         """Whether it is to be looked for what has expired, though nobody asks for records."""
@@ -277,6 +285,8 @@ class Ready:
 
     def upto(self, end: int) -> int:
         """Where the records end that may be lent, of a log that ends at `end`."""
+        if self.expiring is not None:
+            end = min(end, self.expiring.known_to)
         return end if self.sieve is None else min(end, self.sieve.lendable_to)
 
     def most(self, held: int) -> int:

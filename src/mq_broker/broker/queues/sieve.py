@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
-from mq_broker.broker.queues.dropping import Dropping
+from mq_broker.broker.queues.dropping import Dropping, of_set
 from mq_broker.core.work.offset_set import OffsetSet
 from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.state import SPAN_MAX, WorkState
@@ -112,9 +112,4 @@ class Sieve(Dropping):
     # ------------------------------------------------------------------ what is dropped
 
     def _unwanted(self, first: int, end: int) -> Iterator[Range]:
-        unfit, end = self._unfit, min(end, self.read_to)
-        at = unfit.next_settled(first, end)
-        while at < end:
-            until = min(unfit.next_missing(at), end)
-            yield at, until
-            at = unfit.next_settled(until, end)
+        return of_set(self._unfit, first, min(end, self.read_to))

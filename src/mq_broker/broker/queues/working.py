@@ -1,8 +1,8 @@
 """Every queue group of the partitions that this broker leads: who waits, whose leases run out, how it begins and ends.
 
 A group is known here from the first request, or from the moment at which this broker leads a partition that has
-leases of it, until the leadership is over. While nobody has a lease, and no group has a `ttl_ms`, nothing here costs
-anything.
+leases of it, until the leadership is over. While nobody has a lease, and no group and no batch has a `ttl_ms`,
+nothing here costs anything.
 """
 
 from __future__ import annotations
@@ -188,11 +188,7 @@ class Working:
         """Raises `NotLeader` unless the partition is served here."""
         if not partition.serving:
             raise partition.not_leader()
-        self._look(partition)
-        led = self._groups.get(partition)
-        if led is None:
-            led = self._groups[partition] = _Led(partition.replica.leader_epoch, lambda: self._changed(partition))
-            partition.observers.add(led.observer)
+        led = self._led(partition)
         known = led.groups.get(group)
         if known is None:
             known = led.groups[group] = Gathering(
@@ -208,6 +204,15 @@ class Working:
                 self._on_rows,
             )
         return known
+
+    def _led(self, partition: Partition) -> _Led:
+        """What is known of a partition that is served here."""
+        self._look(partition)
+        led = self._groups.get(partition)
+        if led is None:
+            led = self._groups[partition] = _Led(partition.replica.leader_epoch, lambda: self._changed(partition))
+            partition.observers.add(led.observer)
+        return led
 
     def blocked_by(self, partition: Partition, group: str) -> int | None:
         """The record that others of the group wait for, which is not lent for now."""
@@ -232,15 +237,21 @@ class Working:
         self._look(partition)
         if not partition.serving:
             return
+        if partition.replica.machine.work:
+            self._led(partition)  # a batch may come that expires, though nobody asks
         for group, state in partition.replica.machine.work.items():
-            if state.runs or state.outbox or goes_by_itself(self._declared.find(partition, group)):
+            if state.runs or state.outbox or goes_by_itself(self._declared.find(partition, group), partition.index):
                 self.gathering(partition, group).wake()
 
     def _changed(self, partition: Partition) -> None:
         """Observer: something became readable, or the role changed."""
         self._look(partition)
         led = self._groups.get(partition)
-        for gathering in led.groups.values() if led is not None else ():
+        if led is None:
+            return
+        if partition.index.has_lives and not led.groups.keys() >= partition.replica.machine.work.keys():
+            self._take_up(partition)
+        for gathering in led.groups.values():
             if gathering.waits:
                 gathering.wake()
 

@@ -178,6 +178,7 @@ class PartitionMachine:
             sized.payload_bytes,
             sized.decoded_bytes,
             attributes.priority,
+            timestamp_us + attributes.ttl_ms * 1_000 if attributes.ttl_ms else 0,
         )
         self.next_offset += record_count
         return published

@@ -28,6 +28,8 @@ from google.protobuf.message import DecodeError
 
 from mq_broker.core.entries import (
     PRIORITY_MAX,
+    PRIORITY_USUAL,
+    TTL_MS_MAX,
     USUAL,
     UUID_BYTES,
     Abort,
@@ -331,16 +333,20 @@ def _epoch_start(meta: bytes) -> Operation:
 
 def attributes_to_wire(attributes: Attributes) -> pb.BatchAttributes | None:
     """None for the usual ones, which take no bytes."""
-    return None if attributes == USUAL else pb.BatchAttributes(priority=attributes.priority)
+    if attributes == USUAL:
+        return None
+    priority = None if attributes.priority == PRIORITY_USUAL else attributes.priority
+    return pb.BatchAttributes(priority=priority, ttl_ms=attributes.ttl_ms)
 
 
 def attributes_from_wire(told: pb.BatchAttributes) -> Attributes:
     """What `attributes_to_wire` made. Raises `ValueError`."""
-    if not told.HasField("priority"):
-        return USUAL
-    if told.priority > PRIORITY_MAX:
-        raise ValueError(f"priority {told.priority} is above {PRIORITY_MAX}")
-    return Attributes(told.priority)
+    priority = told.priority if told.HasField("priority") else PRIORITY_USUAL
+    if priority > PRIORITY_MAX:
+        raise ValueError(f"priority {priority} is above {PRIORITY_MAX}")
+    if told.ttl_ms > TTL_MS_MAX:
+        raise ValueError(f"ttl_ms {told.ttl_ms} is above {TTL_MS_MAX}")
+    return Attributes(priority, told.ttl_ms)
 
 
 def _append(meta: bytes) -> Operation:

@@ -62,10 +62,10 @@ class Led:
     def not_leader(self) -> NotLeader:
         return NotLeader("t-0 is led by broker 2: ask there", 2, EPOCH + 1)
 
-    def append(self, records: int, priority: int = 4, at_us: int = 0) -> None:
+    def append(self, records: int, priority: int = 4, at_us: int = 0, ttl_ms: int = 0) -> None:
         """A batch becomes readable. `at_us`: its time."""
         self._last += 1
-        batch = Append(attributes=Attributes(priority))
+        batch = Append(attributes=Attributes(priority, ttl_ms))
         entry = Entry(self._last, EPOCH, at_us, batch, self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
         for change in self.machine.apply(entry):
             assert isinstance(change, Published)

@@ -15,7 +15,7 @@ from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.requests import Asking, Lent
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
-from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
+from mq_broker.core.work.steps import Begin, Drop, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
 from mq_protocol.queue_settings import Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
@@ -32,7 +32,8 @@ class World:
         shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms, partitions=lambda: [self.led])
         declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, self.settings))
         self.roles = shell.on_role
-        self.working = Working(shell, declared, lambda: 1, **callbacks)
+        self.now_us = 1
+        self.working = Working(shell, declared, lambda: self.now_us, **callbacks)
 
     def asks(self, member: str, group: str = "g") -> asyncio.Task[Any]:
         now = asyncio.get_running_loop().time()
@@ -252,7 +253,7 @@ async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_
     [became_leader] = world.roles
     became_leader(world.led)
     await rounds()
-    assert not world.working._groups, "a group that has nothing costs nothing"
+    assert not world.working._groups[world.led].groups, "a group that has nothing costs nothing"
 
 
 @scenario
@@ -281,3 +282,20 @@ async def test_who_settles_and_asks_is_refused_both_with_one_error_and_nothing_o
     world.led.lose(OutcomeUnknown("deposed"))
     with pytest.raises(NotLeader):
         await world.working.settled_and_lent(world.led, "g", [ack], Asking("a", b"", 1), now + 10)
+
+
+@scenario
+async def test_what_expires_by_itself_goes_in_a_group_that_nobody_ever_asked_for_records() -> None:
+    world = World(2)
+    [role_changed] = world.roles
+    role_changed(world.led)
+    await rounds()
+    assert not world.working._groups[world.led].groups, "nothing is kept for it yet"
+    world.led.append(3, at_us=1, ttl_ms=1)
+    await rounds()
+    assert [(type(step), step.ranges) for work in world.led.proposed for step in work.steps] == []
+    world.now_us = 1_001
+    world.ms += 1_000
+    world.working._on_beat()
+    await rounds()
+    assert [(type(step), step.ranges) for work in world.led.proposed for step in work.steps] == [(Drop, ((2, 5),))]

@@ -8,6 +8,7 @@ from mq_broker.broker.data.produce import _operation
 from mq_broker.core.entries import (
     LEVEL_OF_ATTRIBUTES,
     SCHEDULED,
+    TTL_MS_MAX,
     Append,
     Attributes,
     Carry,
@@ -18,6 +19,7 @@ from mq_broker.core.entries import (
     Stage,
     TransactionKey,
     level_of,
+    named,
 )
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import Snapshot
@@ -31,18 +33,23 @@ from mq_protocol.errors import CorruptBatch
 
 KEY = TransactionKey("q", "t")
 HIGH = Attributes(9)
+SHORT = Attributes(ttl_ms=7)
 UUID = bytes(15) + b"\1"
 PLACE = Place("topic", 1)
 
 
 def applied(machine: PartitionMachine, *operations: Operation) -> list[int]:
     """The priorities of what became readable."""
+    return [each.priority for each in readable(machine, *operations)]
+
+
+def readable(machine: PartitionMachine, *operations: Operation) -> list[Published]:
     changes = [
         change
         for index, operation in enumerate(operations, 1)
         for change in machine.apply(Entry(index, 1, index, operation, UUID, 0 if isinstance(operation, Publish) else 3))
     ]
-    return [change.priority for change in changes if isinstance(change, Published)]
+    return [change for change in changes if isinstance(change, Published)]
 
 
 @pytest.mark.parametrize(
@@ -68,17 +75,55 @@ def test_a_staged_batch_keeps_its_priority_in_a_snapshot() -> None:
 
 def test_the_offset_index_tells_the_priority_of_a_batch() -> None:
     index = OffsetIndex()
+    assert not index.has_lives
     batches = [Published(3 * n, 3, n + 1, n, 10, 10, priority) for n, priority in enumerate((4, 0, 31))]
     for batch in batches:
         index.append(batch)
     assert [index.find(offset).priority for offset in (0, 5, 8)] == [4, 0, 31]
 
 
-def test_brokers_of_the_last_release_are_sent_no_batch_with_a_priority() -> None:
+@pytest.mark.parametrize(
+    ("operations", "at_us"),
+    [
+        ((Append(attributes=SHORT),), 1),
+        ((Stage(KEY, 1, "run", SHORT), Publish(KEY, 1, (UUID,))), 2),
+        ((Schedule(5, SHORT), Publish(SCHEDULED, 5, (UUID,))), 2),
+        ((Schedule(5, SHORT), Carry(), Publish(SCHEDULED, 5, (UUID,))), 3),
+    ],
+)
+def test_the_life_of_a_batch_counts_from_when_it_is_readable(operations: tuple[Operation, ...], at_us: int) -> None:
+    published = readable(PartitionMachine(WindowBounds(100)), *operations)
+    assert [each.expires_us for each in published] == [at_us + 7_000]
+    index = OffsetIndex()
+    for each in published:
+        index.append(each)
+    assert index.has_lives
+    assert (index.find(2).expires_us, index.lives(0, 9)) == (at_us + 7_000, [(0, 3, at_us + 7_000)])
+
+
+def test_a_staged_batch_keeps_its_life_in_a_snapshot() -> None:
+    machine = PartitionMachine(WindowBounds(100))
+    readable(machine, Schedule(5, SHORT))
+    stored = encode_snapshot(PLACE, Snapshot(1, 1, 1, machine.state()))
+    later = PartitionMachine(WindowBounds(100), decode_snapshot(PLACE, stored).state)
+    [published] = readable(later, Publish(SCHEDULED, 5, (UUID,)))
+    assert published.expires_us == 7_001
+
+
+def test_a_life_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = pb.BatchAttributes(ttl_ms=TTL_MS_MAX + 1)
+    monkeypatch.setattr("mq_broker.storage.codec.frame.attributes_to_wire", lambda _: wrong)
+    frame = encode(PLACE, Entry(1, 1, 1, Append(attributes=SHORT), UUID, 1))
+    with pytest.raises(CorruptBatch, match=r"ttl_ms \d+ is above"):
+        decode(PLACE, b"".join(map(bytes, frame.parts)))
+
+
+def test_brokers_of_the_last_release_are_sent_no_batch_with_a_priority_or_a_life() -> None:
     for usual in (Append(), Stage(KEY, 1, "run")):
         assert level_of(usual) == 1
-    for other in (Append(attributes=HIGH), Stage(KEY, 1, "run", HIGH), Schedule(5, HIGH)):
+    for other in (Append(attributes=HIGH), Stage(KEY, 1, "run", HIGH), Schedule(5, HIGH), Append(attributes=SHORT)):
         assert level_of(other) == LEVEL_OF_ATTRIBUTES
+    assert named(Append(attributes=SHORT)) == "a batch with a priority or a ttl_ms"
 
 
 def test_a_priority_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,4 +151,8 @@ def test_a_produced_batch_has_the_priority_that_its_header_says() -> None:
     assert _operation(header, 0) == Stage(KEY, 1, "run", HIGH)
     assert _operation(pb.ProduceHeader(attributes=pb.BatchAttributes(priority=99)), 0) == Append(
         attributes=Attributes(31)
+    )
+    assert _operation(pb.ProduceHeader(attributes=pb.BatchAttributes(ttl_ms=7)), 0) == Append(attributes=SHORT)
+    assert _operation(pb.ProduceHeader(attributes=pb.BatchAttributes(ttl_ms=1 << 63)), 5) == Schedule(
+        5, Attributes(ttl_ms=TTL_MS_MAX)
     )

@@ -1,0 +1,329 @@
+"""Records whose batches have a time to live of their own are lent to nobody after it, wherever they are, and go."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import dropping, expiring, lives
+from mq_broker.broker.queues.expiring import Expiring, Fate, covering
+from mq_broker.core.messages import Published
+from mq_broker.core.work.settling import Failed, Rejected, Release
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Drop, Lease, Park, Reason, Return, Step
+from mq_broker.storage.offset_index import OffsetIndex
+from mq_protocol.queue_settings import DeadLetter, Expired, Order
+from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
+
+
+def group_of(*lives_ms: int, records: int = 5, **settings: Any) -> Group:
+    """A group whose batches of so many records were appended just now, each with such a life; 0 for ever."""
+    group = Group(0, **settings)
+    for ttl_ms in lives_ms:
+        group.led.append(records, at_us=group.us, ttl_ms=ttl_ms)
+    return group
+
+
+def dropped(group: Group) -> int:
+    return dict(group.state.totals.dropped).get(Reason.EXPIRED, 0)
+
+
+async def lent(group: Group, member: str, records: int) -> list[tuple[int, int]]:
+    asking = group.ask(member, records)
+    await rounds()
+    return offsets(asking) if asking.answered.done() else []
+
+
+async def pass_ms(group: Group, ms: int) -> None:
+    group.pass_ms(ms)
+    await rounds()
+
+
+@scenario
+async def test_each_batch_goes_at_its_own_time_wherever_it_is() -> None:
+    group = group_of(0, 3_000, 0, 1_000)
+    await lent(group, "a", 1)
+    await pass_ms(group, 999)
+    assert dropped(group) == 0
+    await pass_ms(group, 1)
+    await pass_ms(group, 1_000)
+    assert dropped(group) == 5, "the last one has gone though nobody asked"
+    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+    assert await lent(group, "b", 100) == [(1, 5), (10, 15)], "the second one is not lent from that moment on"
+    assert dropped(group) == 10
+
+
+@pytest.mark.parametrize(("ttl_ms", "of_batch", "after_ms"), [(5_000, 2_000, 2_000), (2_000, 5_000, 2_000)])
+def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
+    ttl_ms: int, of_batch: int, after_ms: int
+) -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(of_batch, ttl_ms=ttl_ms)
+        group.ms, group.us = group.ms + after_ms - 1, group.us + (after_ms - 1) * 1_000
+        assert await lent(group, "a", 1) == [(0, 1)]
+        group.us += 1_000
+        assert await lent(group, "b", 1) == []
+        assert dropped(group) == 4
+
+    run()
+
+
+@scenario
+async def test_one_that_a_member_has_may_be_settled_and_goes_when_it_comes_back() -> None:
+    group = group_of(1_000, 0)
+    lease = await lease_of(group, "a", 5)
+    await pass_ms(group, 2_000)
+    group.ack("a", lease, (0, 2))
+    group.outcome(Release(0), "a", lease, (2, 4))
+    await rounds()
+    assert (group.state.totals.accepted, dropped(group)) == (2, 2)
+    group.outcome(Rejected("bad"), "a", lease, (4, 5))
+    await rounds()
+    assert [run[:2] for run in group.state.parked()] == [(4, 5)], "it was a dead letter before it was too old"
+
+
+@scenario
+async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_goes() -> None:
+    group = group_of(0)
+    await lent(group, "a", 5)
+    assert not group.gathering.waits
+    group.led.append(3, at_us=group.us, ttl_ms=500)
+    assert group.gathering.waits
+    group.gathering.wake()  # as the one who watches the partition does
+    await rounds()
+    assert group.gathering.has_clocks
+    await pass_ms(group, 1_000)
+    assert dropped(group) == 3
+
+
+@pytest.mark.parametrize(
+    ("dead_letter", "expired", "step"),
+    [
+        (DeadLetter.PARK, Expired.DROP, Drop),
+        ("t.dead", Expired.DROP, Drop),
+        (DeadLetter.DROP, Expired.DEAD, Drop),
+        (DeadLetter.PARK, Expired.DEAD, Park),
+    ],
+)
+def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(0, 1_000, dead_letter=dead_letter, expired=expired)
+        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+        group.gathering.wake()
+        await rounds()
+        [work] = group.led.proposed
+        assert [(type(each), each.ranges) for each in work.steps] == [(step, ((5, 10),))]
+
+    run()
+
+
+@scenario
+async def test_those_that_become_letters_are_handed_out_once_each() -> None:
+    group = group_of(1_000, 0, 1_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
+    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+    group.gathering.wake()
+    await rounds()
+    assert [run[:2] for run in group.gathering.take_doomed(9, expired=True)] == [(0, 5), (10, 15)]
+    assert group.gathering.take_doomed(9, expired=True) == []
+    assert await lent(group, "a", 100) == [(5, 10), (15, 20)]
+
+
+@pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
+def test_in_an_order_nothing_is_lent_before_what_has_expired_is_gone(order: Order) -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(1_000, 0, order=order)
+        group.key_of = lambda offset: offset % 2
+        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+        assert await lent(group, "a", 100) == [(5, 10)]
+        kinds = [[type(step).__name__ for step in work.steps] for work in group.led.proposed]
+        assert kinds == [["Drop"], ["Lease"]]
+
+    run()
+
+
+@scenario
+async def test_with_priorities_what_has_expired_is_lent_of_no_level() -> None:
+    group = Group(0)
+    for ttl_ms, priority in ((1_000, 9), (0, 1), (1_000, 1), (0, 9)):
+        group.led.append(5, priority, group.us, ttl_ms)
+    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+    assert await lent(group, "a", 100) == [(15, 20)]
+    assert await lent(group, "b", 100) == [(5, 10)]
+    assert dropped(group) == 10
+
+
+def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_lent_meanwhile() -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(*([1_000, 0] * 20), records=1)
+        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+        asking = group.ask("a", 100)
+        found: list[int] = []
+        over = lives.Lives.over
+        patch.setattr(lives.Lives, "over", lambda *args: found.append(len(each := over(*args))) or each)
+        group.gathering._gather()
+        assert (found, asking.judged, group.led.proposed[0].steps) == (
+            [7],
+            False,
+            (Drop(ranges_of(7), Reason.EXPIRED),),
+        )
+        await rounds()
+        assert (found[:3], max(found)) == ([7, 7, 6], 7)
+        assert offsets(asking) == [(at, at + 1) for at in range(1, 40, 2)]
+
+    def ranges_of(count: int) -> tuple[tuple[int, int], ...]:
+        return tuple((at, at + 1) for at in range(0, 2 * count, 2))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expiring, "FOUND_AT_ONCE", 7)
+        run()
+
+
+@scenario
+async def test_what_came_back_from_beyond_what_is_known_is_not_lent_once_it_has_expired() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lives, "_BLOCK", 2)
+        patch.setattr(lives, "BATCHES_MAX", 4)
+        group = group_of(0, records=1)
+        for _ in range(8):
+            group.led.append(1, at_us=group.us, ttl_ms=60_000)
+        group.led.append(3, at_us=group.us, ttl_ms=2_000)
+        group.led.append(3, at_us=group.us)
+        state = group.state
+        group.led.apply("g", 1, *_lent_and_back(9, 15))
+        group.lead_anew()
+        group.led.append(2, at_us=group.us)
+        assert await lent(group, "a", 100) == [(0, 9), (9, 15)], "what was never lent waits for room"
+        group.outcome(Release(0), "a", max(state.leases), (9, 15))
+        await rounds()
+        group.ms, group.us = group.ms + 2_000, group.us + 2_000_000
+        assert await lent(group, "b", 100) == [(12, 15)]
+        group.ack("a", min(state.leases), (0, 9))
+        await rounds()
+        assert await lent(group, "c", 100) == [(15, 17)]
+        assert dropped(group) == 3
+
+
+def _lent_and_back(first: int, end: int) -> tuple[Step, Step]:
+    return Lease(((first, end),), "former"), Return(((first, end),), False)
+
+
+@scenario
+async def test_places_to_look_at_that_have_nothing_are_looked_through_in_turns() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dropping, "LOOKED_AT_ONCE", 3)
+        group = group_of(*([1_000, 0] * 10), records=1)
+        leases = [await lease_of(group, f"m{at}", 1) for at in range(18)]
+        assert len(leases) == 18
+        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
+        group.gathering.wake()
+        await rounds()
+        assert dropped(group) == 1, "the last one, behind those that members have"
+
+
+def test_many_places_are_made_fewer() -> None:
+    assert covering([(0, 1), (5, 6), (4_000, 5_000), (4_096, 4_097), (9_000, 9_001)]) == [
+        (0, 5_000),
+        (4_096, 4_097),
+        (9_000, 9_001),
+    ]
+    index, state = OffsetIndex(), WorkState(1, 0)
+    for at in range(40):
+        index.append(Published(at, 1, at + 1, 0, 1, 1, 4, at + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(expiring, "_PENDING_MAX", 3)
+        of = Expiring(state, index, 0, Fate.SENT, ordered=False)
+        for now_us in range(1, 41):
+            of.look(now_us, 0)
+            assert len(of._pending) <= 3
+        assert [run[:2] for run in of.take(100, 0)] == [(0, 40)]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_nothing_is_lent_that_has_expired_and_all_of_it_goes(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    block, bound = rng.choice(((1, 8), (4, 8), (1_024, 10_000)))
+    monkeypatch.setattr(lives, "_BLOCK", block)
+    monkeypatch.setattr(lives, "READ_AT_ONCE", rng.choice((1, 5, 4_000)))
+    monkeypatch.setattr(lives, "BATCHES_MAX", bound)
+    monkeypatch.setattr(expiring, "FOUND_AT_ONCE", rng.choice((1, 3, 4_000)))
+    monkeypatch.setattr(expiring, "_PENDING_MAX", rng.choice((2, 10_000)))
+    monkeypatch.setattr(dropping, "DROPPED_AT_ONCE", rng.choice((2, 2_000)))
+    monkeypatch.setattr(dropping, "LOOKED_AT_ONCE", rng.choice((2, 4_000)))
+    Walk(rng).run()
+
+
+class Walk:
+    """A group whose batches have lives, and what each record's time is."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.expire_us: list[int] = []
+        self.seen = 0
+        self.leases: list[tuple[str, Any, int, int]] = []
+
+    @property
+    def run(self) -> Any:
+        return scenario(self._run)
+
+    async def _run(self) -> None:
+        rng = self.rng
+        ttl_ms = rng.choice((0, 0, 4_000))
+        order = rng.choice([Order.NONE, Order.NONE, Order.KEY, Order.ALL])
+        self.group = Group(0, ttl_ms=ttl_ms, order=order, delivery_limit=3, retry_ms=500, lease_ms=5_000)
+        self.group.key_of = lambda offset: offset % 3
+        self.ttl_us = ttl_ms * 1_000 or 1 << 60
+        for _ in range(60):
+            await self._step()
+            self._check_dropped()
+        for _ in range(4):
+            await pass_ms(self.group, 61_000)
+        state, end = self.group.state, self.group.led.next_offset
+        left = [run for run in state.unleased(state.base, end) if run[2] is None or not run[2].parked]
+        assert all(self.expire_us[at] > self.group.us for first, until, _ in left for at in range(first, until))
+
+    def _check_dropped(self) -> None:
+        """Nothing is dropped before its time."""
+        for work in self.group.led.proposed[self.seen :]:
+            for step in work.steps:
+                if isinstance(step, Drop):
+                    assert all(self.expire_us[at] <= self.group.us for a, b in step.ranges for at in range(a, b))
+        self.seen = len(self.group.led.proposed)
+
+    async def _step(self) -> None:
+        rng, group = self.rng, self.group
+        match rng.randrange(6):
+            case 0 | 1:
+                count, life = rng.randrange(1, 4), rng.choice((0, 1_000, 1_000, rng.randrange(1, 9_000), 100_000))
+                group.led.append(count, rng.choice((4, 4, 9)), group.us, life)
+                self.expire_us += [group.us + min(life * 1_000 or 1 << 60, self.ttl_us)] * count
+                group.gathering.wake()
+            case 2:
+                member = f"m{rng.randrange(3)}"
+                asking = group.ask(member, rng.randrange(1, 8))
+                await rounds()
+                lease = asking.answered.result().lease if asking.answered.done() else None
+                for first, end in offsets(asking) if lease is not None else ():
+                    assert all(self.expire_us[at] > group.us for at in range(first, end))
+                    self.leases.append((member, lease, first, end))
+                group.gathering.leave(asking)
+            case 3 if self.leases:
+                member, lease, first, end = self.leases.pop(rng.randrange(len(self.leases)))
+                if rng.random() < 0.4:
+                    group.ack(member, lease, (first, end))
+                else:
+                    outcome = rng.choice([Release(0), Failed("boom"), Rejected("bad")])
+                    group.outcome(outcome, member, lease, (first, end))
+                await rounds()
+            case 4 if rng.random() < 0.2:
+                group.lead_anew()
+                await rounds()
+            case _:
+                await pass_ms(group, rng.randrange(1_500))
