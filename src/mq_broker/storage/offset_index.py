@@ -148,6 +148,15 @@ class OffsetIndex:
                 offset = next_offset
         return offset
 
+    def lost_from(self, offset: int) -> tuple[tuple[int, int], ...]:
+        """The offsets at or above `offset` that no record has: lost ones, each (first, next), ascending. Where the log
+        begins with such, the entry that says so may be gone: its first record says it."""
+        gaps = list(self._gaps)
+        first = self._base_offset(self._first) if len(self) else self.log_end_offset
+        if first > self.log_start_offset and (not gaps or gaps[0][0] > self.log_start_offset):
+            gaps.insert(0, (self.log_start_offset, first))
+        return tuple((max(low, offset), high) for low, high in gaps if high > offset)
+
     def range(self, start_offset: int, end_offset: int, bytes_max: int, most: int = sys.maxsize) -> list[Published]:
         """The batches that hold `start_offset .. end_offset - 1`, whole: the first one, then as many as fit `bytes_max`
         of payload, at most `most` in all.

@@ -128,18 +128,31 @@ def words_of_result(result: Result) -> str:
 def step_words(step: steps.Step) -> str:
     """`return 2-4` is of records 2 and 3."""
     ranges = " ".join(f"{first}-{end}" for first, end in steps.ranges_of(step))
+    if isinstance(step, steps.Begin) and ranges:
+        return f"begin without {ranges}"
     return f"{type(step).__name__.lower()} {ranges}".rstrip()
 
 
 def step_of(what: str, named: tuple[str, ...], member: str) -> steps.Step:
-    """As a script writes it: `begin 0`, `lease 2-4 7-8`."""
+    """As a script writes it: `begin 0`, `begin 0 5-10` with lost offsets, `lease 2-4 7-8`, `send 2-3` as dead letters,
+    `sent 5`. Numbers of an outbox are counted by hand: `send 2-3 n=5`."""
+    ranges = tuple((int(low), int(high)) for low, _, high in (name.partition("-") for name in named if "-" in name))
     if what == "begin":
-        return steps.Begin(int(named[0]))
-    ranges = tuple((int(low), int(high)) for low, _, high in (name.partition("-") for name in named))
+        return steps.Begin(int(named[0]), lost=ranges)
+    if what == "sent":
+        return steps.Sent(int(named[0]))
+    if what == "send":
+        line = steps.OutputLine("dead", 0, (uuid("letter"),))
+        return steps.Send(ranges, steps.Reason.REJECTED, int(named[-1].removeprefix("n=")), (line,))
     made: dict[str, steps.Step] = {
         "lease": steps.Lease(ranges, member),
         "accept": steps.Accept(ranges),
         "fail": steps.Return(ranges, charged=True),
+        "release": steps.Return(ranges),
+        "reject": steps.Reject(ranges),
+        "drop": steps.Drop(ranges, steps.Reason.PURGED),
+        "park": steps.Park(ranges),
+        "reset": steps.Reset(ranges),
         "end": steps.End(),
     }
     return made[what]

@@ -109,6 +109,7 @@ def one_of_each_step() -> tuple[steps.Step, ...]:
     lines = (steps.OutputLine("0c9a", 3, (uuid_of(5), uuid_of(6))), steps.OutputLine("0c9a", 4, ()))
     return (
         steps.Begin(0),
+        steps.Begin(3, 1, ((5, 9), (20, 1 << 40))),
         steps.Lease(((0, 5000), (5001, 5003)), "worker-1"),
         steps.Accept(((0, 1), (2, 3), (4100, 4200))),
         steps.Return(((1, 2), (3, 9)), True, 1_700_000_000_000_000, "no bed"),

@@ -293,6 +293,28 @@ def test_offsets_that_are_lost_say_where_to_go_on(index: OffsetIndex) -> None:
         index.find(60)
 
 
+def test_lost_offsets_are_told_where_the_log_begins_with_them_too() -> None:
+    index = OffsetIndex()
+    index.append(Published(0, 5, 1, 10, 50, 1))
+    assert index.lost_from(0) == ()
+    index.skip(5, 100)
+    assert index.lost_from(0) == ((5, 100),)
+    index.append(Published(100, 2, 2, 20, 20, 1))
+    index.skip(102, 200)
+    assert index.lost_from(0) == ((5, 100), (102, 200))
+    assert index.lost_from(50) == ((50, 100), (102, 200))
+    index.trim(5)
+    assert index.lost_from(5) == ((5, 100), (102, 200))
+    index.trim(101)
+    assert index.lost_from(101) == ((102, 200),)
+
+
+def test_lost_offsets_at_the_beginning_are_known_by_the_first_record() -> None:
+    index = OffsetIndex(None, 5)  # the entry that says what was lost is not in the journal any more
+    index.append(Published(100, 2, 2, 20, 20, 1))
+    assert index.lost_from(5) == ((5, 100),)
+
+
 def test_a_log_may_begin_with_lost_offsets() -> None:
     index = OffsetIndex()
     index.skip(0, 1000)

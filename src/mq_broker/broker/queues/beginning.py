@@ -109,7 +109,7 @@ class Beginning:
     async def _begin(self, partition: Partition, queue: Queue) -> None:
         start = partition.index.find_time(queue.start_us) if queue.start_us else 0
         log.info("%s: queue group %s begins at offset %d", partition.name, quoted(queue.group), start)
-        begin = Begin(start, partition.replica.identity.recovery)
+        begin = Begin(start, partition.replica.identity.recovery, partition.index.lost_from(start))
         await self._write(partition, queue.group, queue.life, begin)
 
     async def _end(self, partition: Partition, group: str, life: int) -> None:

@@ -34,7 +34,9 @@ class WorkGroups(dict[str, WorkState]):
             if isinstance(step, Begin):
                 if state is None or state.life < life:
                     base = min(max(step.offset, start), end)
-                    self[group] = WorkState(life, base, step.recovery, (leader_epoch, index))
+                    begun = self[group] = WorkState(life, base, step.recovery, (leader_epoch, index))
+                    for low, high in step.lost:
+                        begun.skip(max(low, base), min(high, end))
             elif state is not None and state.life == life:
                 if isinstance(step, End):
                     del self[group]

@@ -52,10 +52,11 @@ class OutputLine:
 @dataclass(frozen=True, slots=True)
 class Begin:
     """A new life of the group: everything below `offset` is settled, and nothing else is known. `recovery`: how often
-    the partition had been recovered by then."""
+    the partition had been recovered by then. `lost`: offsets of no record, left out by recoveries; they are settled."""
 
     offset: int
     recovery: int = 0
+    lost: Ranges = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +149,10 @@ Step: TypeAlias = Begin | Lease | Accept | Drop | Return | Reject | Send | Sent 
 def ranges_of(step: Step) -> Ranges:
     """The records that the step names."""
     match step:
-        case Begin() | Sent() | End():
+        case Sent() | End():
             return ()
+        case Begin(lost=ranges):
+            return ranges
         case (
             Lease(ranges=ranges)
             | Accept(ranges=ranges)

@@ -59,7 +59,7 @@ def _step_to_wire(step: Step) -> pb.WorkStep:
     gaps = to_gaps(ranges_of(step))
     match step:
         case Begin(offset, recovery):
-            return pb.WorkStep(begin=pb.WorkBegin(offset=offset, recovery=recovery))
+            return pb.WorkStep(begin=pb.WorkBegin(offset=offset, recovery=recovery), ranges=gaps)
         case Lease(member=member):
             return pb.WorkStep(lease=pb.WorkLease(member=member), ranges=gaps)
         case Accept():
@@ -97,7 +97,7 @@ def _step(step: pb.WorkStep) -> Step:
     ranges = from_gaps(step.ranges)
     match step.WhichOneof("step"):
         case "begin":
-            return Begin(_number(step.begin.offset), _number(step.begin.recovery))
+            return Begin(_number(step.begin.offset), _number(step.begin.recovery), ranges)
         case "lease":
             return Lease(ranges, _member(step.lease.member))
         case "accept":

@@ -20,7 +20,7 @@ from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.working import Working
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.entries import Work
-from mq_broker.core.messages import Refused
+from mq_broker.core.messages import Published, Refused
 from mq_broker.core.work.steps import Begin
 from mq_protocol.errors import (
     CoordinationUnavailable,
@@ -68,6 +68,19 @@ def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
             await scenario(world)
 
     asyncio.run(main())
+
+
+def test_a_group_is_told_which_offsets_a_recovery_left_out(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        machine, index = world.partition.replica.machine, world.partition.index
+        index.append(Published(0, 10, 1, 5, 100, 100))
+        index.skip(10, 1 << 40)
+        machine.next_offset = 1 << 40
+        world.store(g=QueueSpec(3))
+        await until(lambda: world.lives() == {"g": 3})
+        assert list(machine.work["g"].settled.missing(0, 1 << 40)) == [(0, 10)], "the others are nobody's"
+
+    run(tmp_path, scenario)
 
 
 def test_groups_begin_and_end_and_one_that_is_declared_anew_knows_nothing_of_the_former(tmp_path: Path) -> None:
