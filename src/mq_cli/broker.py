@@ -68,6 +68,18 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help="Address that other brokers connect to. Default: --peer-listen.",
 )
 @click.option(
+    "--link-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Address for links with other brokers, which replicate. Default: a free port of the host of --peer-listen.",
+)
+@click.option(
+    "--link-advertise",
+    default="",
+    metavar="HOST:PORT",
+    help="Address that other brokers connect to for links. Default: --link-listen.",
+)
+@click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     required=True,
@@ -177,6 +189,8 @@ def broker(
     advertise: str,
     peer_listen: str,
     peer_advertise: str,
+    link_listen: str,
+    link_advertise: str,
     data: Path,
     zookeeper: str | None,
     standalone: bool,
@@ -196,7 +210,7 @@ def broker(
     stop_at_eof: bool,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
-    _check_company(zookeeper, peer_listen or peer_advertise, standalone=standalone)
+    _check_company(zookeeper, peer_listen or peer_advertise or link_listen or link_advertise, standalone=standalone)
     _log_to_stderr("debug" if verbose else log_level)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig
@@ -220,6 +234,8 @@ def broker(
                 stop_timeout_ms=stop_timeout_ms,
                 peer_listen=peer_listen,
                 peer_advertised=peer_advertise,
+                link_listen=link_listen,
+                link_advertised=link_advertise,
                 message_bytes_max=message_bytes_max,
                 connections_max=connections_max,
                 memory_high=memory_high or 0,
@@ -234,7 +250,8 @@ def _check_company(zookeeper: str | None, peer_option: str, *, standalone: bool)
     that is about other brokers."""
     if standalone and peer_option:
         raise click.UsageError(
-            "a broker that stands alone serves no other: leave out --peer-listen and --peer-advertise"
+            "a broker that stands alone serves no other: leave out --peer-listen, --peer-advertise, --link-listen and "
+            "--link-advertise"
         )
     if standalone == bool(zookeeper):
         raise click.UsageError(

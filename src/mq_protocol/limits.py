@@ -286,6 +286,10 @@ LINK_MESSAGE_BYTES: Final = 2 << 20
 """Where a message between brokers stops gathering: enough for throughput, little enough not to hold up what comes
 behind it."""
 
+LINK_HEADER_BYTES_MAX: Final = 8 << 20
+"""Of one message between brokers, beside its payload: what the largest one has for each of its entries, and a part of
+a snapshot."""
+
 LINK_BUFFER_BYTES_MAX: Final = 64 << 20
 """What may wait for a slow peer; past it entries are dropped, and the core sends them again."""
 

@@ -4589,7 +4589,8 @@ Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
 @_typing.final
 class LinkHello(_message.Message):
     """---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
-    A link is one bidirectional stream a pair. It begins with four messages that have a hello alone: the one that dials says who it is
+    A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload), or as the
+    method Link at the peer port. It begins with four messages that have a hello alone: the one that dials says who it is
     (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
     other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.
     """
@@ -4780,6 +4781,7 @@ class LinkHeader(_message.Message):
     ACK_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
@@ -4790,6 +4792,10 @@ class LinkHeader(_message.Message):
     def snapshot(self) -> _containers.RepeatedCompositeFieldContainer[Global___SnapshotPart]: ...
     @_builtins.property
     def beat(self) -> Global___LinkBeat: ...
+    @_builtins.property
+    def error(self) -> Global___Error:
+        """at a link port alone: why the link ends with this message"""
+
     def __init__(
         self,
         *,
@@ -4798,10 +4804,11 @@ class LinkHeader(_message.Message):
         ack: _abc.Iterable[Global___AppendAck] | None = ...,
         snapshot: _abc.Iterable[Global___SnapshotPart] | None = ...,
         beat: Global___LinkBeat | None = ...,
+        error: Global___Error | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "hello", b"hello"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "error", b"error", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "beat", b"beat", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "beat", b"beat", "error", b"error", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

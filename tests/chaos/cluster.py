@@ -38,9 +38,12 @@ class FireCluster(Cluster):
         self._mounted: list[Path] = []
         for number, broker in self.brokers.items():
             advertised = f"{HOST}:{self.network.listen(str(number), broker.port)}"
-            peer_port = free_port(HOST)  # links go through the network as well, by a way of their own
+            peer_port = free_port(HOST)  # what brokers ask each other goes through the network as well
             among_brokers = f"{HOST}:{self.network.listen(str(number), peer_port)}"
             broker.arguments += ["--peer-listen", f"{HOST}:{peer_port}", "--peer-advertise", among_brokers]
+            link_port = free_port(HOST)
+            linked = f"{HOST}:{self.network.listen(str(number), link_port)}"
+            broker.arguments += ["--link-listen", f"{HOST}:{link_port}", "--link-advertise", linked]
             zookeeper = f"{HOST}:{self.network.listen(ZOOKEEPER, self.zookeeper.port, dialler=str(number))}"
             broker.arguments += ["--advertise", advertised, "--zookeeper", zookeeper]  # the last word counts
             self._advertised.append(advertised)

@@ -49,7 +49,9 @@ class AutoCreate:
 class BrokerConfig:
     """`listen` is `host:port` (port 0: a free one). `advertised` is what clients dial; by default `listen`, with this
     machine's name where that says "any address". `peer_listen` is where other brokers are served, by default a free
-    port of the same host; `peer_advertised` is what they dial. A broker that stands alone has no such port. `zookeeper`
+    port of the same host; `peer_advertised` is what they dial. `link_listen` is where they hold their links, by default
+    a free port of the host of `peer_listen`; `link_advertised` is what they dial for that. A broker that stands alone
+    has no such ports. `zookeeper`
     is `host:port,…`; empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms`
     bounds handing over leadership at a clean stop. `message_bytes_max`: of one message from a client.
     `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
@@ -73,6 +75,8 @@ class BrokerConfig:
     coordination: Callable[[], CoordinationService] | None = None
     peer_listen: str = ""
     peer_advertised: str = ""
+    link_listen: str = ""
+    link_advertised: str = ""
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
     memory_high: int = 0
@@ -87,6 +91,8 @@ class BrokerConfig:
             (self.advertised, "--advertise"),
             (self.peer_listen, "--peer-listen"),
             (self.peer_advertised, "--peer-advertise"),
+            (self.link_listen, "--link-listen"),
+            (self.link_advertised, "--link-advertise"),
         ):
             if address:
                 _split(address, option)
@@ -125,6 +131,21 @@ class BrokerConfig:
         if self.advertised and host in _ANY_ADDRESS:
             host, _ = _split(self.advertised, "--advertise")
         return f"{_dialled(host)}:{port}"
+
+    @property
+    def links_at(self) -> str:
+        """Where to hold links; port 0 is a free one."""
+        return self.link_listen or f"{_split(self.peers_at, '--peer-listen')[0]}:0"
+
+    def link_address(self, port: int) -> str:
+        """What other brokers dial for links, given the port that was bound: that host, or the one of `peer_address` if
+        it is any address."""
+        if self.link_advertised:
+            return self.link_advertised
+        host, _ = _split(self.links_at, "--link-listen")
+        if host in _ANY_ADDRESS or not self.link_listen:
+            host, _ = _split(self.peer_address(port), "--peer-advertise")
+        return f"{host}:{port}"
 
     def make_coordination(self) -> CoordinationService:
         if self.coordination is not None:

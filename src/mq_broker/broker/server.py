@@ -61,6 +61,7 @@ from mq_broker.coordination.interface import BrokerRegistration, CoordinationEve
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.framed import LinkServer, bind
 from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
@@ -166,15 +167,17 @@ class _Hints:
             self.to.hear(event)
 
 
-def _registration(config: BrokerConfig, incarnation: int, address: str, peer_address: str) -> BrokerRegistration:
+def _registration(
+    config: BrokerConfig, incarnation: int, address: str, peer_address: str, link_address: str
+) -> BrokerRegistration:
     return BrokerRegistration(
-        config.broker, incarnation, address, config.rack, peer_address, config.message_bytes_max, ours()
+        config.broker, incarnation, address, config.rack, peer_address, config.message_bytes_max, ours(), link_address
     )
 
 
 class _Broker:
     """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone,
-    and has no port for other brokers."""
+    and has no ports for other brokers."""
 
     def __init__(
         self,
@@ -190,7 +193,8 @@ class _Broker:
         )
         self.address = config.address(port)
         self._servers = [self._server]
-        self._peer_address = ""
+        self._peer_address = self._link_address = ""
+        self._link_server: LinkServer | None = None
         self._message_bytes_max = config.message_bytes_max
         self._shell = shell
         self._coordination = coordination
@@ -200,10 +204,8 @@ class _Broker:
         self._calls = Calls(proof)
         self._topics = Topics(coordination, self._on_topics)
         if secret is not None:
-            peer_server, peer_port = rpc_server.listen(config.peers_at, "--peer-listen")
-            self._servers.append(peer_server)
-            self._peer_address = config.peer_address(peer_port)
-        me = _registration(config, shell.incarnation, self.address, self._peer_address)
+            self._listen_to_brokers(config)
+        me = _registration(config, shell.incarnation, self.address, self._peer_address, self._link_address)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
         self._admin = Admin(
             shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create
@@ -236,6 +238,15 @@ class _Broker:
         self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
+
+    def _listen_to_brokers(self, config: BrokerConfig) -> None:
+        """Take the ports for them."""
+        peer_server, peer_port = rpc_server.listen(config.peers_at, "--peer-listen")
+        self._servers.append(peer_server)
+        self._peer_address = config.peer_address(peer_port)
+        listener, link_port = bind(config.links_at, "--link-listen")
+        self._link_server = LinkServer(listener, self._links.accept)
+        self._link_address = config.link_address(link_port)
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing]:
         """The parts that say who reads, and how this broker does."""
@@ -317,12 +328,16 @@ class _Broker:
             self._shell.level = self.cluster.level
             self._beginning.topics_changed()  # what waited for the level
         self._shell.brokers_seen(self.cluster.live)
-        self._links.know({b: PeerAddress(r.peer_address, r.incarnation) for b, r in self.cluster.brokers.items()})
+        self._links.know(
+            {b: PeerAddress(r.peer_address, r.incarnation, r.link_address) for b, r in self.cluster.brokers.items()}
+        )
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
         for server in self._servers:
             await server.start()
+        if self._link_server is not None:
+            self._link_server.start()
         await self._topics.refresh()
         self._look_at_batches()
         await self.cluster.join()
@@ -345,10 +360,11 @@ class _Broker:
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         self._observing.state = "serving"
         log.info(
-            "broker %d serves at %s, other brokers at %s",
+            "broker %d serves at %s, other brokers at %s, links at %s",
             self._shell.broker,
             self.address,
             self._peer_address or "no port",
+            self._link_address or "no port",
         )
 
     def _look_at_batches(self) -> None:
@@ -377,6 +393,8 @@ class _Broker:
         self._shell.stop()
         await self._coordination.stop()
         await self._links.close()
+        if self._link_server is not None:
+            await self._link_server.stop()
         await asyncio.gather(*(server.stop(SERVER_GRACE_S) for server in self._servers))
         await self._shell.close(
             OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID")

@@ -204,13 +204,15 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "protocol_oldest": registration.versions.protocol_oldest,
         "release": registration.versions.release,
         "level": registration.versions.level,
+        "link_address": registration.link_address,
     }
 
 
 def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
     address, rack = _text(document["address"], "address"), _text(document.get("rack", ""), "rack")
     peer_address = _text(document.get("peer_address", ""), "peer_address")
-    for dialled in (address, peer_address) if peer_address else (address,):
+    link_address = _text(document.get("link_address", ""), "link_address")
+    for dialled in (address, *filter(None, (peer_address, link_address))):
         if parse_address(dialled)[1] == 0:
             raise ValueError(f"{quoted(dialled)} names no port")
     if len(rack) > NAME_CHARACTERS_MAX:
@@ -230,6 +232,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
             _text(document.get("release", ""), "release"),
             _number(document.get("level", 0), "level", 0, _VERSION_MAX),
         ),
+        link_address=link_address,
     )
 
 

@@ -23,8 +23,9 @@ _UNSAID = Versions()
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for
-    clients, `peer_address` for other brokers; the latter is empty for a broker that stands alone. `message_bytes_max`:
-    what it takes in one message from a client. `versions`: what it speaks and knows."""
+    clients, `peer_address` for other brokers, `link_address` for links with them; the latter two are empty for a broker
+    that stands alone, and the last one for a broker of 0.2.0. `message_bytes_max`: what it takes in one message from a
+    client. `versions`: what it speaks and knows."""
 
     broker: int
     incarnation: int
@@ -33,6 +34,7 @@ class BrokerRegistration:
     peer_address: str = ""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     versions: Versions = _UNSAID
+    link_address: str = ""
 
 
 @dataclass(frozen=True, slots=True)

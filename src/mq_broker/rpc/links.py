@@ -1,7 +1,8 @@
 """Links between brokers: one bidirectional stream a pair, carrying entries and acknowledgements both ways, for all
 partitions.
 
-The broker with the lower id dials. Messages that are ready together share one `LinkMessage`: while one is being
+The broker with the lower id dials the other one's link port (framed.py), or its peer port (gRPC) where it has none, or
+none that can be reached. Messages that are ready together share one `LinkMessage`: while one is being
 written, the next gathers. What does not fit the bounded buffer of a peer, and what was on its way when a connection
 ended, is dropped: the core sends again what is not acknowledged. Nothing here knows what an entry means.
 
@@ -11,23 +12,24 @@ A link belongs to the broker that proved itself when it was opened (peer_proof.p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
 import grpc
 from grpc import aio
 
+from mq_broker.rpc.framed import FramedWire, Tls, connect
 from mq_broker.rpc.outgoing import FIXED_BYTES, Outgoing, Peer
 from mq_broker.rpc.outgoing import PeerAddress as PeerAddress
 from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial
-from mq_broker.rpc.service import EOF, Incoming, Send, sender, stream_handler
+from mq_broker.rpc.service import stream_handler
+from mq_broker.rpc.wire import DialledStream, LinkMessage, ServedStream, Wire
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope, decode, encode, split
-from mq_protocol.errors import IncompatibleVersion, InvalidRequest, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.envelope import Buffer, Envelope, split
+from mq_protocol.errors import IncompatibleVersion, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
 from mq_protocol.methods import PEER
 from mq_protocol.transport import from_call
@@ -44,11 +46,6 @@ BEAT_S: Final = 1.0
 REGISTRATION_TIMEOUT_S: Final = 2.0
 """A broker that was just started may dial before its registration has been read here."""
 
-HELLO_BYTES_MAX: Final = 1 << 10
-"""Of each message before the far side has proved who it is: a hello has some hundred bytes. What is longer is not
-parsed."""
-
-Messages: TypeAlias = AsyncIterator[bytes]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]
 
 
@@ -79,7 +76,8 @@ class LinkListener(Protocol):
 
 class Links:
     """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose
-    failure is not missed; `read_brokers` has the registrations read again, soon.
+    failure is not missed; `read_brokers` has the registrations read again, soon. `tls`: what link ports are dialled
+    with.
     """
 
     def __init__(
@@ -89,6 +87,7 @@ class Links:
         spawn: Spawn,
         read_brokers: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
+        tls: Tls | None = None,
     ) -> None:
         self._me = proof.broker
         self._proof = proof
@@ -96,6 +95,7 @@ class Links:
         self._spawn = spawn
         self._read_brokers = read_brokers
         self._refusals = refusals or Refusals()
+        self._tls = tls
         self._peers: dict[int, Peer] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
         self._closed = False
@@ -187,9 +187,23 @@ class Links:
         """The method `Link` of the Peer service, for the server."""
 
         async def link(context: aio.ServicerContext[Any, Any]) -> None:
-            await self._accept(Incoming(context, bytes), sender(context, encode))
+            await self.accept(ServedStream(context))
 
         return stream_handler("Link", link)
+
+    async def accept(self, wire: Wire, greeted: Callable[[], None] = lambda: None) -> None:
+        """Hold the link that another broker has dialled, until it ends. `greeted` is called once it is proved who that
+        is. Raises what the far side is to be told."""
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                peer, incarnation = await self._greet(wire)
+        except TimeoutError as error:
+            raise PeerRefused("a link begins with hello, and none came: dial again", pb.PEER_NO_HELLO) from error
+        except PeerRefused as error:
+            self._refusals.note(error)
+            raise
+        greeted()
+        await self._converse(peer, incarnation, wire)
 
     # -- conversations
 
@@ -199,27 +213,17 @@ class Links:
             peer = self._peers[broker] = Peer(broker)
         return peer
 
-    async def _accept(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-                peer, incarnation = await self._greet(messages, send)
-        except TimeoutError as error:
-            raise PeerRefused("a link begins with hello, and none came: dial again", pb.PEER_NO_HELLO) from error
-        except PeerRefused as error:
-            self._refusals.note(error)
-            raise
-        await self._converse(peer, incarnation, messages, send)
-
-    async def _greet(self, messages: Messages, send: Send[Envelope[pb.LinkHeader]]) -> tuple[Peer, int]:
+    async def _greet(self, wire: Wire) -> tuple[Peer, int]:
         """Who dialled, once that is proved. Nothing about that broker is believed, or remembered, before."""
-        theirs = await _next_hello(messages)
+        theirs = await wire.hello()
         if theirs.broker == self._me:
             raise PeerRefused(
                 f"another process calls itself broker {self._me}: give every broker its own --id", pb.PEER_SAME_ID
             )
         if theirs.to != self._me:
             raise PeerRefused(
-                f"this is broker {self._me}, not {theirs.to}: its --peer-listen or --peer-advertise is wrong",
+                f"this is broker {self._me}, not {theirs.to}: its --peer-listen, --link-listen or what it "
+                "advertises is wrong",
                 pb.PEER_WRONG_BROKER,
             )
         if not 0 < theirs.broker < self._me:
@@ -229,12 +233,12 @@ class Links:
         _check_nonce(theirs)
         mine = self._proof.hello(theirs.broker)
         mine.proof = self._proof.of_acceptor(theirs, mine)
-        await send(Envelope(pb.LinkHeader(hello=mine)))
-        require((await _next_hello(messages)).proof, self._proof.of_dialler(theirs, mine))
+        await wire.send(Envelope(pb.LinkHeader(hello=mine)))
+        require((await wire.hello()).proof, self._proof.of_dialler(theirs, mine))
         _check_versions(mine, theirs)
         peer = self._peer(theirs.broker)
         await self._known(peer, theirs.incarnation)
-        await send(Envelope(pb.LinkHeader(hello=pb.LinkHello())))
+        await wire.send(Envelope(pb.LinkHeader(hello=pb.LinkHello())))
         return peer, theirs.incarnation
 
     async def _known(self, peer: Peer, incarnation: int) -> None:
@@ -267,58 +271,76 @@ class Links:
             assert peer.address is not None
             began = asyncio.get_running_loop().time()
             try:
-                await self._dial(peer, peer.address.address)
+                await self._dial(peer, peer.address)
             except (aio.AioRpcError, TritonMQError, TimeoutError) as error:
                 reason = from_call(error, peer.address.address) if isinstance(error, aio.AioRpcError) else error
                 log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, reason)
             failures = 0 if asyncio.get_running_loop().time() - began > BACKOFF_S[-1] else failures + 1
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
-    async def _dial(self, peer: Peer, address: str) -> None:
-        async with dial(address) as channel:
+    async def _dial(self, peer: Peer, address: PeerAddress) -> None:
+        unreachable: Unreachable | None = None
+        if address.link_address:
+            try:
+                wire = await connect(address.link_address, self._tls)
+            except Unreachable as error:
+                unreachable = error
+            else:
+                await self._dial_framed(peer, address.link_address, wire)
+                return
+        async with dial(address.address) as channel:
             method: Any = channel.stream_stream(LINK, None, None)
             call = method()
-
-            async def send(message: Envelope[pb.LinkHeader]) -> None:
-                try:
-                    await call.write(encode(message))
-                except (
-                    asyncio.InvalidStateError
-                ) as error:  # the far side had ended the stream, and said that all was well
-                    raise Unreachable(f"broker {peer.broker} has ended the link") from error
-
-            messages = _Answers(call)
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-                    incarnation = await self._introduce(peer, address, messages, send)
-                await self._converse(peer, incarnation, messages, send)
+                await self._introduce_and_converse(peer, address.address, DialledStream(call), unreachable)
             finally:
                 call.cancel()
 
-    async def _introduce(
-        self, peer: Peer, address: str, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
-    ) -> int:
+    async def _dial_framed(self, peer: Peer, address: str, wire: FramedWire) -> None:
+        refused: PeerRefused | None = None
+        try:
+            await self._introduce_and_converse(peer, address, wire)
+        except PeerRefused as error:
+            refused = error
+            raise
+        finally:
+            wire.close(refused)
+
+    async def _introduce_and_converse(
+        self, peer: Peer, address: str, wire: Wire, unreachable: Unreachable | None = None
+    ) -> None:
+        """`unreachable`: why this is not a connection to the link port that the broker has."""
+        async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+            incarnation = await self._introduce(peer, address, wire)
+        if unreachable is not None:
+            log.warning(
+                "broker %d is linked by its peer port, which costs more: %s; let brokers reach it, or give that broker "
+                "another --link-listen",
+                peer.broker,
+                unreachable,
+            )
+        await self._converse(peer, incarnation, wire)
+
+    async def _introduce(self, peer: Peer, address: str, wire: Wire) -> int:
         """Say who this is, and be told who answers, both with proofs. Returns the life of the broker that answered."""
         mine = self._proof.hello(peer.broker)
-        await send(Envelope(pb.LinkHeader(hello=mine)))
-        theirs = await _next_hello(messages)
+        await wire.send(Envelope(pb.LinkHeader(hello=mine)))
+        theirs = await wire.hello()
         if theirs.broker != peer.broker or theirs.to != self._me:
             raise PeerRefused(
-                f"{address} is broker {theirs.broker}, not {peer.broker}: its --peer-listen or --peer-advertise is "
-                "wrong",
+                f"{address} is broker {theirs.broker}, not {peer.broker}: its --peer-listen, --link-listen or what it "
+                "advertises is wrong",
                 pb.PEER_WRONG_BROKER,
             )
         _check_nonce(theirs)
         require(theirs.proof, self._proof.of_acceptor(mine, theirs))
         _check_versions(mine, theirs)
         await self._known(peer, theirs.incarnation)
-        await send(Envelope(pb.LinkHeader(hello=pb.LinkHello(proof=self._proof.of_dialler(mine, theirs)))))
-        await _next_hello(messages)
+        await wire.send(Envelope(pb.LinkHeader(hello=pb.LinkHello(proof=self._proof.of_dialler(mine, theirs)))))
+        await wire.hello()
         return theirs.incarnation
 
-    async def _converse(
-        self, peer: Peer, incarnation: int, messages: Messages, send: Send[Envelope[pb.LinkHeader]]
-    ) -> None:
+    async def _converse(self, peer: Peer, incarnation: int, wire: Wire) -> None:
         """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good
         one."""
         ended = asyncio.Event()
@@ -331,8 +353,8 @@ class Links:
         log.info("link to broker %d is up", peer.broker)
         self._listener.link_up(peer.broker)
         jobs = {
-            asyncio.create_task(self._read(peer.broker, incarnation, messages, ended)),
-            asyncio.create_task(self._write(peer, send, ended)),
+            asyncio.create_task(self._read(peer.broker, incarnation, wire, ended)),
+            asyncio.create_task(self._write(peer, wire, ended)),
             asyncio.create_task(_beat(peer, ended)),
             asyncio.create_task(_wait(ended)),
         }
@@ -358,32 +380,34 @@ class Links:
             log.info("link to broker %d is down", peer.broker)
             self._listener.link_down(peer.broker)
 
-    async def _read(self, broker: int, incarnation: int, messages: Messages, ended: asyncio.Event) -> None:
-        hearer_of = self._listener.hearer
-        async for data in messages:
-            if ended.is_set():
-                return
-            message = decode(data, pb.LinkHeader)
-            header = message.header
-            _check_speaker(header, broker, incarnation)
-            if header.HasField("beat"):
-                self._listener.link_beat(broker, dropped=header.beat.dropped)
-            if message.parts or header.append:
-                frames = split(message.payload, (length for append in header.append for length in append.frame_bytes))
-                at = 0
-                for append in header.append:
-                    count = len(append.frame_bytes)
-                    if (hearer := hearer_of(append.topic_id, append.partition)) is not None:
-                        hearer.hear_entries(append, frames[at : at + count])
-                    at += count
-            for ack in header.ack:
-                if (hearer := hearer_of(ack.topic_id, ack.partition)) is not None:
-                    hearer.hear_ack(ack)
-            for part in header.snapshot:
-                if (hearer := hearer_of(part.topic_id, part.partition)) is not None:
-                    hearer.hear_snapshot(part)
+    async def _read(self, broker: int, incarnation: int, wire: Wire, ended: asyncio.Event) -> None:
+        def hear(message: LinkMessage) -> None:
+            if not ended.is_set():
+                self._hear(broker, incarnation, message)
 
-    async def _write(self, peer: Peer, send: Send[Envelope[pb.LinkHeader]], ended: asyncio.Event) -> None:
+        await wire.listen(hear)
+
+    def _hear(self, broker: int, incarnation: int, message: LinkMessage) -> None:
+        header, hearer_of = message.header, self._listener.hearer
+        _check_speaker(header, broker, incarnation)
+        if header.HasField("beat"):
+            self._listener.link_beat(broker, dropped=header.beat.dropped)
+        if message.parts or header.append:
+            frames = split(message.payload, (length for append in header.append for length in append.frame_bytes))
+            at = 0
+            for append in header.append:
+                count = len(append.frame_bytes)
+                if (hearer := hearer_of(append.topic_id, append.partition)) is not None:
+                    hearer.hear_entries(append, frames[at : at + count])
+                at += count
+        for ack in header.ack:
+            if (hearer := hearer_of(ack.topic_id, ack.partition)) is not None:
+                hearer.hear_ack(ack)
+        for part in header.snapshot:
+            if (hearer := hearer_of(part.topic_id, part.partition)) is not None:
+                hearer.hear_snapshot(part)
+
+    async def _write(self, peer: Peer, wire: Wire, ended: asyncio.Event) -> None:
         while not ended.is_set():
             await peer.something.wait()
             if not ended.is_set():
@@ -392,7 +416,7 @@ class Links:
                 if dropped and not peer.dropped:
                     peer.beat()
                     self._listener.link_dropped(peer.broker)
-                await send(message)
+                await wire.send(message)
                 if not peer.waiting:
                     peer.written.set()
 
@@ -405,19 +429,6 @@ async def _beat(peer: Peer, ended: asyncio.Event) -> None:
 
 async def _wait(event: asyncio.Event) -> None:
     await event.wait()
-
-
-async def _next_hello(messages: Messages) -> pb.LinkHello:
-    data = await anext(messages, b"")
-    if len(data) <= HELLO_BYTES_MAX:
-        with contextlib.suppress(InvalidRequest):
-            header = decode(data, pb.LinkHeader).header
-            if header.HasField("hello"):
-                return header.hello
-    raise PeerRefused(
-        "a link begins with hello: this is the brokers' own port, clients use the address given by --listen",
-        pb.PEER_NO_HELLO,
-    )
 
 
 def _check_nonce(hello: pb.LinkHello) -> None:
@@ -448,19 +459,3 @@ def _check_speaker(header: pb.LinkHeader, broker: int, incarnation: int) -> None
                 f"{incarnation}",
                 pb.PEER_NOT_ITSELF,
             )
-
-
-class _Answers:
-    """The messages of a stream that was dialled, in order."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __aiter__(self) -> _Answers:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data: bytes = await self._call.read()
-        if data is EOF:
-            raise StopAsyncIteration
-        return data

@@ -22,10 +22,12 @@ FIXED_BYTES: Final = 150
 
 
 class PeerAddress(NamedTuple):
-    """`address` is that of the broker's peer port; empty if it has none, as brokers of older versions have not."""
+    """`address` is that of the broker's peer port; empty if it has none, as brokers of older versions have not.
+    `link_address`: of its link port, as empty."""
 
     address: str
     incarnation: int
+    link_address: str = ""
 
 
 class Outgoing(NamedTuple):
@@ -115,7 +117,7 @@ class Peer:
 
     def take(self) -> Envelope[pb.LinkHeader]:
         """The next message: all that waits, up to a bound. What is larger goes alone: with company it might be more
-        than gRPC takes, and end the link. Of snapshots every other message has a part."""
+        than a message may be, and end the link. Of snapshots every other message has a part."""
         header = pb.LinkHeader()
         if self.beat_due:
             header.beat.dropped = self.beat_tells_dropped

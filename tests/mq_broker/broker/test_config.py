@@ -36,6 +36,8 @@ def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> Broke
         ({"listen": "127.0.0.1"}, "--listen"),
         ({"advertised": "there"}, "--advertise"),
         ({"peer_listen": "there:port"}, "--peer-listen"),
+        ({"link_listen": "there:port"}, "--link-listen"),
+        ({"link_advertised": "there"}, "--link-advertise"),
         ({"peer_advertised": "there:70000"}, "--peer-advertise"),
         ({"rack": "r" * (NAME_BYTES_MAX + 1)}, "rack"),
         ({"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX - 1}, "--message-bytes-max"),
@@ -108,6 +110,18 @@ def test_brokers_dial_what_was_advertised_to_them_or_the_host_that_they_or_else_
     assert config("0.0.0.0:7400").peer_address(8) == f"{HERE}:8"
     assert config("0.0.0.0:7400", advertised="there:9", peer_listen="10.0.0.2:0").peer_address(8) == "10.0.0.2:8"
     assert config(peer_advertised="elsewhere:5").peer_address(8) == "elsewhere:5"
+
+
+def test_links_are_held_at_a_free_port_of_the_host_of_other_brokers_unless_another_place_is_given() -> None:
+    assert config("10.0.0.1:7400").links_at == "10.0.0.1:0"
+    assert config(peer_listen="10.0.0.2:9").links_at == "10.0.0.2:0"
+    assert config(peer_listen="10.0.0.2:9", link_listen="10.0.0.3:7").links_at == "10.0.0.3:7"
+    assert config("10.0.0.1:7400").link_address(8) == "10.0.0.1:8"
+    assert config("0.0.0.0:7400", advertised="there:9", link_listen="0.0.0.0:0").link_address(8) == "there:8"
+    assert config(peer_advertised="elsewhere:5").link_address(8) == "elsewhere:8"
+    assert config("0.0.0.0:7400").link_address(8) == f"{HERE}:8"
+    assert config(link_listen="10.0.0.3:7").link_address(7) == "10.0.0.3:7"
+    assert config(link_listen="10.0.0.3:7", link_advertised="elsewhere:5").link_address(7) == "elsewhere:5"
 
 
 def test_a_broker_without_a_zookeeper_stands_alone() -> None:

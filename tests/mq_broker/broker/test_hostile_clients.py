@@ -92,9 +92,9 @@ class Victims:
         return {broker.id: broker.incarnation for broker in (await self[1].metadata()).brokers}
 
     async def addresses(self, broker: int) -> list[str]:
-        """Of every port that it listens on. Clients are told the first one only."""
+        """Of every port at which it speaks gRPC. Clients are told the first one only."""
         registered = (await self.coordination[1].brokers())[broker]
-        return [address for address in (registered.address, getattr(registered, "peer_address", "")) if address]
+        return [registered.address, registered.peer_address]
 
     async def are_well(self) -> None:
         """Every one serves, all are in sync, and a record reaches all of them."""

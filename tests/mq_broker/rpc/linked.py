@@ -1,23 +1,45 @@
-"""Two ends of a link in one process, for tests."""
+"""Two ends of a link in one process, for tests, and links that are spoken by hand, over either of the two
+transports."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 import grpc
+import pytest
+from grpc import aio
 
-from mq_broker.rpc.links import Links, PeerAddress
+from mq_broker.rpc.framed import LinkServer, Tls, bind
+from mq_broker.rpc.links import LINK, Links, PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.server import listen
+from mq_broker.rpc.server import dial, listen
+from mq_broker.rpc.service import EOF, stream_handler
+from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.error_messages import from_wire
+from mq_protocol.limits import MESSAGE_BYTES_MAX
 from mq_protocol.methods import PEER
+from mq_protocol.transport import from_call
 
 DEADLINE_S = 10.0
 SECRET = bytes(range(32))
+GRPC = "grpc"
+FRAMED = "framed"
+OVER = [FRAMED]
+"""What links are made over: nodes that know each other know each other's link port or not."""
+
+
+@pytest.fixture(params=[FRAMED, GRPC], autouse=True)
+def transport(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where this is imported, each test runs over both."""
+    former, OVER[0] = OVER[0], request.param
+    yield request.param
+    OVER[0] = former
 
 
 class Heard:
@@ -67,9 +89,18 @@ class Heard:
 
 
 class Node:
-    """One broker's end: its links, served on a port."""
+    """One broker's end: its links, served on a port of each transport. `dialled`, `served`: TLS of the link port."""
 
-    def __init__(self, broker: int, *, incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET) -> None:
+    def __init__(
+        self,
+        broker: int,
+        *,
+        incarnation: int = 1,
+        cluster_id: str = "c",
+        secret: bytes = SECRET,
+        dialled: Tls | None = None,
+        served: Tls | None = None,
+    ) -> None:
         self.broker = broker
         self.incarnation = incarnation
         self.heard = Heard()
@@ -77,12 +108,15 @@ class Node:
         self.refusals = Refusals()
         self.readings = 0
         proof = PeerProof(broker, incarnation, cluster_id, secret)
-        self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals)
+        self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals, dialled)
         self._server, port = listen("127.0.0.1:0")
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(PEER.name, {"Link": self.links.handler()}),)
         )
         self.address = f"127.0.0.1:{port}"
+        listener, link_port = bind("127.0.0.1:0", "--link-listen")
+        self.link_server = LinkServer(listener, self.links.accept, served)
+        self.link_address = f"127.0.0.1:{link_port}"
 
     def _read_brokers(self) -> None:
         self.readings += 1
@@ -94,9 +128,11 @@ class Node:
 
     async def start(self) -> None:
         await self._server.start()
+        self.link_server.start()
 
     async def stop(self) -> None:
         await self.links.close()
+        await self.link_server.stop()
         await self._server.stop(0)
         for task in self.tasks:
             assert task.cancelled(), task.exception()
@@ -105,7 +141,11 @@ class Node:
         """As they know it."""
         everybody = (self, *others)
         for node in everybody:
-            node.links.know({o.broker: PeerAddress(o.address, o.incarnation) for o in everybody})
+            node.links.know({o.broker: o.registered for o in everybody})
+
+    @property
+    def registered(self) -> PeerAddress:
+        return PeerAddress(self.address, self.incarnation, self.link_address if OVER[0] == FRAMED else "")
 
     def knows_of(self, broker: int, incarnation: int = 1) -> None:
         """That broker is registered; nothing listens at its address."""
@@ -137,3 +177,141 @@ async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(DEADLINE_S):
         while not condition():  # noqa: ASYNC110 - of any kind
             await asyncio.sleep(0.005)
+
+
+# ---------------------------------------------------------------------- links that are spoken by hand
+
+
+class FramedCall:
+    """A connection to a link port, or of one (`served`), as a call of `Link` looks: what is written and read are link
+    messages as protobuf has them."""
+
+    def __init__(
+        self,
+        opened: Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
+        *,
+        served: bool = False,
+    ) -> None:
+        self._opened = opened
+        self._served = served
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._receiver = framing.Receiver(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX)
+
+    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if self._streams is None:
+            self._streams = await self._opened()
+            self._streams[1].write(framing.preamble())
+        return self._streams
+
+    async def write(self, data: bytes) -> None:
+        envelope = decode(data, pb.LinkHeader)
+        await self.write_raw(*framing.encode(envelope.header.SerializeToString(), envelope.parts))
+
+    async def write_raw(self, *pieces: framing.Buffer) -> None:
+        _, writer = await self.streams()
+        with contextlib.suppress(ConnectionError):  # what was said in return is to be read
+            for piece in pieces:
+                writer.write(piece)
+            await writer.drain()
+
+    async def read(self) -> Any:
+        reader, _ = await self.streams()
+        while (message := self._receiver.next()) is None:
+            room = self._receiver.buffer()
+            try:
+                data = await reader.read(len(room))
+            except ConnectionError:
+                return EOF
+            if not data:
+                return EOF
+            room[: len(data)] = data
+            self._receiver.received(len(data))
+        header = pb.LinkHeader.FromString(message.header)
+        if header.HasField("error"):
+            if self._served:
+                return EOF
+            raise from_wire(header.error)
+        return encode(Envelope(header, (message.payload,)))
+
+    def cancel(self) -> None:
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+
+
+Door = Callable[[], Any]
+"""Makes a call that is spoken by hand."""
+
+
+@contextlib.asynccontextmanager
+async def door(node: Node) -> AsyncIterator[Door]:
+    """To that broker's links, over the transport that is used."""
+    if OVER[0] == FRAMED:
+        made: list[FramedCall] = []
+
+        def call() -> FramedCall:
+            host, _, port = node.link_address.rpartition(":")
+            made.append(FramedCall(lambda: asyncio.open_connection(host, int(port))))
+            return made[-1]
+
+        yield call
+        for each in made:
+            each.cancel()
+    else:
+        async with dial(node.address) as channel:
+            method: Any = channel.stream_stream(LINK, None, None)
+            yield method
+
+
+@contextlib.asynccontextmanager
+async def impostor(answer: Callable[[Any], Coroutine[Any, Any, None]]) -> AsyncIterator[PeerAddress]:
+    """Somebody who is dialled as broker 2, over the transport that is used. `answer` is given what to read from and to
+    write to."""
+    server, port = listen("127.0.0.1:0")
+    server.add_generic_rpc_handlers(
+        (grpc.method_handlers_generic_handler(PEER.name, {"Link": stream_handler("Link", answer)}),)
+    )
+    await server.start()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def opened() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            return reader, writer
+
+        await answer(FramedCall(opened, served=True))
+        writer.close()
+
+    framed = await asyncio.start_server(accept, "127.0.0.1", 0)
+    link_port = framed.sockets[0].getsockname()[1]
+    yield PeerAddress(f"127.0.0.1:{port}", 1, f"127.0.0.1:{link_port}" if OVER[0] == FRAMED else "")
+    framed.close()
+    await server.stop(0)
+
+
+class Spoken:
+    """A link to a broker, spoken by hand, as the broker with that proof would."""
+
+    def __init__(self, there: Door, proof: PeerProof) -> None:
+        self.call = there()
+        self.proof = proof
+
+    async def say(self, **fields: Any) -> None:
+        await self.call.write(encode(Envelope(pb.LinkHeader(**fields))))
+
+    async def hear(self) -> pb.LinkHeader:
+        """Raises the error that the link was ended with."""
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                data = await self.call.read()
+        except aio.AioRpcError as error:
+            raise from_call(error, "there") from error
+        assert data is not EOF, "the link was ended"
+        return decode(data, pb.LinkHeader).header
+
+    async def greet(self, to: int = 2) -> tuple[pb.LinkHello, pb.LinkHello]:
+        """Both hellos, once the other side has accepted."""
+        mine = self.proof.hello(to)
+        await self.say(hello=mine)
+        theirs = (await self.hear()).hello
+        assert theirs.proof == self.proof.of_acceptor(mine, theirs)
+        await self.say(hello=pb.LinkHello(proof=self.proof.of_dialler(mine, theirs)))
+        await self.hear()
+        return mine, theirs

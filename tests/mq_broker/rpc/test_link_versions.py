@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
-from mq_broker.rpc.links import PeerAddress, _check_versions
+from mq_broker.rpc.links import _check_versions
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.server import dial, listen
-from mq_broker.rpc.service import stream_handler
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import PeerRefused
-from mq_protocol.methods import PEER
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST, ours
-from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, nodes
-from tests.mq_broker.rpc.test_links import Spoken
+from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, Spoken, door, impostor, nodes, transport  # noqa: F401 - a fixture
 
 PROOF = PeerProof(2, 3, "cluster", bytes(32))
 
@@ -93,9 +88,9 @@ class OtherRelease(PeerProof):
 def test_the_broker_that_is_dialled_refuses_one_that_speaks_no_common_protocol() -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            link = Spoken(channel, OtherRelease(1, 1, "c", SECRET))
+            link = Spoken(there, OtherRelease(1, 1, "c", SECRET))
             with pytest.raises(PeerRefused, match="have no protocol in common: upgrade broker 2") as told:
                 await link.greet()
             assert told.value.why == pb.PEER_INCOMPATIBLE
@@ -120,18 +115,12 @@ def test_the_broker_that_dials_refuses_one_that_speaks_no_common_protocol() -> N
             finally:
                 over.set()
 
-        server, port = listen("127.0.0.1:0")
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(PEER.name, {"Link": stream_handler("Link", answer)}),)
-        )
-        await server.start()
         one = Node(1)
-        async with nodes(one):
-            one.links.know({2: PeerAddress(f"127.0.0.1:{port}", 1)})
+        async with impostor(answer) as address, nodes(one):
+            one.links.know({2: address})
             async with asyncio.timeout(DEADLINE_S):
                 await over.wait()
             assert not [data for data in said if data is not aio.EOF], "no proof for a broker of another protocol"  # type: ignore[attr-defined]
             assert one.heard.events == []
-        await server.stop(0)
 
     asyncio.run(scenario())

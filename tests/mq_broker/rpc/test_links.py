@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
-from mq_broker.rpc import links
-from mq_broker.rpc.links import LINK, PeerAddress
+from mq_broker.rpc import links, wire
+from mq_broker.rpc.links import PeerAddress
 from mq_broker.rpc.outgoing import Outgoing
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.server import dial, listen
-from mq_broker.rpc.service import stream_handler
 from mq_broker.storage.codec.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -25,9 +22,7 @@ from mq_protocol.limits import (
     LINK_MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
 )
-from mq_protocol.methods import PEER
-from mq_protocol.transport import from_call
-from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, nodes, until
+from tests.mq_broker.rpc.linked import DEADLINE_S, FRAMED, SECRET, Node, Spoken, door, impostor, nodes, transport, until  # noqa: F401 - a fixture
 
 
 def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
@@ -193,38 +188,6 @@ def test_nothing_is_kept_for_a_broker_without_a_link() -> None:
     asyncio.run(scenario())
 
 
-class Spoken:
-    """A link to a broker, spoken by hand, as the broker with that proof would."""
-
-    def __init__(self, channel: aio.Channel, proof: PeerProof) -> None:
-        method: Any = channel.stream_stream(LINK, None, None)
-        self.call = method()
-        self.proof = proof
-
-    async def say(self, **fields: Any) -> None:
-        await self.call.write(encode(Envelope(pb.LinkHeader(**fields))))
-
-    async def hear(self) -> pb.LinkHeader:
-        """Raises the error that the link was ended with."""
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                data = await self.call.read()
-        except aio.AioRpcError as error:
-            raise from_call(error, "there") from error
-        assert data is not aio.EOF, "the link was ended"  # type: ignore[attr-defined]
-        return decode(data, pb.LinkHeader).header
-
-    async def greet(self, to: int = 2) -> tuple[pb.LinkHello, pb.LinkHello]:
-        """Both hellos, once the other side has accepted."""
-        mine = self.proof.hello(to)
-        await self.say(hello=mine)
-        theirs = (await self.hear()).hello
-        assert theirs.proof == self.proof.of_acceptor(mine, theirs)
-        await self.say(hello=pb.LinkHello(proof=self.proof.of_dialler(mine, theirs)))
-        await self.hear()
-        return mine, theirs
-
-
 def life(incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET, broker: int = 1) -> PeerProof:
     return PeerProof(broker, incarnation, cluster_id, secret)
 
@@ -243,9 +206,9 @@ async def refused(link: Spoken, *said: pb.LinkHeader) -> PeerRefused:
 def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            link = Spoken(channel, life())
+            link = Spoken(there, life())
             await link.greet()  # and nothing more is read
             frame = bytes(4 << 20)
             for n in range(2 * LINK_BUFFER_BYTES_MAX // len(frame)):
@@ -262,9 +225,9 @@ def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
 def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            first, second = Spoken(channel, life()), Spoken(channel, life())
+            first, second = Spoken(there, life()), Spoken(there, life())
             for link in (first, second):
                 await link.greet()
             while (data := await first.call.read()) is not aio.EOF:  # type: ignore[attr-defined]
@@ -291,9 +254,10 @@ def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> 
 def test_a_hello_that_is_refused_says_why_by_a_code(hello: pb.LinkHello | None, why: pb.PeerRefusal.ValueType) -> None:
     async def scenario() -> None:
         two = Node(2, cluster_id="of-this-cluster")
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            error = await refused(Spoken(channel, life()), pb.LinkHeader(hello=hello))
+            said = pb.LinkHeader(beat=pb.LinkBeat()) if hello is None else pb.LinkHeader(hello=hello)
+            error = await refused(Spoken(there, life()), said)
             assert error.why == why
             assert "of-this-cluster" not in str(error)
             assert two.heard.events == []
@@ -306,9 +270,9 @@ def test_a_hello_that_is_refused_says_why_by_a_code(hello: pb.LinkHello | None, 
 def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_cluster(stranger: PeerProof) -> None:
     async def scenario() -> None:
         two = Node(2, cluster_id="of-this-cluster")
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            link = Spoken(channel, stranger)
+            link = Spoken(there, stranger)
             mine = stranger.hello(2)
             await link.say(hello=mine)
             theirs = (await link.hear()).hello
@@ -331,15 +295,15 @@ def test_a_stranger_cannot_have_a_long_message_parsed(monkeypatch: pytest.Monkey
         parsed.append(len(data))
         return decode(data, kind)
 
-    monkeypatch.setattr(links, "decode", noted)
+    monkeypatch.setattr(wire, "decode", noted)
     hello = pb.LinkHello(broker=1, incarnation=1, to=2, nonce=bytes(32))
     long = pb.LinkHeader(hello=hello, append=[pb.AppendEntries()] * 10_000)
 
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            error = await refused(Spoken(channel, life()), long)
+            error = await refused(Spoken(there, life()), long)
             assert error.why == pb.PEER_NO_HELLO
             assert parsed == []
 
@@ -349,11 +313,11 @@ def test_a_stranger_cannot_have_a_long_message_parsed(monkeypatch: pytest.Monkey
 def test_a_recorded_link_cannot_be_played_again() -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            first = Spoken(channel, life())
+            first = Spoken(there, life())
             mine, theirs = await first.greet()
-            again = Spoken(channel, life())
+            again = Spoken(there, life())
             error = await refused(
                 again,
                 pb.LinkHeader(hello=mine),
@@ -361,7 +325,7 @@ def test_a_recorded_link_cannot_be_played_again() -> None:
             )
             assert error.why == pb.PEER_NO_PROOF
             assert two.links.connected() == [1], "the first link is as it was"
-            mirror = Spoken(channel, life())
+            mirror = Spoken(there, life())
             await mirror.say(hello=life().hello(2))
             shown = (await mirror.hear()).hello.proof
             reflected = await refused(mirror, pb.LinkHeader(hello=pb.LinkHello(proof=shown)))
@@ -377,7 +341,7 @@ def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -
         heard: list[pb.LinkHeader] = []
         dialled = asyncio.Event()
 
-        async def impostor(context: Any) -> None:
+        async def impostor_2(context: Any) -> None:
             heard.append(decode(await context.read(), pb.LinkHeader).header)
             hello = pb.LinkHello(broker=2, incarnation=1, to=1, nonce=bytes(32), proof=proof)
             await context.write(encode(Envelope(pb.LinkHeader(hello=hello))))
@@ -386,19 +350,13 @@ def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -
                 heard.append(decode(data, pb.LinkHeader).header)
             dialled.set()
 
-        server, port = listen("127.0.0.1:0")
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(PEER.name, {"Link": stream_handler("Link", impostor)}),)
-        )
-        await server.start()
         node = Node(1)
-        async with nodes(node):
-            node.links.know({2: PeerAddress(f"127.0.0.1:{port}", 1)})
+        async with impostor(impostor_2) as address, nodes(node):
+            node.links.know({2: address})
             async with asyncio.timeout(DEADLINE_S):
                 await dialled.wait()
             assert node.heard.events == []
             assert not any(header.hello.proof for header in heard)
-        await server.stop(0)
 
     asyncio.run(scenario())
 
@@ -408,20 +366,20 @@ def test_a_life_that_is_not_registered_waits_for_the_registration_and_is_refused
 ) -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            link = Spoken(channel, life(incarnation=2))
+            link = Spoken(there, life(incarnation=2))
             greeting = asyncio.create_task(link.greet())
             await until(lambda: two.readings)
             two.knows_of(1, incarnation=2)
             await greeting
             monkeypatch.setattr("mq_broker.rpc.links.REGISTRATION_TIMEOUT_S", 0.05)
-            far = Spoken(channel, life(incarnation=1 << 60))
+            far = Spoken(there, life(incarnation=1 << 60))
             with pytest.raises(PeerRefused) as error:
                 await far.greet()
             assert error.value.why == pb.PEER_NOT_REGISTERED
             assert two.links.connected() == [1]
-            again = Spoken(channel, life(incarnation=2))
+            again = Spoken(there, life(incarnation=2))
             await again.greet()
             link.call.cancel()
             again.call.cancel()
@@ -432,9 +390,9 @@ def test_a_life_that_is_not_registered_waits_for_the_registration_and_is_refused
 def test_a_former_life_is_refused() -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1, incarnation=5)
-            newer, older = Spoken(channel, life(incarnation=5)), Spoken(channel, life(incarnation=4))
+            newer, older = Spoken(there, life(incarnation=5)), Spoken(there, life(incarnation=4))
             await newer.greet()
             with pytest.raises(PeerRefused) as error:
                 await older.greet()
@@ -458,9 +416,9 @@ def test_a_former_life_is_refused() -> None:
 def test_a_message_in_another_brokers_name_ends_the_link_and_is_not_heard(message: dict[str, Any]) -> None:
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), dial(two.address) as channel:
+        async with nodes(two), door(two) as there:
             two.knows_of(1)
-            link = Spoken(channel, life())
+            link = Spoken(there, life())
             await link.greet()
             error = await refused(link, pb.LinkHeader(**message))
             assert error.why == pb.PEER_NOT_ITSELF

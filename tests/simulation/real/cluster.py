@@ -35,6 +35,7 @@ from mq_broker.broker.server import serve
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TopicExists, TritonMQError
 from tests.history.checker import judge
+from tests.simulation.real.byte_wires import Sockets
 from tests.simulation.real.clients import SCHEMA_BYTES, Client, Producer, Reader
 from tests.simulation.real.disk import Disk
 from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, VirtualLoop
@@ -108,6 +109,7 @@ class Machine:
             f"{self.name}:9000",
             self.disk.path,
             peer_listen=f"{self.name}:9001",
+            link_listen=f"{self.name}:9002",
             memory_high=MEMORY_HIGH,
             coordination=lambda: Session(self.cluster.zookeeper),
             stop_timeout_ms=5_000,
@@ -193,6 +195,10 @@ class Cluster:
         self.network = Network(self.loop, self.tell)
         self.network.latency_s = plan.latency_s
         self.network.faults = self._count
+        self.sockets = Sockets(self.network)
+        if plan.hidden_link_ports:
+            hidden = self.loop.random.sample(range(1, plan.brokers + 1), plan.hidden_link_ports)
+            self.sockets.unreachable.update(f"b{broker}:9002" for broker in hidden)
         self.zookeeper = ZooKeeper(self.loop, self.faults, plan.session_s)
         self.machines = {broker: Machine(self, broker, root) for broker in range(1, plan.brokers + 1)}
         self.oracle = Oracle(self)

@@ -122,6 +122,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._number = 0
         self._graveyard: list[asyncio.Handle] = []
+        self.sockets: Any = None
+        """Where byte streams are made (byte_wires.py)."""
         self._clock_resolution = 1e-9
         self.set_task_factory(lambda loop, coroutine, **options: NumberedTask(coroutine, loop=self, **options))
 
@@ -176,6 +178,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
         self.call_later(self.job_s(), work)
         return done
+
+    async def sock_accept(self, listener: Any) -> tuple[Any, str]:
+        return await listener.accept(), ""
+
+    async def connect_accepted_socket(self, factory: Callable[[], Any], sock: Any, **options: Any) -> tuple[Any, Any]:
+        assert options.get("ssl") is None, "TLS is not simulated"
+        protocol = factory()
+        sock.begin(protocol)
+        return sock, protocol
+
+    async def create_connection(  # type: ignore[override]
+        self, factory: Callable[[], Any], host: str, port: int, **options: Any
+    ) -> tuple[Any, Any]:
+        assert options.get("ssl") is None, "TLS is not simulated"
+        return await self.sockets.connect(factory, host, port)  # type: ignore[no-any-return]
 
     def _write_to_self(self) -> None:
         pass

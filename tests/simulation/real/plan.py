@@ -19,7 +19,8 @@ class Plan:
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
-    records and members have priorities. `length`: what happens at the bound that groups have then."""
+    records and members have priorities. `length`: what happens at the bound that groups have then.
+    `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC."""
 
     brokers: int = 3
     replicas: int = 3
@@ -49,6 +50,7 @@ class Plan:
     sieves: bool = False
     priority: str = ""
     length: str = ""
+    hidden_link_ports: int = 0
 
     @property
     def purges(self) -> bool:
@@ -89,7 +91,9 @@ class Plan:
         plan.filter, plan.sieves = "filter" in needs, "sieves" in needs
         plan.priority = next((each for each in PRIORITY if each in needs), "")
         plan.length = next((each for each in LENGTH if each in needs), "")
+        plan.hidden_link_ports = 2 if "hidden link ports" in needs else 0
         kinds = set(needs) - {
+            "hidden link ports",
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
             *("filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk", *PRIORITY, *LENGTH),
         }
@@ -156,6 +160,7 @@ class Plan:
             plan.sieves = plan.order == "none" and lending.random() < 0.5
             plan.priority = lending.choice(("", *PRIORITY) if plan.order == "none" else ("", "ignore"))
             plan.length = lending.choice(("", "", *LENGTH))
+        plan.hidden_link_ports = Random(f"link ports {seed}").choice((0, 0, 0, 0, 0, 1, 2, 3))
         schedules = Random(f"schedules {seed}")
         plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
         return plan

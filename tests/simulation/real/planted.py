@@ -74,6 +74,20 @@ LINKS = (
         'log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, reason)',
         "return",
     ),
+    Fault(
+        "a link port that cannot be reached is dialled for ever",
+        "rpc.links:Links._dial",
+        "unreachable = error",
+        "raise",
+        ("hidden link ports",),
+    ),
+    Fault(
+        "what is left of a payload is sent in the place of the next message",
+        "rpc.framed:_joined",
+        "run, size = [], 0",
+        "run, size = run[:-1], 0",
+        ("busy",),
+    ),
 )
 
 STORAGE = (

@@ -28,6 +28,7 @@ from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
+from mq_broker.rpc import framed
 from mq_broker.rpc import server as rpc_server
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
@@ -300,6 +301,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
         (Outbox, WatchedOutbox, "mq_broker.broker.server"),
         (rpc_server.listen, network.listen, "mq_broker"),
         (rpc_server.dial, network.dial, "mq_broker"),
+        (framed.bind, loop.sockets.bind, "mq_broker"),
     ]
 
 

@@ -149,6 +149,10 @@ class Connection:
         delay = loop.random.uniform(*KEEPALIVE_S) if silent else self.network.delay()
         loop.call_later(delay, self._break, other, context=Context())
 
+    def leave(self, end: End) -> None:
+        """That end is closed, and has said so to the other one."""
+        self._break(end)
+
     def _break(self, end: End) -> None:
         if end.broken:
             return

@@ -1,0 +1,343 @@
+"""Links on TCP, or on TLS above it: the link port, and the connections to other brokers' link ports.
+
+What is on the wire is in mq_protocol/framing.py. What is received is heard within the callback that received it, so
+nothing is queued, and a broker that is busy is not sent to: what it has not read stays in TCP. What is sent waits in
+the connection up to `WRITE_BUFFER_BYTES`, then in the bounded buffer of the peer (outgoing.py).
+
+A connection whose far machine is gone ends when what was sent is not acknowledged for `SILENCE_MS`; one whose far
+process has stopped, by its beats (broker/host/contacts.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from typing import Any, Final, TypeAlias
+
+from google.protobuf.message import DecodeError
+
+from mq_broker.rpc.wire import HELLO_BYTES_MAX, Hear, LinkMessage, no_hello
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.addresses import parse_address
+from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import (
+    IncompatibleVersion,
+    InternalError,
+    InvalidRequest,
+    InvalidSetting,
+    PeerRefused,
+    RequestTooLarge,
+    TritonMQError,
+    Unreachable,
+    shortened,
+)
+from mq_protocol.framing import Receiver, encode, preamble
+from mq_protocol.limits import HANDSHAKE_TIMEOUT_MS, LINK_HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+
+log = logging.getLogger(__name__)
+
+Tls: TypeAlias = Callable[[], ssl.SSLContext]
+"""Called for each connection, so that certificates can be replaced."""
+
+CONNECT_S: Final = 2.0
+"""How long a connection may take to be made: a port that a firewall hides does not answer."""
+
+SILENCE_MS: Final = 15_000
+"""What was sent, and is not acknowledged by the far machine's TCP for so long, ends the connection."""
+
+LINGER_S: Final = 1.0
+"""How long the far side is given to read why a link ends."""
+
+WRITE_BUFFER_BYTES: Final = 256 << 10
+"""What waits to be written, in a connection: beyond it messages gather."""
+
+STRANGERS_MAX: Final = 256
+"""Connections that have not proved who they are. Each is given ten seconds (`CONNECT_TIMEOUT_MS`). Of more than these
+the one that is there for the longest time ends: a broker needs some milliseconds, so nobody keeps it out by staying."""
+
+ACCEPT_AGAIN_S: Final = 0.1
+_BACKLOG: Final = 128
+_JOINED_BYTES_MAX: Final = 16 << 10
+"""Pieces that are smaller are joined to one call of the kernel, which costs more than to copy them."""
+
+_REASON_BYTES_MAX: Final = 500
+"""Of an error that ends a link: it has to fit into a message of `HELLO_BYTES_MAX`."""
+
+
+class FramedWire(asyncio.BufferedProtocol):
+    """One connection. Is a `Wire` (wire.py)."""
+
+    def __init__(self) -> None:
+        self._receiver = Receiver(HELLO_BYTES_MAX, HELLO_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+        self._hear: Hear | None = None
+        self._error: Exception | None = None
+        self._over = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._room = asyncio.Event()
+        self._room.set()
+
+    # ------------------------------------------------------------------ what links ask
+
+    async def hello(self) -> pb.LinkHello:
+        """As `Wire.hello`."""
+        try:
+            while (message := self._receiver.next()) is None:
+                self._arrived.clear()
+                self._check_up().resume_reading()
+                await self._arrived.wait()
+            header = pb.LinkHeader.FromString(message.header)
+        except IncompatibleVersion as error:
+            raise PeerRefused(str(error), pb.PEER_INCOMPATIBLE) from error
+        except (InvalidRequest, RequestTooLarge, DecodeError) as error:
+            raise no_hello() from error
+        _check_error(header)
+        if message.payload or not header.HasField("hello"):
+            raise no_hello()
+        return header.hello
+
+    async def send(self, message: LinkMessage) -> None:
+        """As `Wire.send`."""
+        transport = self._check_up()
+        for piece in _joined(encode(message.header.SerializeToString(), message.parts)):
+            transport.write(piece)
+        if not self._room.is_set():
+            await self._room.wait()
+            self._check_up()
+
+    async def listen(self, hear: Hear) -> None:
+        """As `Wire.listen`. Always raises: `Unreachable` where the far side has ended the connection."""
+        self._receiver.header_bytes_max = LINK_HEADER_BYTES_MAX
+        self._receiver.message_bytes_max = MESSAGE_BYTES_MAX
+        self._hear = hear
+        transport = self._check_up()
+        self._take()
+        transport.resume_reading()
+        await self._over.wait()
+        self._check_up()
+
+    def close(self, error: TritonMQError | None = None) -> None:
+        """End the connection, once what was sent is written and `error`, if given, is told; `LINGER_S` later in any
+        case."""
+        transport = self._transport
+        self._end(Unreachable("the link was ended here"))
+        if transport is None or transport.is_closing():
+            return
+        if error is not None:
+            told = to_wire(error)
+            told.message = shortened(told.message, _REASON_BYTES_MAX)
+            transport.write(b"".join(encode(pb.LinkHeader(error=told).SerializeToString())))
+        # To close while there is something to read would reset the connection, and the far side might not read this
+        if transport.can_write_eof():
+            transport.write_eof()
+            transport.resume_reading()
+            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        else:
+            transport.close()
+            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+
+    # ------------------------------------------------------------------ what asyncio tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        connection = transport.get_extra_info("socket")
+        if connection is not None:
+            # asyncio sets it only where the socket was made with the number of its protocol, which no accepted one was
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        transport.write(preamble())
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return self._receiver.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._over.is_set():
+            return  # nobody listens any more: the next bytes take its place
+        self._receiver.received(nbytes)
+        if self._hear is None:
+            assert self._transport is not None
+            self._transport.pause_reading()  # until it is asked for, one message after another
+            self._arrived.set()
+        else:
+            self._take()
+
+    def eof_received(self) -> None:
+        self._end(Unreachable("the far side has ended the link"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end(Unreachable(f"the link broke: {exc}"))
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    # ------------------------------------------------------------------ private
+
+    def _take(self) -> None:
+        """All that is whole."""
+        hear = self._hear
+        assert hear is not None
+        try:
+            while not self._over.is_set() and (message := self._receiver.next()) is not None:
+                header = pb.LinkHeader.FromString(message.header)
+                if header.HasField("error"):
+                    _check_error(header)
+                hear(Envelope(header, (message.payload,) if message.payload else ()))
+        except DecodeError as error:
+            self._end(InvalidRequest(f"malformed message: {error}"))
+        except Exception as error:  # noqa: BLE001 - raised where the link is listened to
+            self._end(error)
+
+    def _end(self, error: Exception) -> None:
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
+            self._arrived.set()
+            self._room.set()
+
+    def _check_up(self) -> asyncio.Transport:
+        if self._error is not None:
+            raise self._error
+        assert self._transport is not None
+        return self._transport
+
+
+def _check_error(header: pb.LinkHeader) -> None:
+    """Raises if the far side says why it ends the link. What it refuses is no refusal of this broker's."""
+    if header.HasField("error"):
+        raise Unreachable(f"the far side has ended the link: {shortened(header.error.message, _REASON_BYTES_MAX)}")
+
+
+def _joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The same bytes in fewer pieces: small ones are joined."""
+    run: list[Buffer] = []
+    size = 0
+    for piece in pieces:
+        nbytes = len(piece) if type(piece) is bytes else memoryview(piece).nbytes
+        if run and size + nbytes > _JOINED_BYTES_MAX:
+            yield b"".join(run) if len(run) > 1 else run[0]
+            run, size = [], 0
+        run.append(piece)
+        size += nbytes
+    yield b"".join(run) if len(run) > 1 else run[0]
+
+
+# ---------------------------------------------------------------------- both ends
+
+
+async def connect(address: str, tls: Tls | None = None) -> FramedWire:
+    """A connection to the link port at `address`. Raises `Unreachable` if there is none to be had."""
+    host, port = parse_address(address)
+    name = host.strip("[]")
+    wire = FramedWire()
+    try:
+        async with asyncio.timeout(CONNECT_S if tls is None else HANDSHAKE_TIMEOUT_MS / 1000):
+            await asyncio.get_running_loop().create_connection(
+                lambda: wire, name, port, ssl=None if tls is None else tls(), server_hostname=name if tls else None
+            )
+    except (OSError, TimeoutError) as error:
+        raise Unreachable(f"link port {address} cannot be reached: {error or 'no answer'}") from error
+    return wire
+
+
+def bind(address: str, option: str) -> tuple[socket.socket, int]:
+    """A socket that listens on `host:port` (port 0: a free one), and its port. Raises `InvalidSetting`, naming the
+    option."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, *_, where = socket.getaddrinfo(
+            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.create_server(where[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise InvalidSetting(
+            f"cannot listen on {address}: it is taken, or no address of this machine; choose another {option}"
+        ) from error
+    listener.setblocking(False)
+    return listener, listener.getsockname()[1]
+
+
+Converse: TypeAlias = Callable[[FramedWire, Callable[[], None]], Awaitable[None]]
+"""Holds a link over a connection until it ends. The second is to be called once it is proved who is there."""
+
+
+class LinkServer:
+    """Owns the link port, and a task for each connection that was made to it."""
+
+    def __init__(self, listener: socket.socket, converse: Converse, tls: Tls | None = None) -> None:
+        self._listener = listener
+        self._converse = converse
+        self._tls = tls
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._accepting: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._accepting = asyncio.create_task(self._accept(), name="accept links")
+
+    async def stop(self) -> None:
+        """No connection is made or held any more."""
+        tasks = [*self._tasks, *([self._accepting] if self._accepting is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listener.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listener)
+            except OSError as error:
+                log.warning("a link cannot be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_AGAIN_S)
+                continue
+            task = asyncio.create_task(self._serve(connection), name="link")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+            self._strangers[task] = None
+            task.add_done_callback(self._known)
+            if len(self._strangers) > STRANGERS_MAX:
+                next(iter(self._strangers)).cancel()
+
+    def _known(self, task: asyncio.Task[None]) -> None:
+        self._strangers.pop(task, None)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        wire = FramedWire()
+        error: TritonMQError | None = None
+        try:
+            await _begin(wire, connection, self._tls)
+            await self._converse(wire, lambda: self._known(task))
+        except Unreachable as gone:
+            log.debug("a link has ended: %s", gone)
+        except TritonMQError as refused:
+            error = refused
+        except Exception as failure:
+            log.exception("a link failed")
+            error = InternalError(f"a link failed in the broker ({type(failure).__name__}): see the broker's log")
+        finally:
+            wire.close(error)
+
+
+async def _begin(wire: FramedWire, connection: socket.socket, tls: Tls | None) -> None:
+    """Raises `Unreachable` if whoever connected has gone, or does not speak TLS."""
+    try:
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: wire,
+            connection,
+            ssl=None if tls is None else tls(),
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_MS / 1000,
+        )
+    except OSError as error:
+        raise Unreachable(f"a connection ended before it began: {error}") from error

@@ -1,0 +1,341 @@
+"""The link port: what a stranger, a broker that lies and a network can do to it. What links are is in test_links.py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mq_broker.rpc import framed, links
+from mq_broker.rpc.framed import FramedWire, bind, connect
+from mq_broker.rpc.links import PeerAddress
+from mq_broker.rpc.service import EOF
+from mq_protocol import framing
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidSetting, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.limits import MESSAGE_BYTES_MAX
+from tests.mq_broker.rpc.linked import DEADLINE_S, Node, Spoken, door, nodes, until
+from tests.mq_broker.rpc.test_links import life
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@contextlib.asynccontextmanager
+async def connection(node: Node) -> AsyncIterator[Streams]:
+    host, _, port = node.link_address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    yield reader, writer
+    writer.transport.abort()
+
+
+async def until_ended(link: Spoken) -> None:
+    """Raises what it is ended with."""
+    while True:
+        await link.hear()
+
+
+async def closed(reader: asyncio.StreamReader) -> bytes:
+    """All that was said until it was closed."""
+    async with asyncio.timeout(DEADLINE_S):
+        return await reader.read()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(50),
+        b"GET / HTTP/1.1\r\n\r\n",
+        framing.preamble() + b"\xff" * 8,
+        framing.preamble() + struct.pack(">II", 0, 10),
+        framing.preamble() + struct.pack(">II", 10, 2_000),
+        framing.preamble() + struct.pack(">II", 4, 0) + b"\xff\xff\xff\xff",
+        framing.preamble() + b"".join(framing.encode(pb.LinkHeader(hello=life().hello(2)).SerializeToString(), [b"x"])),
+    ],
+    ids=["http 2", "http 1", "4 GiB", "no header", "a long hello", "no protobuf", "a hello with a payload"],
+)
+def test_whoever_does_not_begin_with_hello_is_told_so_and_disconnected(said: bytes) -> None:
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), connection(two) as (reader, writer):
+            writer.write(said)
+            assert b"a link begins with hello" in await closed(reader)
+            assert two.refusals.counts == {("PEER_NO_HELLO", 0): 1}
+            assert two.heard.events == []
+
+    asyncio.run(scenario())
+
+
+def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
+    said = framing.preamble() + b"".join(framing.encode(pb.LinkHeader(hello=life().hello(2)).SerializeToString()))
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two):
+            for end in range(0, len(said), 9):
+                async with connection(two) as (reader, writer):
+                    writer.write(said[:end])
+                    writer.write_eof()
+                    await closed(reader)
+            await until(lambda: not two.link_server._tasks)
+            assert two.refusals.counts == {}
+            assert two.heard.events == []
+
+    asyncio.run(scenario())
+
+
+def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 50)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), connection(two) as (reader, _):
+            assert b"none came" in await closed(reader)
+
+    asyncio.run(scenario())
+
+
+def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), contextlib.AsyncExitStack() as opened, door(two) as there:
+            two.knows_of(1)
+            link = Spoken(there, life())
+            await link.greet()
+            strangers = [await opened.enter_async_context(connection(two)) for _ in range(7)]
+            for reader, _ in strangers[:4]:
+                await closed(reader)
+            assert len(two.link_server._strangers) == 3
+            newer = Spoken(there, life())
+            await newer.greet()
+            await closed(strangers[4][0])
+            assert two.links.connected() == [1]
+
+    asyncio.run(scenario())
+
+
+def test_a_link_port_that_cannot_be_reached_is_gone_around_and_the_log_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            two.knows_of(1)
+            one.links.know({2: PeerAddress(two.address, 1, "127.0.0.1:1")})
+            await one.heard.until(lambda events: events == [("up", 2)])
+            one.send_ack(2, 5)
+            await two.heard.until(lambda events: ("ack", 5) in events)
+        assert sum("link port 127.0.0.1:1 cannot be reached" in line for line in caplog.messages) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_of_another_version_of_links_is_told_which_end_to_upgrade() -> None:
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), connection(two) as (reader, writer):
+            writer.write(framing.preamble(newest=9, oldest=8))
+            assert b"upgrade this end" in await closed(reader)
+            assert two.refusals.counts == {("PEER_INCOMPATIBLE", 0): 1}
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "why"),
+    [
+        ([struct.pack(">II", 100, MESSAGE_BYTES_MAX)], "is above"),
+        ([struct.pack(">II", 0, 0)], "without a header"),
+        ([struct.pack(">II", 2, 0), b"\xff\xff"], "malformed message"),
+        (
+            framing.encode(
+                pb.LinkHeader(append=[pb.AppendEntries(leader=1, incarnation=1)]).SerializeToString(), [b"x"]
+            ),
+            "add up",
+        ),
+    ],
+    ids=["too large", "no header", "no protobuf", "a payload that nothing names"],
+)
+def test_what_a_broker_cannot_have_sent_ends_its_link_and_is_told(pieces: list[bytes], why: str) -> None:
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), door(two) as there:
+            two.knows_of(1)
+            link = Spoken(there, life())
+            await link.greet()
+            await link.call.write_raw(*pieces)
+            with pytest.raises(TritonMQError, match=why):
+                await until_ended(link)
+            await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
+
+    asyncio.run(scenario())
+
+
+def test_an_error_within_the_broker_ends_the_link_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        two = Node(2)
+
+        def broken(message: pb.AppendAck) -> None:
+            raise KeyError("a mistake of ours")
+
+        two.heard.hear_ack = broken  # type: ignore[method-assign]
+        async with nodes(two), door(two) as there:
+            two.knows_of(1)
+            link = Spoken(there, life())
+            await link.greet()
+            await link.say(ack=[pb.AppendAck(follower=1, incarnation=1)])
+            with pytest.raises(TritonMQError, match="KeyError"):
+                await until_ended(link)
+        assert "a link failed" in caplog.messages
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_that_is_refused_says_why_in_its_log_and_counts_no_refusal(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def scenario() -> None:
+        one, two = Node(1), Node(2, incarnation=3)
+        async with nodes(one, two):
+            one.links.know({2: two.registered})
+            two.links.know({1: PeerAddress(one.address, 7)})  # a later start of it
+            await until(lambda: any("has been started again since this one" in line for line in caplog.messages))
+            assert ("PEER_FORMER_LIFE", 0) in two.refusals.counts
+            assert not one.refusals.counts
+
+    asyncio.run(scenario())
+
+
+def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "LINGER_S", 0.05)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), door(two) as there:
+            two.knows_of(1)
+            link = Spoken(there, life())
+            await link.greet()  # and nothing more is read
+            for n in range(8):
+                two.send_entries(1, n, bytes(4 << 20))
+            await until(lambda: two.links.waiting_bytes(1) < 32 << 20)
+            await asyncio.sleep(0)
+            two.links.end(1)
+            assert two.heard.events[-1] == ("down", 1)
+            await until(lambda: not two.link_server._tasks)
+            async with asyncio.timeout(DEADLINE_S):
+                while await link.call.read() is not EOF:
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_what_is_large_is_not_copied_between_the_connection_and_who_hears_it() -> None:
+    heard: list[memoryview] = []
+
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        two.heard.hear_entries = lambda message, frames: heard.extend(frames)  # type: ignore[method-assign]
+        async with nodes(one, two):
+            one.knows(two)
+            await one.heard.until(lambda events: events == [("up", 2)])
+            one.send_entries(2, 1, bytes(range(250)) * 4_000, b"y" * 500_000)
+            await until(lambda: len(heard) == 2)
+        assert heard[0] == bytes(range(250)) * 4_000
+        assert heard[1].obj is heard[0].obj
+        assert heard[0].readonly
+
+    asyncio.run(scenario())
+
+
+def test_neither_end_holds_small_messages_back_until_earlier_ones_are_acknowledged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[FramedWire] = []
+
+    class Noted(FramedWire):
+        def __init__(self) -> None:
+            super().__init__()
+            made.append(self)
+
+    monkeypatch.setattr(framed, "FramedWire", Noted)
+
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await one.heard.until(lambda events: events == [("up", 2)])
+            sockets = [wire._check_up().get_extra_info("socket") for wire in made]
+            assert [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets] == [1, 1]
+            assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000 for each in sockets)
+
+    asyncio.run(scenario())
+
+
+def test_a_port_that_is_taken_is_refused_with_the_option_that_gives_another() -> None:
+    listener, port = bind("127.0.0.1:0", "--link-listen")
+    with listener, pytest.raises(InvalidSetting, match="choose another --link-listen"):
+        bind(f"127.0.0.1:{port}", "--link-listen")
+    with pytest.raises(InvalidSetting):
+        bind("no-such-host.invalid:1", "--link-listen")
+
+
+# ---------------------------------------------------------------------- TLS
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, which signs itself."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here to make a certificate with")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"),
+            *("-keyout", key, "-out", cert),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return cert, key
+
+
+def test_links_go_over_tls_where_both_ends_are_given_it(certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+
+    def served() -> ssl.SSLContext:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(cert, key)
+        return context
+
+    def dialled() -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=cert)
+
+    async def scenario() -> None:
+        one, two = Node(1, dialled=dialled), Node(2, served=served)
+        async with nodes(one, two):
+            one.knows(two)
+            await one.heard.until(lambda events: events == [("up", 2)])
+            payload = bytes(range(250)) * 20_000
+            for n in range(5):
+                one.send_entries(2, n, payload)
+                two.send_ack(1, n)
+            await two.heard.until(lambda events: len(events) == 6)
+            assert two.heard.events[-1] == ("append", 4, [payload])
+            await one.heard.until(lambda events: ("ack", 4) in events)
+            wire = await connect(two.link_address)  # without TLS
+            with pytest.raises((Unreachable, PeerRefused)):
+                await asyncio.wait_for(wire.hello(), DEADLINE_S)
+            wire.close()
+
+    asyncio.run(scenario())
