@@ -24,13 +24,17 @@ def in_memory(bench: Workbench, kind: str, rows: int, tasks: int, per_trigger: i
     return reader.format(FORMAT).options(**given).load()
 
 
-def topic(bench: Workbench, name: str, per_trigger: int | None = None) -> DataFrame:
-    """The topic from its start to its end: a stream if `per_trigger` is given."""
+def topic(bench: Workbench, name: str, per_trigger: int | None = None, *, group: str | None = None) -> DataFrame:
+    """The topic from its start to its end: a stream if `per_trigger` is given. `group`: the stream works it off as a
+    member of that queue group."""
     options: dict[str, str] = {
         "bootstrap.servers": bench.cluster.bootstrap,
         "subscribe": name,
         "startingOffsets": "earliest",
     }
+    if group is not None:
+        del options["startingOffsets"]
+        options |= {"lease.group": group, "lease.member": "bench"}
     if per_trigger is None:
         return bench.spark.read.format("tritonmq").options(**options).load()
     return bench.spark.readStream.format("tritonmq").options(**options, maxOffsetsPerTrigger=str(per_trigger)).load()

@@ -38,6 +38,10 @@ def measure(bench: Workbench) -> list[Figure]:
             contestants.append(Contestant(ceiling, partial(_in_memory, bench, kind, rows, per_trigger)))
             contestants.append(Contestant(ours, partial(_topic, bench, name, rows, per_trigger)))
             questions.append(Question(GROUP, ours, "rows/s", "rows/s", "higher", ceiling))
+            if mode == "stream":
+                leased = f"{mode}, {label}, as a member of a queue"
+                contestants.append(Contestant(leased, partial(_leased, bench, name, rows, per_trigger)))
+                questions.append(Question(GROUP, leased, "rows/s", "rows/s", "higher", ours))
     return bench.answer(contestants, questions)
 
 
@@ -55,6 +59,12 @@ def _filled(bench: Workbench, kind: str, rows: int) -> str:
 def _in_memory(bench: Workbench, kind: str, rows: int, per_trigger: int | None) -> Readings:
     frame = in_memory(bench, kind, rows, PARTITIONS, per_trigger)
     return read_all(frame, rows) if per_trigger is None else stream_all(bench, frame, rows, "noop", {})
+
+
+def _leased(bench: Workbench, name: str, rows: int, per_trigger: int | None) -> Readings:
+    """Each time by a group of its own, which begins with the topic's first record."""
+    frame = topic(bench, name, per_trigger, group=bench.scratch().name)
+    return stream_all(bench, frame, rows, "noop", {})
 
 
 def _topic(bench: Workbench, name: str, rows: int, per_trigger: int | None) -> Readings:

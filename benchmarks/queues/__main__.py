@@ -19,7 +19,7 @@ from benchmarks.bench.measure import Contestant, interleave
 from benchmarks.queues.ground import Ground
 from benchmarks.queues.peers import Others
 from benchmarks.queues.report import OURS, Measured, lines_of, markdown, read, title, write
-from benchmarks.queues.rows import ROWS
+from benchmarks.queues.table import ROWS
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "QUEUES.md"
 KEPT: Final = RESULTS.with_suffix(".json")

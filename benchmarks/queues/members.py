@@ -140,27 +140,38 @@ def workers(pipe: Connection, where: tuple[str, str, str], count: int) -> None:
     record until its outcome is committed."""
     logs = [_Log() for _ in range(count)]
     latencies: list[float] = []
-    errors: list[Exception] = []
     queues = [Queue(*where, in_flight_max=1, idle_ms=IDLE_MS) for _ in range(count)]
 
     def work(queue: Queue, log: _Log) -> None:
+        with queue:
+            while True:
+                began = time.monotonic()
+                if (record := queue.take(IDLE_MS)) is None:
+                    return
+                ident = id_of(record.value)
+                log.note(ident)
+                future = record.ack()
+                log.outcome(ident, future)
+                future.result(IDLE_MS * 10 / 1_000)
+                latencies.append((time.monotonic() - began) * 1_000)
+
+    _begin(pipe)
+    pipe.send(_together(work, queues, logs, latencies))
+
+
+def _together(
+    work: Callable[[Queue, _Log], None], queues: list[Queue], logs: list[_Log], latencies: list[float]
+) -> Told:
+    """Each queue in a thread. Raises the first error of one."""
+    errors: list[Exception] = []
+
+    def run(queue: Queue, log: _Log) -> None:
         try:
-            with queue:
-                while True:
-                    began = time.monotonic()
-                    if (record := queue.take(IDLE_MS)) is None:
-                        return
-                    ident = id_of(record.value)
-                    log.note(ident)
-                    future = record.ack()
-                    log.outcome(ident, future)
-                    future.result(IDLE_MS * 10 / 1_000)
-                    latencies.append((time.monotonic() - began) * 1_000)
+            work(queue, log)
         except Exception as error:  # noqa: BLE001 - it is raised below, in the thread that is waited for
             errors.append(error)
 
-    _begin(pipe)
-    threads = [threading.Thread(target=work, args=each) for each in zip(queues, logs, strict=True)]
+    threads = [threading.Thread(target=run, args=each) for each in zip(queues, logs, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -170,7 +181,7 @@ def workers(pipe: Connection, where: tuple[str, str, str], count: int) -> None:
     found = [told for told in (log.told() for log in logs) if len(told.received)]
     received, settled = (np.concatenate([getattr(told, name) for told in found]) for name in ("received", "settled"))
     first, last = min(told.first for told in found), max(told.last for told in found)
-    pipe.send(Told(received, settled, first, last, latencies))
+    return Told(received, settled, first, last, latencies)
 
 
 def holding(pipe: Connection, where: tuple[str, str, str], count: int, pieces: int) -> None:
@@ -201,6 +212,39 @@ def holding(pipe: Connection, where: tuple[str, str, str], count: int, pieces: i
                 pipe.send(time.monotonic())
         log.wait()
     pipe.send(log.told())
+
+
+def arrivals(pipe: Connection, where: tuple[str, str, str], due_us: list[int], per_batch: int, idle_s: float) -> None:
+    """Record number n is due at `due_us[n // per_batch]`. A latency is from then until the member has it."""
+    _begin(pipe)
+    log, late = _Log(), []
+    due = np.array(due_us, dtype=np.int64)
+    with Queue(*where, in_flight_max=10_000, idle_ms=idle_s * 1_000) as queue:
+        for batch in queue.batches(1_000):
+            now_us = time.time_ns() // 1_000
+            ids = ids_of(batch.rows.column("value"))
+            log.note(ids)
+            late.append((now_us - due[ids // per_batch]) / 1_000)
+            log.outcome(ids, batch.ack())
+    told = log.told()
+    told.latencies_ms = np.concatenate(late).tolist()
+    pipe.send(told)
+
+
+def in_order(pipe: Connection, where: tuple[str, str, str], count: int, rows: int) -> None:
+    """So many members in one process, each of which settles up to `rows` together."""
+    logs = [_Log() for _ in range(count)]
+    queues = [Queue(*where, in_flight_max=rows, idle_ms=IDLE_MS) for _ in range(count)]
+
+    def work(queue: Queue, log: _Log) -> None:
+        with queue:
+            for batch in queue.batches(rows):
+                ids = ids_of(batch.rows.column("value"))
+                log.note(ids)
+                log.outcome(ids, batch.ack())
+
+    _begin(pipe)
+    pipe.send(_together(work, queues, logs, []))
 
 
 def with_outputs(pipe: Connection, where: tuple[str, str, str], rows: int, target: str) -> None:

@@ -6,8 +6,6 @@ Every reading has `again`: how many receipts there were beyond the first of each
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -234,35 +232,3 @@ def outputs(ground: Ground) -> Readings:
 
 def again(counted: Counted) -> dict[str, float]:
     return {"again": float(counted.again)}
-
-
-ROWS: Final[Mapping[str, Callable[[Ground], Readings]]] = {
-    "batched": batched,
-    "batched-os": partial(batched, durability="os"),
-    "one-by-one": one_by_one,
-    "one-by-one-os": partial(one_by_one, durability="os"),
-    "jobs": jobs,
-    "jobs-os": partial(jobs, durability="os"),
-    "published": published,
-    "published-os": partial(published, durability="os"),
-    "failing": failing,
-    "stuck": stuck,
-    "dead-letters": dead_letters,
-    "outputs": outputs,
-    "leader-killed": leader_killed,
-    "scattered": scattered,
-}
-"""By the name that `--rows` takes, in the order of the table."""
-
-TITLES: Final[Mapping[str, str]] = {
-    "batched": f"settled in batches of {BATCH:,}, 2 members",
-    "one-by-one": f"settled one by one, 1 member, prefetch {PREFETCH:,}",
-    "jobs": f"{WORKERS} workers, prefetch 1",
-    "published": f"publish to settled at {PER_SECOND:,} records/s",
-    "failing": "batches, 10 % fail once, 0.1 % are poison",
-    "stuck": "batches, one record held at the head",
-    "dead-letters": "rejected until published as dead letters",
-    "outputs": f"batches of {BATCH:,} acknowledged with as many outputs",
-    "leader-killed": f"leader killed while {HELD:,} records are held",
-    "scattered": "acknowledged in random order, then all brokers killed",
-}
