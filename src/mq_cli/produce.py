@@ -81,7 +81,7 @@ class _How:
     due: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _parse_delay(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
+def _parse_duration(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
     if text is None:
         return None
     try:
@@ -142,10 +142,18 @@ def _parse_at(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
     help="A header of each message. May be repeated.",
 )
 @click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
-@click.option("--delay", callback=_parse_delay, metavar="DURATION", help="Publish the messages so much later, as 10m.")
+@click.option(
+    "--delay", callback=_parse_duration, metavar="DURATION", help="Publish the messages so much later, as 10m."
+)
 @click.option("--at", callback=_parse_at, metavar="TIME", help=f"Publish the messages then: {TIME}.")
 @click.option(
     "--priority", type=click.IntRange(0, 31), help="Of each message: work queues lend higher ones first. Default: 4."
+)
+@click.option(
+    "--ttl",
+    callback=_parse_duration,
+    metavar="DURATION",
+    help="How long after it is published work queues lend a message, as 10m. Default: for ever.",
 )
 @click.option(
     "--csv", "as_csv", is_flag=True, help="The input is CSV. Its first line names the columns, unless --columns does."
@@ -172,6 +180,7 @@ def produce(
     delay: int | None,
     at: datetime | None,
     priority: int | None,
+    ttl: int | None,
     as_csv: bool,
     columns: str | None,
     gzipped: bool,
@@ -209,7 +218,7 @@ def produce(
         extras["timestamp"] = timestamp
     names = None if columns is None else columns.split(",")
     separator = None if key_separator is None else key_separator.encode()
-    how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at, priority))
+    how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at, priority, ttl))
     from mq_client import Producer
 
     with checking_what_was_typed():
@@ -222,10 +231,12 @@ def produce(
         say(f"{counted(count, 'message')} {_arrived(acks)}")
 
 
-def _due(delay: int | None, at: datetime | None, priority: int | None) -> dict[str, Any]:
+def _due(delay: int | None, at: datetime | None, priority: int | None, ttl: int | None) -> dict[str, Any]:
     if delay is not None and at is not None:
         raise click.UsageError("--delay and --at are two ways to say when: give one")
     due: dict[str, Any] = {} if priority is None else {"priority": priority}
+    if ttl is not None:
+        due["ttl_ms"] = ttl
     return due | ({"delay_ms": delay} if delay is not None else {"deliver_at": at} if at is not None else {})
 
 

@@ -13,7 +13,6 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from mq_client.cluster.connection import Connection, TopicView
@@ -21,31 +20,28 @@ from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.requests import topic_with
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch, TritonMQError
-from mq_client.producing.accumulator import AccumulatorSettings, Target
+from mq_client.producing.accumulator import AccumulatorSettings
 from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
     Headers,
-    conform,
-    largest_record_bytes,
-    record_key_column,
     record_size,
-    split_by_partition,
-    split_by_size,
     to_bytes,
     to_header_pairs,
     to_timestamp_us,
 )
 from mq_client.producing.futures import BatchOutcome, Outcome, RecordFuture, TableFuture, TableOutcome
-from mq_client.producing.lanes import NOT_SCHEDULED, Due
+from mq_client.producing.lanes import NOT_SCHEDULED, Attributes
 from mq_client.producing.partitioners import Partitioner, choice_of
-from mq_client.producing.scheduling import Cancellation, batch_of_one, cancel, checked_priority, due_of
+from mq_client.producing.scheduling import Cancellation, attributes_of, batch_of_one, cancel, due_of
 from mq_client.producing.sender import Sender
+from mq_client.producing.splitting import Shipment, conformed, pieces_of, ways_of
+from mq_client.producing.targets import Target
 from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
 from mq_client.serializers import Serializer, serializer_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_topic_name, did_you_mean
-from mq_protocol.partitioner import key_bytes, partition_for_key, partitions_for_keys
+from mq_protocol.partitioner import partition_for_key
 
 _ACKS: Final = {"all": pb.ALL, "leader": pb.LEADER, "none": pb.NONE}
 _COMPRESSIONS: Final = {"none": None, "lz4": "lz4", "zstd": "zstd", "gzip": "zstd", "zlib": "zstd", "snappy": "lz4"}
@@ -179,6 +175,7 @@ class Producer:
         deliver_at: int | datetime | None = None,
         delay_ms: float | None = None,
         priority: int = limits.PRIORITY_USUAL,
+        ttl_ms: float | None = None,
     ) -> RecordFuture:
         """Send one record; its future tells where it is, or why it is not there.
 
@@ -192,7 +189,8 @@ class Producer:
 
         `deliver_at` (microseconds since 1970 or a datetime with a zone) or `delay_ms`: the record is published then,
         and gets its offset then, so the future tells offset -1 once the brokers keep it. It is a batch of its own.
-        `priority`, 0 to 31: work queues lend higher ones first. Records are in order only with those of the same one.
+        `priority`, 0 to 31: work queues lend higher ones first. `ttl_ms`, up to a year: for so long after it was
+        published work queues lend the record. Records are in order only with those of the same priority and `ttl_ms`.
 
         Raises at once what can be known at once: `UnknownTopic`, `UnknownPartition`, `BatchTooLarge`, `SchemaMismatch`,
         `InvalidRequest`, `InvalidSetting`; `Overloaded` if no room was made within `publish_ms_max`; `Unreachable`.
@@ -209,6 +207,7 @@ class Producer:
             and deliver_at is None
             and delay_ms is None
             and priority == limits.PRIORITY_USUAL
+            and ttl_ms is None
         ):
             size, chosen = len(value) + RECORD_OVERHEAD_BYTES, partition
             if key is not None:
@@ -220,12 +219,26 @@ class Producer:
                 future = self._accumulator.add_plain(target, chosen, key, value, size, clock_ns, self._buffer_bytes_max)
             if future is not None:
                 return future
+        way = Shipment(attributes_of(priority, ttl_ms), due_of(deliver_at, delay_ms))
+        return self._publish_so(topic, value, key, headers, partition, timestamp, uuid, way)
+
+    def _publish_so(
+        self,
+        topic: str,
+        value: Any,
+        key: Any,
+        headers: Headers | None,
+        partition: int | None,
+        timestamp: int | datetime | None,
+        uuid: uuids.UUID | bytes | str | None,
+        way: Shipment,
+    ) -> RecordFuture:
         if key is not None and self._key_serializer is not None:
             key = self._key_serializer(key)
-        checked_priority(priority)
-        if (due := due_of(deliver_at, delay_ms)) != NOT_SCHEDULED:
-            return self._schedule(topic, value, key, headers, partition, timestamp, uuid, due, priority)
-        return self._publish(topic, value, key, headers, partition, timestamp, uuid, priority, self._value_serializer)
+        if way.due != NOT_SCHEDULED:
+            return self._schedule(topic, value, key, headers, partition, timestamp, uuid, way)
+        serializer = self._value_serializer
+        return self._publish(topic, value, key, headers, partition, timestamp, uuid, way.attributes, serializer)
 
     def _schedule(
         self,
@@ -236,8 +249,7 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
-        due: Due,
-        priority: int,
+        way: Shipment,
     ) -> RecordFuture:
         """One record as a batch of its own, so that it has a due time and a UUID of its own."""
         target = self._targets.get(topic) or self._target(topic)
@@ -245,7 +257,7 @@ class Producer:
             target, partition = self._choose(target, to_bytes(key, "key"), None)
         batch = batch_of_one(target, key, value, headers, timestamp, self._value_serializer)
         outcome = BatchOutcome(topic)
-        self._send_table(topic, batch, partition, None, uuid, due, priority, lambda: outcome)
+        self._send_table(topic, [(way, batch)], partition, None, uuid, lambda: outcome)
         return RecordFuture(outcome, 0)
 
     def _publish(
@@ -257,15 +269,15 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
-        priority: int,
+        attributes: Attributes,
         serialize: Serializer | None = None,
     ) -> RecordFuture:
         target = self._targets.get(topic) or self._target(topic)
         if target.view.typed:
-            return self._publish_row(target, value, key, headers, partition, timestamp, uuid, priority)
+            return self._publish_row(target, value, key, headers, partition, timestamp, uuid, attributes)
         if serialize is not None and value is not None:
             value = serialize(value)
-        return self._publish_record(target, value, key, headers, partition, timestamp, uuid, priority)
+        return self._publish_record(target, value, key, headers, partition, timestamp, uuid, attributes)
 
     def _publish_record(
         self,
@@ -276,7 +288,7 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
-        priority: int,
+        attributes: Attributes,
     ) -> RecordFuture:
         name = target.view.name
         if value is not None and type(value) is not bytes:
@@ -297,7 +309,7 @@ class Producer:
         with self._lock:
             self._make_room(size)
             if not target.dropped and not target.view.typed:
-                target = self._accumulator.at_priority(target, priority)
+                target = self._accumulator.of(target, attributes)
                 future, news = self._accumulator.add(
                     target, chosen, key, value, pairs, given_us, size, clock_ns, time.monotonic(), own
                 )
@@ -305,7 +317,7 @@ class Producer:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self._publish(name, value, key, pairs, partition, given_us, own, priority)
+        return self._publish(name, value, key, pairs, partition, given_us, own, attributes)
 
     def _publish_row(
         self,
@@ -316,7 +328,7 @@ class Producer:
         partition: int | None,
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
-        priority: int,
+        attributes: Attributes,
     ) -> RecordFuture:
         name = target.view.name
         if not isinstance(row, Mapping):
@@ -335,7 +347,7 @@ class Producer:
                 raise
             target = self._target_with(name, columns=row)
             if target.rows is None:
-                return self._publish(name, row, key, None, partition, None, uuid, priority)  # it has no schema now
+                return self._publish(name, row, key, None, partition, None, uuid, attributes)  # it has no schema now
             values, size = target.rows.fit(row)
         if size > target.record_bytes_max:
             raise BatchTooLarge(
@@ -348,13 +360,13 @@ class Producer:
         with self._lock:
             self._make_room(size)
             if target is fitted and not target.dropped:
-                target = self._accumulator.at_priority(target, priority)
+                target = self._accumulator.of(target, attributes)
                 future, news = self._accumulator.add_row(target, chosen, values, size, time.monotonic(), own)
                 if news:
                     self._sender.work.notify()
                 return future
         # The topic has just changed.
-        return self._publish(name, row, key, None, partition, None, own, priority)
+        return self._publish(name, row, key, None, partition, None, own, attributes)
 
     def _choose(
         self, target: Target, key: bytes | None, partition: int | None, uuid: bytes | None = None
@@ -385,6 +397,9 @@ class Producer:
         deliver_at: int | datetime | None = None,
         delay_ms: float | None = None,
         priority: int = limits.PRIORITY_USUAL,
+        ttl_ms: float | None = None,
+        priority_column: str | None = None,
+        deliver_at_column: str | None = None,
     ) -> TableFuture:
         """Send a table; its future tells where its rows are, once all of them are there.
 
@@ -392,15 +407,28 @@ class Producer:
         `key`, `headers`, `timestamp`. Rows go to `partition`; or to the partition of their `key_column`'s value (for a
         topic of records: of their key, if they have any); or to the partitions in turn. The table is split into batches
         of at most `batch_bytes_max`; it is atomic only if it fits one. With `uuid`, sending the same table again, split
-        alike, makes no second copy. `deliver_at`, `delay_ms`, `priority`: as for `publish`; scheduled, offsets are -1.
+        alike, makes no second copy. `deliver_at`, `delay_ms`, `priority`, `ttl_ms`: as for `publish`. What is scheduled
+        has the offset -1.
+
+        `priority_column`, `deliver_at_column`: columns of `batch` with the priority of each row, a whole number, and
+        the time at which it is published: a timestamp with a zone, or microseconds since 1970. Where one is null, what
+        is given for all rows holds. Rows that are alike in both go together: at most 1,000 different pairs. A column
+        of these that the topic does not have is not sent.
 
         Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`;
         `Overloaded` when no room was made within `publish_ms_max` (then batches before may be on their way).
         """
+        usual = Shipment(attributes_of(priority, ttl_ms), due_of(deliver_at, delay_ms))
+        ways = [(usual, batch)]
+        if priority_column is not None or deliver_at_column is not None:
+            target = self._targets.get(topic) or self._target(topic)
+            columns = [each for each in (priority_column, deliver_at_column) if each is not None]
+            if target.view.typed and not set(target.view.schema.names).issuperset(columns):
+                target = self._target_with(topic, columns=columns)
+            ways = ways_of(batch, usual, priority_column, deliver_at_column, target.view.schema.names)
         outcome = TableOutcome(topic, batch.num_rows)
-        due = due_of(deliver_at, delay_ms)
         try:
-            self._send_table(topic, batch, partition, key_column, uuid, due, checked_priority(priority), outcome.piece)
+            self._send_table(topic, ways, partition, key_column, uuid, outcome.piece)
         finally:
             outcome.complete()
         return outcome.future
@@ -408,77 +436,42 @@ class Producer:
     def _send_table(
         self,
         topic: str,
-        batch: pa.RecordBatch | pa.Table,
+        ways: Sequence[tuple[Shipment, pa.RecordBatch | pa.Table]],
         partition: int | None,
         key_column: str | None,
         uuid: uuids.UUID | bytes | str | None,
-        due: Due,
-        priority: int,
         outcome_of_piece: Callable[[], Outcome],
     ) -> None:
+        """Rows, by how they are to be sent."""
+        own = None if uuid is None else uuid_bytes(uuid)
         target = self._targets.get(topic) or self._target(topic)
-        if target.view.typed and not set(target.view.schema.names).issuperset(batch.schema.names):
-            target = self._target_with(topic, columns=batch.schema.names)
+        names = ways[0][1].schema.names
+        if target.view.typed and not set(target.view.schema.names).issuperset(names):
+            target = self._target_with(topic, columns=names)
         if partition is not None:
             target, _ = self._choose(target, None, partition)
-        view = target.view
-        now_us = None if view.typed else time.time_ns() // 1000
-        table = conform(batch, view.schema, topic, now_us=now_us, first_columns=view.first_columns)
-        if not view.typed and (largest := largest_record_bytes(table)) > target.record_bytes_max:
-            raise BatchTooLarge(
-                f"record of {largest} bytes is above {topic!r}'s record_bytes_max={target.record_bytes_max}: raise it"
-            )
-        if key_column is None and not view.typed and partition is None and self._choice.by_key:
-            key_column = record_key_column(table)
-        pieces = self._pieces(target, table, partition, key_column, None if uuid is None else uuid_bytes(uuid))
-        for at, (chosen, piece) in enumerate(pieces):
-            own = None if uuid is None else piece_uuid(uuid_bytes(uuid), at, len(pieces), piece.num_rows)
+        tables = [(shipment, conformed(target, rows)) for shipment, rows in ways]
+        pieces = [
+            (shipment, chosen, piece)
+            for shipment, table in tables
+            for chosen, piece in pieces_of(target, table, self._choice, self._turn, partition, key_column, own)
+        ]
+        for at, (shipment, chosen, piece) in enumerate(pieces):
+            its = None if own is None else piece_uuid(own, at, len(pieces), piece.num_rows)
             with self._lock:
                 self._make_room(piece.nbytes)
                 outcome, now = outcome_of_piece(), time.monotonic()
-                self._accumulator.add_closed(view, chosen, piece, outcome, now, uuid=own, due=due, priority=priority)
-                self._sender.work.notify()
-
-    def _pieces(
-        self, target: Target, table: pa.Table, partition: int | None, key_column: str | None, uuid: bytes | None
-    ) -> list[tuple[int, pa.RecordBatch]]:
-        """The table's batches and their partitions, in the order to send them."""
-        row_bytes_max = target.view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
-        pieces: list[tuple[int, pa.RecordBatch]] = []
-        parts: Sequence[tuple[int | None, pa.Table]]
-        if partition is not None:
-            parts = [(partition, table)]
-        elif key_column is None:
-            parts = [(None, table)]
-        else:
-            if key_column not in table.schema.names:
-                raise InvalidRequest(
-                    f"key_column={key_column!r} is no column{did_you_mean(key_column, table.schema.names)}"
+                self._accumulator.add_closed(
+                    target.view,
+                    chosen,
+                    piece,
+                    outcome,
+                    now,
+                    uuid=its,
+                    due=shipment.due,
+                    attributes=shipment.attributes,
                 )
-            found = self._partitions_of(target, table.column(key_column).combine_chunks())
-            parts = [(None if at < 0 else at, rows) for at, rows in split_by_partition(table, found)]
-        for chosen, rows in parts:
-            for piece in split_by_size(rows, target.batch_bytes_max, row_bytes_max):
-                if chosen is not None:
-                    pieces.append((chosen, piece))
-                elif uuid is not None:
-                    pieces.append((partition_of_uuid(uuid, len(target.open)), piece))
-                elif self._choice.pick is not None:
-                    pieces.append((self._choice.pick(target.view.name, None, len(target.open)), piece))
-                else:
-                    with self._lock:
-                        pieces.append((self._accumulator.turn(target), piece))
-        return pieces
-
-    def _partitions_of(self, target: Target, keys: pa.Array) -> np.ndarray:
-        """The partition of each key; -1 for those that are null."""
-        count, pick = len(target.open), self._choice.pick
-        if pick is None or not self._choice.by_key:
-            return np.asarray(partitions_for_keys(keys, count))
-        name = target.view.name
-        return np.array(
-            [-1 if key is None else pick(name, key, count) for key in key_bytes(keys).to_pylist()], np.int32
-        )
+                self._sender.work.notify()
 
     def cancel(
         self, topic: str, partition: int, uuid: uuids.UUID | bytes | str, timeout_ms: float | None = None
@@ -564,6 +557,10 @@ class Producer:
         target = self._targets.pop(topic, None)
         if target is not None:
             self._accumulator.drop_target(target, time.monotonic())
+
+    def _turn(self, target: Target) -> int:
+        with self._lock:
+            return self._accumulator.turn(target)
 
     def _make_room(self, size: int) -> None:
         """Under the sender's lock: wait until `size` more bytes fit. Raises `Overloaded` after `publish_ms_max`."""

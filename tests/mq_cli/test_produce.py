@@ -113,12 +113,14 @@ def test_rows_of_which_one_is_refused_are_sent_one_by_one(error: Exception) -> N
         ({"delay": None, "at": "2030-01-01T00:00:00Z"}, {"deliver_at": datetime(2030, 1, 1, tzinfo=UTC)}),
         ({"delay": None, "at": None}, {}),
         ({"delay": "10m", "at": None, "priority": 9}, {"delay_ms": 600_000, "priority": 9}),
+        ({"delay": None, "at": None, "ttl": "10m"}, {"ttl_ms": 600_000}),
     ],
 )
 def test_messages_are_published_after_a_delay_or_at_a_time(options: dict[str, Any], due: dict[str, Any]) -> None:
     context, option = click.Context(produce.produce), click.Option(["--at"])
-    delay = produce._parse_delay(context, option, options["delay"])
-    assert produce._due(delay, produce._parse_at(context, option, options["at"]), options.get("priority")) == due
+    delay = produce._parse_duration(context, option, options["delay"])
+    ttl = produce._parse_duration(context, option, options.get("ttl"))
+    assert produce._due(delay, produce._parse_at(context, option, options["at"]), options.get("priority"), ttl) == due
     sent: list[dict[str, Any]] = []
 
     def publish_batch(_topic: str, _table: pa.Table, **given: Any) -> object:
@@ -138,9 +140,9 @@ def test_how_long_ago_is_no_time_at_which_messages_are_published(text: str) -> N
 
 def test_a_delay_that_is_none_and_a_delay_beside_a_time_are_refused() -> None:
     with pytest.raises(click.BadParameter, match="10m"):
-        produce._parse_delay(click.Context(produce.produce), click.Option(["--delay"]), "soon")
+        produce._parse_duration(click.Context(produce.produce), click.Option(["--delay"]), "soon")
     with pytest.raises(click.UsageError, match="give one"):
-        produce._due(5, datetime(2030, 1, 1, tzinfo=UTC), None)
+        produce._due(5, datetime(2030, 1, 1, tzinfo=UTC), None, None)
 
 
 def test_a_table_that_did_not_arrive_is_told_by_its_first_line() -> None:

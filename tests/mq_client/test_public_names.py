@@ -72,9 +72,20 @@ def test_parameters_are_named_as_promised() -> None:
         "deliver_at",
         "delay_ms",
         "priority",
+        "ttl_ms",
     ]
     batch = inspect.signature(mq_client.Producer.publish_batch).parameters
-    same = ["partition", "key_column", "uuid", "deliver_at", "delay_ms", "priority"]
+    same = [
+        "partition",
+        "key_column",
+        "uuid",
+        "deliver_at",
+        "delay_ms",
+        "priority",
+        "ttl_ms",
+        "priority_column",
+        "deliver_at_column",
+    ]
     assert list(batch) == ["self", "topic", "batch", *same]
     made = list(inspect.signature(mq_client.Producer).parameters)
     assert made[:7] == ["bootstrap", "acks", "timeout_ms", "retries", "max_in_flight", "linger_ms", "batch_bytes_max"]

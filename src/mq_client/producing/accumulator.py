@@ -11,18 +11,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from random import Random
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from mq_client.cluster.connection import TopicView
 from mq_client.errors import TritonMQError
-from mq_client.producing.batches import RECORD_OVERHEAD_BYTES, records_to_batch
 from mq_client.producing.futures import BatchOutcome, BatchPlace, Outcome, RecordFuture, RecordPlace
-from mq_client.producing.lanes import NOT_SCHEDULED, Due, Lane, OutgoingBatch
-from mq_client.producing.rows import RowShape
-from mq_protocol import limits
+from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes, Due, Lane, OutgoingBatch
+from mq_client.producing.targets import OpenBatch, Target, fits_uuid, put
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
 
@@ -40,10 +37,7 @@ tiny."""
 _SPREAD_MAX: Final = 8
 """Partitions among which records without a key are spread at a time: with all of many, each batch would be small."""
 
-_USUAL: Final = limits.PRIORITY_USUAL
 _new: Final = object.__new__
-
-_T = TypeVar("_T")
 
 
 class AccumulatorSettings(NamedTuple):
@@ -58,96 +52,6 @@ class AccumulatorSettings(NamedTuple):
     max_in_flight: int
     compression: str | None
     takes_turns: bool = True
-
-
-class OpenBatch:
-    """Records of one partition, a list a column, until the batch closes. Of a typed topic: `rows`.
-
-    Most records are a value and no more, so `keys` and `headers` end with the last record that has any: the rest have
-    none. `clock_ns` is when each record came; the few whose timestamp was given are in `given_us`, by their place in
-    the batch. Either each record has a UUID of its own, or none has.
-
-    A signal's exception may come between any two calls of the main thread: what was appended by then is cut off again.
-    """
-
-    __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "uuids", "values")
-
-    def __init__(self, topic: str, now: float) -> None:
-        self.values: list[bytes | None] = []
-        self.clock_ns: list[int] = []
-        self.keys: list[bytes | None] = []
-        self.headers: list[Sequence[tuple[str, bytes | None]] | None] = []
-        self.given_us: dict[int, int] = {}
-        self.rows: list[Sequence[Any]] = []
-        self.uuids: dict[bytes, int] = {}  # each record's own, in order; or none has one
-        self.size = 0
-        self.opened_at = now
-        self.outcome = BatchOutcome(topic)
-
-    def cut(self, count: int) -> None:
-        """There are `count` records, and nothing of another."""
-        for column in (self.values, self.clock_ns, self.keys, self.headers, self.rows):
-            del column[count:]
-        self.given_us.pop(count, None)
-        for uuid in [uuid for uuid, index in self.uuids.items() if index >= count]:
-            del self.uuids[uuid]
-
-    def built(self) -> pa.RecordBatch:
-        """The records as a batch of a topic of records."""
-        timestamps_us = np.array(self.clock_ns, np.int64) // 1000
-        for index, given in self.given_us.items():
-            timestamps_us[index] = given
-        return records_to_batch(self.keys, self.values, self.headers, timestamps_us)
-
-
-def _fits_uuid(batch: OpenBatch, uuid: bytes | None) -> bool:
-    """Whether a record with that UUID, or with none, may join the batch."""
-    if uuid is None:
-        return not batch.uuids
-    return bool(batch.uuids) and uuid not in batch.uuids and len(batch.uuids) < limits.RECORD_UUIDS_MAX
-
-
-def _put(column: list[_T | None], index: int, item: _T) -> None:
-    """At `index` of a column that may end before it: see `OpenBatch`."""
-    column += [None] * (index - len(column))
-    column.append(item)
-
-
-class Target:
-    """A topic that is written to: what the producer needs of it, its open batches, and the partition that keyless
-    records go to.
-
-    Records without a key take turns among a few partitions from `first` on, some dozens to each; when a batch closes,
-    from another one on. So few come to have full batches instead of many to have small ones, and still not one to have
-    all. `others` gather records of other priorities than `priority`.
-    """
-
-    __slots__ = (
-        "batch_bytes_max",
-        "dropped",
-        "first",
-        "open",
-        "others",
-        "plain_size_max",
-        "priority",
-        "record_bytes_max",
-        "rows",
-        "sticky",
-        "view",
-    )
-
-    def __init__(self, view: TopicView, batch_bytes_max: int, random: Random, priority: int = _USUAL) -> None:
-        self.view = view
-        self.priority = priority
-        self.others: dict[int, Target] = {}
-        self.dropped = False  # the topic has changed: another stands for it, or will
-        self.batch_bytes_max = min(batch_bytes_max, view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES)
-        self.record_bytes_max = view.settings.record_bytes_max
-        # Of what `add_plain` takes
-        self.plain_size_max = -1 if view.typed else self.record_bytes_max + RECORD_OVERHEAD_BYTES
-        self.rows = RowShape(view.schema, view.name) if view.typed else None
-        self.open: list[OpenBatch | None] = [None] * view.partitions
-        self.first = self.sticky = random.randrange(view.partitions)
 
 
 class Answer(NamedTuple):
@@ -193,13 +97,16 @@ class Accumulator:
                 self._close(each, partition, now)
         self._targets.pop(target.view.name, None)
 
-    def at_priority(self, target: Target, priority: int) -> Target:
-        """Where records of the same topic and of that priority are gathered."""
-        if priority == target.priority:
+    def of(self, target: Target, attributes: Attributes) -> Target:
+        """Where records of the same topic are gathered that have those attributes."""
+        if attributes == target.attributes:
             return target
-        if priority not in target.others:
-            target.others[priority] = Target(target.view, self.settings.batch_bytes_max, self._random, priority)
-        return target.others[priority]
+        other = target.others.get(attributes)
+        if other is None:
+            target.make_room()
+            other = Target(target.view, self.settings.batch_bytes_max, self._random, attributes)
+            target.others[attributes] = other
+        return other
 
     def targets(self) -> list[Target]:
         """The topics that are written to."""
@@ -233,7 +140,7 @@ class Accumulator:
         index = len(values)
         try:
             if key is not None:
-                _put(batch.keys, index, key)
+                put(batch.keys, index, key)
             future: RecordFuture = _new(RecordFuture)
             future.outcome, future.index = batch.outcome, index
             batch.clock_ns.append(clock_ns)
@@ -269,9 +176,9 @@ class Accumulator:
             if uuid is not None:
                 batch.uuids[uuid] = index
             if key is not None:
-                _put(batch.keys, index, key)
+                put(batch.keys, index, key)
             if headers is not None:
-                _put(batch.headers, index, headers)
+                put(batch.headers, index, headers)
             if given_us is not None:
                 batch.given_us[index] = given_us
             batch.clock_ns.append(clock_ns)
@@ -322,7 +229,7 @@ class Accumulator:
             partition = target.sticky
         batch = self._open.get((target, partition))
         news = False
-        if batch is not None and (batch.size + size > target.batch_bytes_max or not _fits_uuid(batch, uuid)):
+        if batch is not None and (batch.size + size > target.batch_bytes_max or not fits_uuid(batch, uuid)):
             self._close(target, partition, now)
             batch = None
         if batch is None:
@@ -346,7 +253,7 @@ class Accumulator:
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
         due: Due = NOT_SCHEDULED,
-        priority: int = _USUAL,
+        attributes: Attributes = USUAL,
     ) -> None:
         """A batch that is complete, behind what is open for its partition. One that is scheduled waits for no other
         one, and no other one waits for it."""
@@ -368,7 +275,7 @@ class Accumulator:
             stage=stage,
             deadline=deadline,
             due=due,
-            priority=priority,
+            attributes=attributes,
         )
         self._busy[lane] = None
         lane.add(closed)
@@ -413,7 +320,7 @@ class Accumulator:
         uuids = list(batch.uuids)
         alone = uuids[0] if len(uuids) == 1 else None  # the batch's own UUID is a record's as well
         lane, closed = self._closed(view, partition, alone, count, batch.size, batch.outcome, build, batch.opened_at)
-        closed.priority = target.priority
+        closed.attributes = target.attributes
         if len(uuids) > 1:
             closed.record_uuids = b"".join(uuids)
         first = self._next_sticky(target) if partition == target.sticky else target.sticky
@@ -471,7 +378,7 @@ class Accumulator:
         stage: pb.StageOf | None = None,
         deadline: float | None = None,
         due: Due = NOT_SCHEDULED,
-        priority: int = _USUAL,
+        attributes: Attributes = USUAL,
     ) -> tuple[Lane, OutgoingBatch]:
         """The batch, and the lane that it is to enter."""
         compression = self.settings.compression
@@ -487,7 +394,7 @@ class Accumulator:
             deadline=opened_at + self.settings.delivery_s if deadline is None else deadline,
             stage=stage,
             due=due,
-            priority=priority,
+            attributes=attributes,
             schema=view.schema,
         )
 

@@ -39,6 +39,17 @@ class Due(NamedTuple):
 NOT_SCHEDULED: Final = Due()
 
 
+class Attributes(NamedTuple):
+    """What holds for each record of a batch: how urgent it is, and for how many milliseconds after it is published it
+    is of use; 0 for ever."""
+
+    priority: int = PRIORITY_USUAL
+    ttl_ms: int = 0
+
+
+USUAL: Final = Attributes()
+
+
 @dataclass(slots=True, eq=False)
 class OutgoingBatch:
     """A closed batch on its way. `size`: bytes that it holds of the producer's memory. Times in seconds, monotonic."""
@@ -54,7 +65,7 @@ class OutgoingBatch:
     deadline: float
     stage: pb.StageOf | None = None
     due: Due = NOT_SCHEDULED
-    priority: int = PRIORITY_USUAL
+    attributes: Attributes = USUAL
     schema: pa.Schema | None = None
     record_uuids: bytes = b""  # one of its own for each record, joined; or none
 

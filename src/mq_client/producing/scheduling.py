@@ -1,4 +1,5 @@
-"""When a record or a table is to be published and how urgent it is, as users say it; and taking it back before."""
+"""When a record or a table is to be published, how urgent it is and for how long it is of use, as users say it; and
+taking it back before."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, a_number
 from mq_client.cluster.requests import ask_leaders
 from mq_client.errors import InvalidRequest, InvalidSetting
-from mq_client.producing.accumulator import Target
 from mq_client.producing.batches import Headers, one_record, to_timestamp_us
-from mq_client.producing.lanes import NOT_SCHEDULED, Due
+from mq_client.producing.lanes import NOT_SCHEDULED, Attributes, Due
+from mq_client.producing.targets import Target
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 
@@ -88,6 +89,19 @@ def checked_priority(priority: int) -> int:
     if isinstance(priority, bool) or not isinstance(priority, int) or not 0 <= priority <= limits.PRIORITY_MAX:
         raise InvalidSetting(f"priority={priority!r}: give a whole number from 0 to {limits.PRIORITY_MAX}")
     return priority
+
+
+def attributes_of(priority: int, ttl_ms: float | None) -> Attributes:
+    """What was asked for, checked. Raises `InvalidSetting`."""
+    checked_priority(priority)
+    if ttl_ms is None:
+        return Attributes(priority)
+    if not 1 <= a_number("ttl_ms", ttl_ms) <= limits.TTL_MS_MAX:
+        raise InvalidSetting(
+            f"ttl_ms={ttl_ms} is not allowed: give 1 to {limits.TTL_MS_MAX}, a year, or leave it out for records that "
+            "are always of use"
+        )
+    return Attributes(priority, round(ttl_ms))
 
 
 def cancel(connection: Connection, topic: str, partition: int, uuid: bytes, deadline: Deadline) -> Cancellation:

@@ -31,7 +31,7 @@ from mq_client.errors import (
 )
 from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, Answer
 from mq_client.producing.futures import BatchPlace, RecordPlace
-from mq_client.producing.lanes import NOT_SCHEDULED, Lane, OutgoingBatch
+from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes, Lane, OutgoingBatch
 from mq_client.producing.produce_stream import ProduceStream
 from mq_client.producing.refresher import Refresher
 from mq_protocol import limits
@@ -264,7 +264,7 @@ class Sender:
             record_uuids=batch.record_uuids,
             due_us=batch.due.at_us,
             delay_ms=batch.due.delay_ms,
-            attributes=None if batch.priority == PRIORITY_USUAL else pb.BatchAttributes(priority=batch.priority),
+            attributes=_to_wire(batch.attributes),
         )
 
     def _stream(self, address: str) -> ProduceStream:
@@ -371,3 +371,11 @@ class Sender:
 def _final(answer: Answer | None) -> list[Answer]:
     """None: the batch will be sent again, or has been given up."""
     return [] if answer is None else [answer]
+
+
+def _to_wire(attributes: Attributes) -> pb.BatchAttributes | None:
+    """None for the usual ones."""
+    if attributes == USUAL:
+        return None
+    priority = None if attributes.priority == PRIORITY_USUAL else attributes.priority
+    return pb.BatchAttributes(priority=priority, ttl_ms=attributes.ttl_ms)

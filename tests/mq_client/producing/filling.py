@@ -6,9 +6,10 @@ import itertools
 import random
 
 from mq_client.cluster.connection import TopicView
-from mq_client.producing.accumulator import Accumulator, AccumulatorSettings, Target
+from mq_client.producing.accumulator import Accumulator, AccumulatorSettings
 from mq_client.producing.futures import RecordFuture
 from mq_client.producing.lanes import OutgoingBatch
+from mq_client.producing.targets import Target
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, schema_fingerprint
 from mq_protocol.names import parse_settings

@@ -10,10 +10,11 @@ import pytest
 
 from mq_client.cluster.connection import TopicView
 from mq_client.errors import OutcomeUnknown
-from mq_client.producing.accumulator import Accumulator, Target
+from mq_client.producing.accumulator import Accumulator
 from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
 from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture
 from mq_client.producing.lanes import OutgoingBatch
+from mq_client.producing.targets import Target
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, schema_fingerprint
