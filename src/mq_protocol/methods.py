@@ -213,6 +213,7 @@ PEER: Final = Service(
     Method("Stage", pb.StageRequest, pb.StageResponse, bound=_BATCHES),
     Method("AttemptStatus", pb.AttemptStatusRequest, pb.AttemptStatusResponse),
     Method("StreamGroups", pb.StreamGroupsRequest, pb.StreamGroupsResponse),
+    Method("QueueIdle", pb.QueueIdleRequest, pb.QueueIdleResponse),
     Method("AbortKey", pb.AbortKeyRequest, pb.AbortTransactionResponse),
     Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),
     _TRANSACTION_STATUS,

@@ -4176,6 +4176,58 @@ class StreamGroupsResponse(_message.Message):
 Global___StreamGroupsResponse: _TypeAlias = StreamGroupsResponse  # noqa: Y015
 
 @_typing.final
+class QueueIdleRequest(_message.Message):
+    """Of a partition's leader: for how long no member has had that life of the queue group open there, as far as this leader can tell."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    LIFE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    topic_id: _builtins.str
+    partition: _builtins.int
+    group: _builtins.str
+    life: _builtins.int
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        group: _builtins.str = ...,
+        life: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "life", b"life", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueIdleRequest: _TypeAlias = QueueIdleRequest  # noqa: Y015
+
+@_typing.final
+class QueueIdleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    IDLE_MS_FIELD_NUMBER: _builtins.int
+    idle_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        idle_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["idle_ms", b"idle_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueIdleResponse: _TypeAlias = QueueIdleResponse  # noqa: Y015
+
+@_typing.final
 class LockRequest(_message.Message):
     """---------------------------------------------------------------- locks
     One stream is one place in the queue for a lock. The client names the lock in its first request and says nothing more; when it ends

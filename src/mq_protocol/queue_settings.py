@@ -32,6 +32,10 @@ MEMBER_PRIORITY_MAX: Final = 31
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 LENGTH_MAX_CEILING: Final = 16_777_216
 TTL_MS_FLOOR: Final = 1_000
+IDLE_MS_FLOOR: Final = 60_000
+"""A member that is started anew, on another machine perhaps, is to find its group."""
+
+IDLE_MS_CEILING: Final = 365 * 24 * _HOUR_MS
 
 
 class DeadLetter(Enum):
@@ -80,7 +84,7 @@ class QueueSettings:
     """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
     what becomes of dead letters without one. `order_by`: the column whose values are the keys; empty for the record's
     key. `length_max`: records of a partition; 0 for no bound. `filter`: text, which is compared with the topic's
-    columns elsewhere; empty for none. `ttl_ms`: 0 for ever."""
+    columns elsewhere; empty for none. `ttl_ms`, `idle_ms`: 0 for ever."""
 
     lease_ms: int = 30_000
     delivery_limit: int = 10
@@ -99,6 +103,7 @@ class QueueSettings:
     priority: Priority = Priority.STRICT
     ttl_ms: int = 0
     expired: Expired = Expired.DROP
+    idle_ms: int = 0
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -201,6 +206,14 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting(
+            "idle_ms",
+            FOR_EVER,
+            f"1m to 365d, or {FOR_EVER}",
+            "how long a group may be without any member before it is deleted; whether records wait in it does not "
+            "matter",
+            live=True,
+        ),
+        Setting(
             "spill",
             "false",
             "true or false",
@@ -212,7 +225,7 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
 }
 
 NOT_BUILT: Final = (
-    *("resume_ms", "idle_ms"),
+    "resume_ms",
     *("bytes_max", "dropped"),
 )
 """Settings that are planned: whoever gives one is told so."""
@@ -255,15 +268,17 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         filter=given.get("filter", ""),
         spill=_spill(given, order),
         priority=_priority(given, order),
-        ttl_ms=_ttl_ms(given),
+        ttl_ms=_ms_or_for_ever(given, "ttl_ms", TTL_MS_FLOOR, TTL_MS_MAX),
         expired=_choice(given, "expired", usual.expired, Expired),
+        idle_ms=_ms_or_for_ever(given, "idle_ms", IDLE_MS_FLOOR, IDLE_MS_CEILING),
     )
 
 
-def _ttl_ms(given: Mapping[str, str]) -> int:
-    if given.get("ttl_ms", "").strip().lower() == FOR_EVER:
+def _ms_or_for_ever(given: Mapping[str, str], name: str, low: int, high: int) -> int:
+    """0 for ever."""
+    if given.get(name, "").strip().lower() == FOR_EVER:
         return 0
-    return _number(given, "ttl_ms", 0, TTL_MS_FLOOR, TTL_MS_MAX, parse_duration)
+    return _number(given, name, 0, low, high, parse_duration)
 
 
 def _choice(given: Mapping[str, str], name: str, default: C, choices: type[C]) -> C:

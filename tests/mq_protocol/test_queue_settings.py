@@ -50,6 +50,7 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "priority": "ignore",
         "ttl_ms": "36h",
         "expired": "dead",
+        "idle_ms": "2h",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
@@ -58,10 +59,11 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
     length = (9_000, Overflow.DROP_HEAD)
     ttl = (129_600_000, Expired.DEAD)
     assert parsed == QueueSettings(
-        *times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True, Priority.IGNORE, *ttl
+        *times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True, Priority.IGNORE, *ttl, 7_200_000
     )
-    for ttl_ms in ("forever", " Forever "):
-        assert parse_queue_settings({"ttl_ms": ttl_ms}, "orders").ttl_ms == 0
+    for never in ("forever", " Forever "):
+        unbounded = parse_queue_settings({"ttl_ms": never, "idle_ms": never}, "orders")
+        assert (unbounded.ttl_ms, unbounded.idle_ms) == (0, 0)
     with pytest.raises(InvalidSetting, match="order=all to one: leave one of the two out"):
         parse_queue_settings({"spill": "true", "order": "all"}, "orders")
     with pytest.raises(InvalidSetting, match="with order=key those before do: leave one of the two out"):
@@ -84,6 +86,8 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("ttl_ms", "60", r"\(60 means 60 ms, write 60s for seconds\)"),
         ("ttl_ms", "366d", "1s to 365d, or forever"),
         ("ttl_ms", "never", "1s to 365d, or forever"),
+        ("idle_ms", "59s", "1m to 365d, or forever"),
+        ("idle_ms", "366d", "1m to 365d, or forever"),
         ("expired", "died", "did you mean 'dead'.*give drop or dead"),
         ("delivery_limit", "-1", "0 to 1000"),
         ("delivery_limit", "1001", "0 to 1000"),

@@ -43,6 +43,7 @@ from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.declaring import Declaring
 from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.filter_reading import FilterReading
+from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.key_reading import KeyReading
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.leftovers import Leftovers
@@ -266,7 +267,7 @@ class _Broker:
         self._consumed = Consumed(shell, self._topics, self._transactions.ask_leader)
         return Purging(shell, self._topics), self._consumed
 
-    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping, Staging, Leftovers]:
+    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping, Staging, Leftovers, Idle]:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
         outbox = Outbox(shell, self._topics, self._transactions)
@@ -278,6 +279,7 @@ class _Broker:
         self._filters = FilterReading(shell, self._topics)
         self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._look)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
+        self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
         return (
             Declaring(self._topics, self._declared),
             Leasing(
@@ -303,6 +305,7 @@ class _Broker:
             Sweeping(shell, self._topics, self._declared, self._working),
             staging,
             self._leftovers,
+            self._idle,
         )
 
     def _look(self, gathering: Gathering, ready: lending.Ready) -> None:
@@ -354,6 +357,7 @@ class _Broker:
         spawn(Upkeep(self._shell, self._clock.now_us).keep(), "upkeep of transactions")
         spawn(self._beginning.keep(), "beginning of queue groups")
         spawn(self._leftovers.keep(), "leftovers of queue groups")
+        spawn(self._idle.keep(), "idle queue groups")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")

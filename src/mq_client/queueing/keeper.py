@@ -445,9 +445,9 @@ class Keeper:
             if place.leasing is None and place.ask_after > now and (wants or place.unsure):
                 self._wake_at = min(self._wake_at, place.ask_after)
         questions = self._turns.questions(led, free, wants, now, alone=len(holdings.places) == 1)
-        if questions or not self.terms.priority:
+        if questions:
             return questions
-        questions, again_at = told_of(led, now)
+        questions, again_at = told_of(led, now, self.terms.priority)
         self._wake_at = min(self._wake_at, again_at)
         return questions
 

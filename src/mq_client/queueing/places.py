@@ -23,6 +23,9 @@ WATCH_MS: Final = 20_000
 TELLS_S: Final = 3.0
 """So often a member of a higher priority that asks a leader for nothing says that it is there, so that others wait."""
 
+SAYS_S: Final = 20.0
+"""So often at least any member is heard of by one leader: a group without members may be deleted after a minute."""
+
 STAYS_MAX: Final = 4
 """So many times in a row a leader is asked for more together with outcomes, before others that have something are."""
 
@@ -150,12 +153,17 @@ class Question:
     waits: bool
 
 
-def told_of(places: dict[int, Place], now: float) -> tuple[list[Question], float]:
-    """What a member of a higher priority tells leaders that it asks for nothing: that it is there, so that others wait.
-    And when it is to be looked at again."""
-    silent = [place for place in places.values() if place.leasing is None and place.ask_after <= now]
-    tells = [place for place in silent if place.asked_at + TELLS_S <= now]
-    rest = [place.asked_at + TELLS_S for place in silent if place.asked_at + TELLS_S > now]
+def told_of(places: dict[int, Place], now: float, priority: int) -> tuple[list[Question], float]:
+    """What a member tells leaders that it asks for nothing: that it is there. One of a higher priority tells each of
+    them, so that others wait. Any other one that has no lease tells the leader that it asked last, so that its group is
+    not taken for idle. And when it is to be looked at again."""
+    every_s, known = TELLS_S, list(places.values())
+    if not priority:
+        has_leases = any(place.leases for place in known)
+        every_s, known = SAYS_S, [] if has_leases else sorted(known, key=lambda place: place.asked_at)[-1:]
+    silent = [place for place in known if place.leasing is None and place.ask_after <= now]
+    tells = [place for place in silent if place.asked_at + every_s <= now]
+    rest = [place.asked_at + every_s for place in silent if place.asked_at + every_s > now]
     return [Question(place, 0, 0, waits=False) for place in tells], min(rest, default=math.inf)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from mq_client.queueing.places import STAYS_MAX, Call, Credit, Place, Turns
+import math
+from typing import Any
+
+from mq_client.queueing.places import SAYS_S, STAYS_MAX, TELLS_S, Call, Credit, Place, Turns, told_of
 
 WHOLE = Credit(100, 1_000)
 
@@ -102,3 +105,20 @@ def test_a_leader_that_gets_the_credit_in_turn_may_keep_it_for_a_while() -> None
     of[0].stayed = STAYS_MAX
     assert asked(turns, of) == [(0, 100, False)]
     assert of[0].stayed == 0
+
+
+def told(of: dict[int, Place], now: float, priority: int = 0) -> tuple[list[int], float]:
+    questions, again_at = told_of(of, now, priority)
+    assert all((each.records, each.waits) == (0, False) for each in questions)
+    return [each.place.partition for each in questions], again_at
+
+
+def test_a_member_that_holds_no_lease_and_asks_for_nothing_is_heard_of_by_one_leader() -> None:
+    of = places(3)
+    of[0].asked_at, of[1].asked_at, of[2].asked_at = 100.0, 130.0, 120.0
+    assert told(of, 149.0) == ([], 130.0 + SAYS_S)
+    assert told(of, 150.0) == ([1], math.inf)
+    lease: Any = None
+    of[2].leases[1, 2, 3] = lease
+    assert told(of, 150.0) == ([], math.inf), "its leases tell that the group is in use"
+    assert told(of, 122.0, priority=1) == ([0], 120.0 + TELLS_S), "others wait for it at each leader"

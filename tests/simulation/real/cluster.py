@@ -38,6 +38,7 @@ from tests.history.checker import judge
 from tests.simulation.real.byte_wires import Sockets
 from tests.simulation.real.clients import SCHEMA_BYTES, Client, Producer, Reader
 from tests.simulation.real.disk import Disk
+from tests.simulation.real.idling import Visitor
 from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, VirtualLoop
 from tests.simulation.real.nemesis import Nemesis
 from tests.simulation.real.oracle import Oracle, Violation
@@ -266,14 +267,16 @@ class Cluster:
             machine.start()
         operator = Client(self, "operator")
         await self.until(lambda: all(m.ready for m in self.machines.values()), BOOT_S, "every broker serves")
+        clients: list[Client] = []
         for name, (partitions, settings) in self.plan.topics.items():
             await self._create(operator, name, partitions, settings)
             if self.plan.purges:
                 self.write("operator", "retention", topic=name, records=RECORDS_KEPT)
+            if self.plan.idles:
+                clients.append(Visitor(self, f"visitor of {name}", name, partitions))
             if self.plan.workers:
                 await self._create(operator, name + OUTPUTS, 2, settings)
                 await self.until(partial(declare, operator, name), BOOT_S, f"the queue group of {name} is declared")
-        clients: list[Client] = []
         if self.plan.workers and (self.plan.filter or self.plan.priority):
             clients += [Alterer(self, f"who alters the group of {name}", name) for name in self.plan.topics]
         number = 0
@@ -320,7 +323,13 @@ class Cluster:
             "every batch is acknowledged or refused, once all is well",
         )
         await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
-        for why in (self.oracle.why_not_published, self.oracle.why_not_worked_off, self.oracle.why_not_swept):
+        oracle = self.oracle
+        for why in (
+            oracle.why_not_published,
+            oracle.why_not_worked_off,
+            oracle.why_not_swept,
+            oracle.idle.why_not_gone,
+        ):
             await self.until(lambda why=why: not why(), self.plan.calm_s, why)  # type: ignore[misc]
         self.oracle.conclude()
         ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}

@@ -12,9 +12,9 @@ class Fault:
     (some batches are for later), "carry" (so are they, and the journal begins later again and again), "tight" (the
     bounds of queue groups are low), "order" (they are in order by key), "filter" (groups have filters, which change),
     "sieves" (members have filters), "strict", "weighted" or "ignore" (records and members have priorities, and groups
-    that setting), "reject" or "drop_head" (groups have a bound of their length), "hidden link ports" (some brokers are
-    linked by gRPC), "busy". `also`: other places, each with its `old` and `new`, where one edit alone breaks
-    nothing."""
+    that setting), "idles" (a group goes when nobody has it open), "reject" or "drop_head" (groups have a bound of their
+    length), "hidden link ports" (some brokers are linked by gRPC), "busy". `also`: other places, each with its `old`
+    and `new`, where one edit alone breaks nothing."""
 
     name: str
     where: str

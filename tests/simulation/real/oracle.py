@@ -16,6 +16,7 @@ from mq_protocol.dead_letters import DEAD_COLUMN
 from mq_protocol.work_keys import is_of_queue
 from tests.simulation.real.clients import values_in
 from tests.simulation.real.durable_truth import DurableTruth
+from tests.simulation.real.idling import IdleTruth
 from tests.simulation.real.moves_truth import MovesTruth
 from tests.simulation.real.queue_truth import QueueTruth
 from tests.simulation.real.workers import OUTPUT_AT, OUTPUTS, why_not_worked_off
@@ -47,6 +48,7 @@ class Oracle:
         self._queues: dict[str, QueueTruth] = {}
         self._durable = DurableTruth(cluster)
         self._moves = MovesTruth(cluster)
+        self.idle = IdleTruth(cluster)
 
     def queue(self, place: str) -> QueueTruth:
         """What is committed about the queue group of this partition."""
@@ -76,6 +78,8 @@ class Oracle:
         self._durable.stepped(process, replica, before)
         if self.cluster.plan.workers and not place.startswith("__"):
             self.queue(place).stepped(process, replica, before)
+        if self.cluster.plan.idles:
+            self.idle.stepped(process, replica, before)
         if place in self.cluster.scheduled:
             self.cluster.scheduled[place].stepped(process, replica)
         high_watermark = replica.high_watermark

@@ -20,7 +20,8 @@ class Plan:
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
     records and members have priorities. `length`: what happens at the bound that groups have then.
-    `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC."""
+    `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC.
+    `idles`: there is a group that goes when nobody has it open."""
 
     brokers: int = 3
     replicas: int = 3
@@ -51,6 +52,7 @@ class Plan:
     priority: str = ""
     length: str = ""
     hidden_link_ports: int = 0
+    idles: bool = False
 
     @property
     def purges(self) -> bool:
@@ -92,10 +94,11 @@ class Plan:
         plan.priority = next((each for each in PRIORITY if each in needs), "")
         plan.length = next((each for each in LENGTH if each in needs), "")
         plan.hidden_link_ports = 2 if "hidden link ports" in needs else 0
+        plan.idles = "idles" in needs
         kinds = set(needs) - {
             "hidden link ports",
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
-            *("filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk", *PRIORITY, *LENGTH),
+            *("idles", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk", *PRIORITY, *LENGTH),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -163,4 +166,5 @@ class Plan:
         plan.hidden_link_ports = Random(f"link ports {seed}").choice((0, 0, 0, 0, 0, 1, 2, 3))
         schedules = Random(f"schedules {seed}")
         plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
+        plan.idles = Random(f"idles {seed}").random() < 0.3
         return plan

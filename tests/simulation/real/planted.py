@@ -8,7 +8,7 @@ rule means.
 from __future__ import annotations
 
 from tests.simulation.real.fault import Fault
-from tests.simulation.real.planted_lending import LENDING
+from tests.simulation.real.planted_lending import IDLE, LENDING
 from tests.simulation.real.planted_queues import ORDER, QUEUES
 from tests.simulation.real.planted_scheduled import SCHEDULED
 
@@ -256,4 +256,4 @@ MOVES = (
     ),
 )
 
-FAULTS = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES, *QUEUES, *ORDER, *LENDING, *SCHEDULED)
+FAULTS = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES, *QUEUES, *ORDER, *LENDING, *IDLE, *SCHEDULED)

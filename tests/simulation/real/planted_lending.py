@@ -104,3 +104,34 @@ LENDING = (
         ("queue", "reject", "busy"),
     ),
 )
+
+IDLE = (
+    Fault(
+        "one leader's word is enough to delete a group as idle",
+        "broker.queues.idle:Idle._end_if_all_agree",
+        "for number in range(topic.partitions):",
+        "for number in range(1):",
+        ("idles", "long"),
+    ),
+    Fault(
+        "a group that has leases is idle",
+        "broker.queues.gathering:Gathering.used_ms",
+        "if self._asking or (state is not None and (state.leases or state.outbox)):",
+        "if self._asking:",
+        ("idles", "long"),
+    ),
+    Fault(
+        "what members ask does not keep a group from being idle",
+        "broker.queues.idle:Idle._idle_ms",
+        "watched.since_ms = max(watched.since_ms, used_ms)",
+        "pass",
+        ("idles", "long"),
+    ),
+    Fault(
+        "a leader that stood still says for how long it heard of nobody",
+        "broker.queues.idle:Idle._stood_still",
+        "return now_ms - self._looked_ms > SLEPT_MS",
+        "return False",
+        ("idles", "pause", "long"),
+    ),
+)

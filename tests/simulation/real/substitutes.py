@@ -23,7 +23,8 @@ from typing import Any
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues import leftovers
+from mq_broker.broker.queues import idle, leftovers
+from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
@@ -35,9 +36,10 @@ from mq_broker.storage.identity import boot_id
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
-from mq_protocol import limits
+from mq_protocol import limits, queue_settings
 from mq_protocol.errors import StagedBatchMissing
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
+from tests.simulation.real.idling import WatchedIdle
 from tests.simulation.real.loop import PROCESS, Killed, VirtualLoop
 from tests.simulation.real.wires import Network
 
@@ -299,6 +301,7 @@ def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str
         (Replica, WatchedReplica, "mq_broker.broker"),
         (server.Shell, KnownShell, "mq_broker.broker.server"),
         (Outbox, WatchedOutbox, "mq_broker.broker.server"),
+        (Idle, WatchedIdle, "mq_broker.broker.server"),
         (rpc_server.listen, network.listen, "mq_broker"),
         (rpc_server.dial, network.dial, "mq_broker"),
         (framed.bind, loop.sockets.bind, "mq_broker"),
@@ -326,6 +329,10 @@ def in_place_of(
     vars(scheduled).update(CARRY_ENTRIES=5, CARRY_TIMES=0)  # what holds a few entries back is carried
     undo.append((leftovers, "SWEEP_S", leftovers.SWEEP_S))
     vars(leftovers).update(SWEEP_S=sweep_s)
+    undo += [(idle, name, getattr(idle, name)) for name in ("CHECK_S", "SLEPT_MS", "AGAIN_MS")]
+    vars(idle).update(CHECK_S=0.2, SLEPT_MS=1_000, AGAIN_MS=500)
+    undo.append((queue_settings, "IDLE_MS_FLOOR", queue_settings.IDLE_MS_FLOOR))
+    vars(queue_settings).update(IDLE_MS_FLOOR=1)
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)

@@ -84,6 +84,7 @@ class Gathering:
         self._next_n = self.epoch << 32  # a later life goes on: partitions take a number below the last for done
         self._loop = asyncio.get_running_loop()
         self._asking = Waiting(now_ms)
+        self._used_ms = now_ms()
         self._unsettled = Unsettled()
         self._own: deque[OwnSteps] = deque()
         self._flight: Draft | None = None
@@ -103,6 +104,7 @@ class Gathering:
     def ask(self, asking: Asking) -> None:
         """Have it answered once something is lent, or there is something to tell. It takes the place of a request of
         the same member."""
+        self._used_ms = self._now_ms()
         former = self._asking.put(asking, self._queue())
         if former is not None and not former.in_flight:
             former.answer(Lent())
@@ -110,6 +112,7 @@ class Gathering:
 
     def leave(self, asking: Asking) -> None:
         """Nobody waits for it any more."""
+        self._used_ms = self._now_ms()
         if self._asking.break_off(asking) and asking.priority:
             self.wake()
 
@@ -121,6 +124,7 @@ class Gathering:
             asking.answer(Lent())
 
     def settle(self, settling: Settling) -> None:
+        self._used_ms = self._now_ms()
         self._unsettled.add(settling)
         self._asking.heard_of(settling.items[0].member)
         if self._state is not None:
@@ -165,6 +169,15 @@ class Gathering:
     def reads(self, ready: Ready) -> bool:
         """Whether the group goes by this still."""
         return not self.closed and self._state is not None and self._ready is ready
+
+    def used_ms(self) -> int:
+        """When the group was in use last, as far as is known here, by the monotonic clock: a member asked or settled
+        something, waited or had a lease, or something decided was not published yet. At the earliest when this began
+        to look after it."""
+        state = self.partition.replica.machine.work.get(self.group)
+        if self._asking or (state is not None and (state.leases or state.outbox)):
+            self._used_ms = self._now_ms()
+        return self._used_ms
 
     def blocked_by(self) -> int | None:
         """The record that others wait for, which is not lent for now, if the group is in order."""
