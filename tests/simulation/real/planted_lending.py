@@ -14,7 +14,7 @@ LENDING = (
     ),
     Fault(
         "a group drops the record after those that its filter does not keep",
-        "broker.queues.sieve:Sieve._unwanted",
+        "broker.queues.dropping:of_set",
         "yield at, until",
         "yield at, until + 1",
         ("queue", "filter"),
