@@ -35,7 +35,7 @@ from mq_broker.core.messages import (
     Result,
 )
 from mq_broker.core.work import steps
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import Mark, WorkState
 
 
 def uuid(name: str) -> bytes:
@@ -133,17 +133,17 @@ def step_words(step: steps.Step) -> str:
     return f"{type(step).__name__.lower()} {ranges}".rstrip()
 
 
-def step_of(what: str, named: tuple[str, ...], member: str) -> steps.Step:
-    """As a script writes it: `begin 0`, `begin 0 5-10` with lost offsets, `lease 2-4 7-8`, `send 2-3` as dead letters,
-    `sent 5`. Numbers of an outbox are counted by hand: `send 2-3 n=5`."""
+def step_of(what: str, named: tuple[str, ...], member: str, n: int) -> steps.Step:
+    """As a script writes it: `begin 0`, `begin 0 5-10` with lost offsets, `lease 2-4 7-8`, `send 2-3 n=5` as dead
+    letters, `sent n=5`."""
     ranges = tuple((int(low), int(high)) for low, _, high in (name.partition("-") for name in named if "-" in name))
     if what == "begin":
         return steps.Begin(int(named[0]), lost=ranges)
     if what == "sent":
-        return steps.Sent(int(named[0]))
+        return steps.Sent(n)
     if what == "send":
         line = steps.OutputLine("dead", 0, (uuid("letter"),))
-        return steps.Send(ranges, steps.Reason.REJECTED, int(named[-1].removeprefix("n=")), (line,))
+        return steps.Send(ranges, steps.Reason.REJECTED, n, (line,))
     made: dict[str, steps.Step] = {
         "lease": steps.Lease(ranges, member),
         "accept": steps.Accept(ranges),
@@ -160,9 +160,15 @@ def step_of(what: str, named: tuple[str, ...], member: str) -> steps.Step:
 
 def queue_words(state: WorkState | None) -> str:
     """What is known of a queue group: `3-9:m@2` is lent to member m by a leader of epoch 2, `0-3:2/1` was lent twice
-    and failed once."""
+    and failed once, `0-3:2/1 rejected` or `parked` too. What is decided and not published yet is in the outbox."""
     if state is None:
         return "knows no queue group"
     lent = " ".join(f"{low}-{end}:{state.leases[by].member}@{by.leader_epoch}" for low, end, by in state.lent)
-    marks = " ".join(f"{low}-{end}:{mark.deliveries}/{mark.failures}" for low, end, mark in state.marks)
-    return f"base {state.base} leased {lent or 'nothing'} came back {marks or 'nothing'}"
+    marks = " ".join(f"{low}-{end}:{_mark_words(mark)}" for low, end, mark in state.marks)
+    outbox = " outbox " + " ".join(map(str, state.outbox)) if state.outbox else ""
+    return f"base {state.base} leased {lent or 'nothing'} came back {marks or 'nothing'}{outbox}"
+
+
+def _mark_words(mark: Mark) -> str:
+    flags = " rejected" * mark.rejected + " parked" * mark.parked
+    return f"{mark.deliveries}/{mark.failures}{flags}"

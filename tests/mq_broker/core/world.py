@@ -494,9 +494,9 @@ class World:
     def do_delete_group(self, broker: str, group: str) -> None:
         self._propose(broker, DeleteGroup(group))
 
-    def do_work(self, broker: str, what: str, *named: str, member: str = "m", life: str = "1") -> None:
-        """`work 1 lease 2-4 7-8`: one step of queue group q."""
-        self._propose(broker, Work("q", int(life), (words.step_of(what, named, member),)))
+    def do_work(self, broker: str, what: str, *named: str, member: str = "m", life: str = "1", n: str = "0") -> None:
+        """`work 1 lease 2-4 7-8`: one step of queue group q. `n`: the number in the outbox of what is sent."""
+        self._propose(broker, Work("q", int(life), (words.step_of(what, named, member, int(n)),)))
 
     def do_queue(self, *brokers: str) -> None:
         """What brokers know of queue group q."""

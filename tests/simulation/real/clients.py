@@ -20,7 +20,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import Envelope, decode, encode, split
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, TritonMQError
+from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutOfOrder, TritonMQError
 from mq_protocol.transport import from_call
 
 if TYPE_CHECKING:
@@ -199,6 +199,8 @@ class Producer(Client):
                 batch = sent[result.correlation]
                 if result.HasField("error"):
                     error = from_wire(result.error)
+                    if isinstance(error, OutOfOrder) and next(iter(self._unanswered)) == batch.uuid:
+                        batch.after = b""  # the one before was acknowledged, and is lost
                     if batch.uuid in self._unanswered:
                         raise error
                     continue

@@ -43,11 +43,13 @@ from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, Vi
 from tests.simulation.real.nemesis import Nemesis
 from tests.simulation.real.oracle import Oracle, Violation
 from tests.simulation.real.plan import Plan
+from tests.simulation.real.queue_truth import OUTPUTS
+from tests.simulation.real.recoveries import Recoverer, declare_late, why_late_is_wrong, without_lost
 from tests.simulation.real.scheduling import ScheduledTruth, Scheduler
 from tests.simulation.real.substitutes import in_place_of, substitutes
 from tests.simulation.real.transactors import Member, Transactor
 from tests.simulation.real.wires import Network
-from tests.simulation.real.workers import OUTPUTS, Alterer, Ledger, Worker, declare
+from tests.simulation.real.workers import Alterer, Ledger, Worker, declare
 from tests.simulation.real.zookeeper import Session, ZooKeeper
 
 BOOT_S = 60.0
@@ -186,6 +188,7 @@ class Cluster:
         self.priorities: dict[bytes, int] = {}  # the same, of those that have one
         self.ledgers: dict[tuple[str, int], Ledger] = {}
         self.scheduled: dict[str, ScheduledTruth] = {}  # by the name of a partition
+        self.unsaid: set[tuple[str, int]] = set()  # refusals that were lost: the process and the id of what it sent
         self.stopping = False
         self.over = False
         self._root = str(root)
@@ -267,7 +270,7 @@ class Cluster:
             machine.start()
         operator = Client(self, "operator")
         await self.until(lambda: all(m.ready for m in self.machines.values()), BOOT_S, "every broker serves")
-        clients: list[Client] = []
+        clients: list[Client] = [Recoverer(self, "operator who recovers")] if self.plan.recoveries else []
         for name, (partitions, settings) in self.plan.topics.items():
             await self._create(operator, name, partitions, settings)
             if self.plan.purges:
@@ -275,7 +278,8 @@ class Cluster:
             if self.plan.idles:
                 clients.append(Visitor(self, f"visitor of {name}", name, partitions))
             if self.plan.workers:
-                await self._create(operator, name + OUTPUTS, 2, settings)
+                # Outputs that are lost are their members' to make again: the group waits for somebody who looks at it.
+                await self._create(operator, name + OUTPUTS, 2, {**settings, "durability": "fsync"})
                 await self.until(partial(declare, operator, name), BOOT_S, f"the queue group of {name} is declared")
         if self.plan.workers and (self.plan.filter or self.plan.priority):
             clients += [Alterer(self, f"who alters the group of {name}", name) for name in self.plan.topics]
@@ -331,19 +335,24 @@ class Cluster:
             oracle.idle.why_not_gone,
         ):
             await self.until(lambda why=why: not why(), self.plan.calm_s, why)  # type: ignore[misc]
-        self.oracle.conclude()
-        ends = {(line["topic"], line["partition"]): line["end"] for line in self.history if line["op"] == "final"}
+        if self.plan.recoveries and self.plan.workers:
+            for name in self.plan.topics:
+                await self.until(partial(declare_late, clients[0], name), BOOT_S, f"a late group of {name} is declared")
+            await self.until(lambda: not why_late_is_wrong(self), BOOT_S, lambda: why_late_is_wrong(self))
+        gaps = self.oracle.conclude()
+        finals = [line for line in self.history if line["op"] == "final"]
+        ends = {(line["topic"], line["partition"]): max(line["offsets"], default=-1) + 1 for line in finals}
         readers = [client for client in clients if isinstance(client, Reader | Member)]
         await self.until(
             lambda: all(reader.at >= ends[reader.topic, reader.partition] for reader in readers),
             self.plan.calm_s,
-            "every reader is at the end",
+            lambda: f"every reader is at the end, {ends}: {[(reader.name, reader.at) for reader in readers]}",
         )
         self.over = True
         for reader in readers:
             if isinstance(reader, Member):
                 self.write(reader.name, "drained", group=reader.group, topic=reader.topic)
-        verdict = judge(self.history)
+        verdict = judge(without_lost(self.history, gaps, self.unsaid) if gaps else self.history)
         if not verdict.clean:
             raise Violation(verdict.story())
         for machine in self.machines.values():

@@ -97,6 +97,8 @@ class Disk:
         self.full = False
         self.lied = False
         """It once failed to sync or to read: only then may what was flushed be gone."""
+        self.spoiled: set[str] = set()
+        """Directories in which it was damaged while nobody looked."""
         self.ops = 0
         self.kill_at = 0
         """The process is killed before this operation."""
@@ -353,6 +355,16 @@ class Disk:
             os.rename(name.target, name.source)
             if name.grave is not None:
                 os.rename(name.grave, name.target)
+
+    def lose(self, path: str) -> None:
+        """That directory is gone for good, its name too. Its process is dead."""
+        self._names = [
+            name
+            for name in self._names
+            if not any(str(each).startswith(path) for each in (name.source, name.target) if each is not None)
+        ]
+        if os.path.lexists(path):
+            self._bury(Path(path))
 
     def erase(self) -> None:
         """Somebody put an empty disk in its place."""

@@ -18,10 +18,10 @@ class MovesTruth:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self._joined: dict[tuple[str, int], set[int]] = {}
-        cluster.zookeeper.on_state = self._state
         cluster.zookeeper.on_topic = self._topic
 
-    def _state(self, topic_id: str, partition: int, version: int, state: NodeState) -> None:
+    def state(self, topic_id: str, partition: int, state: NodeState) -> None:
+        """A state node was written."""
         self._joined.setdefault((topic_id, partition), set()).update(broker for broker, _ in state.isr)
 
     def _topic(self, before: TopicSpec, after: TopicSpec) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from tests.simulation.real.clients import Client
+from tests.simulation.real.recoveries import lose_logs, open_logs, recoverable, replace_disk
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster, Machine
@@ -146,6 +147,28 @@ class Nemesis:
             self.cluster.faults["at a decision"] += 1
             act = self.random.choice((self._kill, self._isolate))
             self.loop.call_soon(act, self.cluster.machines[leader], context=Context())
+
+    # ------------------------------------------------------------------ logs that are lost for good
+
+    def _lose_logs(self) -> None:
+        """Of a partition: those that the in-sync set names, and perhaps others."""
+        name, number = self.random.choice(recoverable(self.cluster))
+        spec = self.cluster.zookeeper.topics[name][1]
+        found = self.cluster.zookeeper.states.get((spec.topic_id, number))
+        there = open_logs(self.cluster, f"{name}-{number}")
+        named = [broker for broker, _ in found[1].isr] if found is not None else []
+        if found is None or not set(named) <= set(there):
+            return
+        more = [broker for broker in sorted(there) if broker not in named and self.random.random() < 0.3]
+        lose_logs(self.cluster, f"{name}-{number}", [*named, *more])
+        for broker in (*named, *more):
+            self._start_later(self.cluster.machines[broker])
+
+    def _replace_disk(self) -> None:
+        machine = self._one()
+        if replace_disk(self.cluster, machine):
+            self.cluster.faults["disk replaced"] += 1
+            self._start_later(machine)
 
     # ------------------------------------------------------------------ networks
 

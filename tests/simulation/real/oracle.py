@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mq_broker.core.messages import Audit, DecisionCommitted, Effect
+from mq_broker.core.messages import Audit, DecisionCommitted, Effect, NodeState
 from mq_protocol.arrow import decode_batch
 from mq_protocol.dead_letters import DEAD_COLUMN
+from mq_protocol.errors import OffsetOutOfRange
 from mq_protocol.work_keys import is_of_queue
 from tests.simulation.real.clients import values_in
 from tests.simulation.real.durable_truth import DurableTruth
 from tests.simulation.real.idling import IdleTruth
 from tests.simulation.real.moves_truth import MovesTruth
-from tests.simulation.real.queue_truth import QueueTruth
-from tests.simulation.real.workers import OUTPUT_AT, OUTPUTS, why_not_worked_off
+from tests.simulation.real.queue_truth import DEAD, OUTPUTS, QueueTruth
+from tests.simulation.real.recoveries import Gaps, Recoveries
+from tests.simulation.real.workers import OUTPUT_AT, why_not_worked_off
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
@@ -28,9 +30,8 @@ if TYPE_CHECKING:
 HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
 """Alarms that faults of the world cause. Any other says that a rule was broken."""
 
-
-DEAD = ".dead"
-"""How the names of dead-letter topics end."""
+AFTER_A_LOSS = ("recovered from another log", "would cut committed entry", "lacks what is committed here")
+"""And those of a log that the partition was not recovered from."""
 
 
 class Violation(AssertionError):
@@ -38,17 +39,21 @@ class Violation(AssertionError):
 
 
 class Oracle:
-    """Owns what is known to be committed: of each partition the leader epoch of each entry, by index, which together
-    name an entry; and who led in each epoch."""
+    """Owns what is known of all partitions: what is committed, and who led in each epoch."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._committed: dict[str, dict[int, int]] = {}
         self._leaders: dict[tuple[str, int], str] = {}
         self._queues: dict[str, QueueTruth] = {}
         self._durable = DurableTruth(cluster)
         self._moves = MovesTruth(cluster)
         self.idle = IdleTruth(cluster)
+        self.recoveries = Recoveries(cluster)
+        cluster.zookeeper.on_state = self._state
+
+    def _state(self, topic_id: str, partition: int, version: int, state: NodeState) -> None:
+        self._moves.state(topic_id, partition, state)
+        self.recoveries.state(topic_id, partition, state)
 
     def queue(self, place: str) -> QueueTruth:
         """What is committed about the queue group of this partition."""
@@ -63,11 +68,7 @@ class Oracle:
         shared = replica._shared
         place = shared.name
         for effect in effects:
-            if (
-                isinstance(effect, Audit)
-                and effect.alarm
-                and not any(harmless in effect.text for harmless in HARMLESS_ALARMS)
-            ):
+            if isinstance(effect, Audit) and effect.alarm and not self._is_harmless(place, effect.text):
                 self.cluster.fail(f"{process}: an alarm: {effect.text}")
             if isinstance(effect, DecisionCommitted) and self.cluster.nemesis is not None:
                 self.cluster.nemesis.decided(effect.decision)
@@ -75,6 +76,15 @@ class Oracle:
             known = self._leaders.setdefault((place, replica.leader_epoch), process.name)
             if known != process.name:
                 self.cluster.fail(f"{place}: {known} and {process.name} both led epoch {replica.leader_epoch}")
+        lives = self.recoveries.lives(place)
+        lives.see(shared.log)
+        high_watermark = replica.high_watermark
+        if high_watermark != before:
+            lives.commits(process, replica, before)
+            if high_watermark > replica.flushed:
+                self.cluster.fail(
+                    f"{place}: {process} commits up to {high_watermark}, and has flushed up to {replica.flushed}"
+                )
         self._durable.stepped(process, replica, before)
         if self.cluster.plan.workers and not place.startswith("__"):
             self.queue(place).stepped(process, replica, before)
@@ -82,21 +92,10 @@ class Oracle:
             self.idle.stepped(process, replica, before)
         if place in self.cluster.scheduled:
             self.cluster.scheduled[place].stepped(process, replica)
-        high_watermark = replica.high_watermark
-        if high_watermark == before:
-            return
-        if high_watermark > replica.flushed:
-            self.cluster.fail(
-                f"{place}: {process} commits up to {high_watermark}, and has flushed up to {replica.flushed}"
-            )
-        committed = self._committed.setdefault(place, {})
-        for index in range(max(before, replica.first_index - 1) + 1, high_watermark + 1):
-            epoch = shared.log.epoch_at(index)
-            if epoch >= 0 and committed.setdefault(index, epoch) != epoch:
-                self.cluster.fail(
-                    f"{place}: entry {index} was committed as one of epoch {committed[index]}, and {process} commits "
-                    f"one of {epoch}"
-                )
+
+    def _is_harmless(self, place: str, text: str) -> bool:
+        after = AFTER_A_LOSS if self.recoveries.at(place) >= 0 else ()
+        return any(harmless in text for harmless in (*HARMLESS_ALARMS, *after))
 
     def deletes(self, process: Process, partition: Any) -> None:
         """A replica is about to be deleted: its topic is gone, or nobody counts on it."""
@@ -193,6 +192,11 @@ class Oracle:
             for ending, decided in ((DEAD, ledger.truth.dead), (OUTPUTS, set(ledger.truth.outputs))):
                 here = Counter({each[2]: count for each, count in found[ending].items() if each[:2] == (name, number)})
                 missing, more = Counter(decided) - here, here - Counter(decided)
+                # Of what a recovery of the source lost, another decision may have been made; what one of the target
+                # lost is gone.
+                more -= ledger.truth.lost_decisions[ending]
+                if any(self.recoveries.at(place) >= 0 for place in self._places_of(name + ending)):
+                    missing = Counter()
                 if missing or more:
                     raise Violation(
                         f"{ledger.place}: {name}{ending} has nothing of offsets {sorted(missing)}, and too much of "
@@ -200,8 +204,13 @@ class Oracle:
                     )
                 self.cluster.done["dead letters" if ending == DEAD else "outputs"] += here.total()
 
-    def conclude(self) -> None:
-        """All replicas hold the same, and that is written down for the judge."""
+    def _places_of(self, topic: str) -> list[str]:
+        found = self.cluster.zookeeper.topics.get(topic)
+        return [f"{topic}-{number}" for number in range(len(found[1].assignment))] if found is not None else []
+
+    def conclude(self) -> Gaps:
+        """All replicas hold the same, and that is written down for the judge. Returns the offsets that were lost."""
+        gaps: Gaps = {}
         self._check_published()
         for (name, number), there in sorted(self._replicas().items()):
             if name.startswith("__") or name not in self.cluster.zookeeper.topics:
@@ -209,6 +218,8 @@ class Oracle:
             machines = self.cluster.machines
             leads, leader = next((broker, partition) for broker, partition in there.items() if partition.serving)
             offsets, values = contents(machines[leads].process, leader)
+            if self.recoveries.at(leader.name) >= 0:
+                gaps[name, number] = self.recoveries.lost(leader)
             if leader.name in self.cluster.scheduled:
                 self.cluster.scheduled[leader.name].check(leader, offsets, values)
             if not name.endswith((DEAD, OUTPUTS)):
@@ -236,6 +247,7 @@ class Oracle:
                     raise Violation(
                         f"{name}-{number}: brokers {broker} and {leader.replica.leader} differ at offsets {differ}"
                     )
+        return gaps
 
 
 def contents(process: Any, partition: Any) -> tuple[list[int], list[Any]]:
@@ -250,7 +262,14 @@ def _contents(partition: Any) -> tuple[list[int], list[Any]]:
     values: list[Any] = []
     at = partition.index.log_start_offset
     while at < partition.next_offset:
-        for batch, payload in partition.read(at, partition.next_offset, 1 << 20):
+        try:
+            found = partition.read(at, partition.next_offset, 1 << 20)
+        except OffsetOutOfRange as error:
+            if error.next_offset <= at:
+                raise
+            at = error.next_offset  # what is between was lost
+            continue
+        for batch, payload in found:
             rows = (
                 letters_in(payload, partition.topic.schema) if DEAD in partition.topic.spec.name else values_in(payload)
             )

@@ -21,7 +21,8 @@ class Plan:
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
     records and members have priorities. `length`: what happens at the bound that groups have then.
     `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC.
-    `idles`: there is a group that goes when nobody has it open."""
+    `idles`: there is a group that goes when nobody has it open.
+    `recoveries`: there is an operator who has partitions go on of which every named log is lost."""
 
     brokers: int = 3
     replicas: int = 3
@@ -53,6 +54,7 @@ class Plan:
     length: str = ""
     hidden_link_ports: int = 0
     idles: bool = False
+    recoveries: bool = False
 
     @property
     def purges(self) -> bool:
@@ -103,6 +105,9 @@ class Plan:
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
         plan.rates = {"kill": 0.2, "isolate": 0.2, **dict.fromkeys(sorted(kinds), 0.6)}
+        plan.recoveries = "lose logs" in kinds
+        if plan.recoveries:
+            plan.rates, plan.topics = {"kill": 0.1, "lose logs": 0.5}, {"t": (1, plan.topics["t"][1])}
         if "carry" in needs:  # the journal begins later again and again, while batches wait
             plan.rates["purge"] = 3.0
         return plan
@@ -157,14 +162,28 @@ class Plan:
         plan.sweep_s = Random(f"sweeps {seed}").choice((15.0, 15.0, 1.0, 0.2))
         plan.away_s = Random(f"away {seed}").choice((0.0, 0.0, 5.0, 15.0))
         plan.order = workers.choice(("none", "none", "key", "key", "all"))
-        lending = Random(f"lending {seed}")
-        if lending.random() < 0.6:
-            plan.filter = lending.random() < 0.4
-            plan.sieves = plan.order == "none" and lending.random() < 0.5
-            plan.priority = lending.choice(("", *PRIORITY) if plan.order == "none" else ("", "ignore"))
-            plan.length = lending.choice(("", "", *LENGTH))
+        plan._lend(seed)
         plan.hidden_link_ports = Random(f"link ports {seed}").choice((0, 0, 0, 0, 0, 1, 2, 3))
+        plan._lose(seed, power=power)
         schedules = Random(f"schedules {seed}")
         plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
-        plan.idles = Random(f"idles {seed}").random() < 0.3
+        plan.idles = Random(f"idles {seed}").random() < 0.3 and not plan.recoveries
         return plan
+
+    def _lend(self, seed: int) -> None:
+        """By which settings queue groups lend."""
+        random = Random(f"lending {seed}")
+        if random.random() < 0.6:
+            self.filter = random.random() < 0.4
+            self.sieves = self.order == "none" and random.random() < 0.5
+            self.priority = random.choice(("", *PRIORITY) if self.order == "none" else ("", "ignore"))
+            self.length = random.choice(("", "", *LENGTH))
+
+    def _lose(self, seed: int, *, power: bool) -> None:
+        """Logs are lost for good. `power`: all topics survive that of a machine, so the disk of one may be empty."""
+        random = Random(f"losses {seed}")
+        if random.random() < 0.2:  # queries publish to all partitions or none, which a recovery of one may undo
+            self.recoveries, self.transactors = True, 0
+            self.rates["lose logs"] = random.choice((0.1, 0.2))
+        if not self.bad_disk and power and random.random() < 0.4:
+            self.rates["replace disk"] = 0.1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tests.simulation.real.fault import Fault
 from tests.simulation.real.planted_lending import IDLE, LENDING
 from tests.simulation.real.planted_queues import ORDER, QUEUES
+from tests.simulation.real.planted_recoveries import RECOVERIES
 from tests.simulation.real.planted_scheduled import SCHEDULED
 
 SHELL = (
@@ -256,4 +257,5 @@ MOVES = (
     ),
 )
 
-FAULTS = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES, *QUEUES, *ORDER, *LENDING, *IDLE, *SCHEDULED)
+AROUND = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES)
+FAULTS = (*AROUND, *QUEUES, *ORDER, *LENDING, *IDLE, *SCHEDULED, *RECOVERIES)

@@ -58,6 +58,13 @@ QUEUES = (
         ("queue", "lead"),
     ),
     Fault(
+        "outputs are decided with records that others have",
+        "core.work.settling:_Entry._settle_with_outputs",
+        "held = lease == settle.lease and state.leases[settle.lease].member == member",
+        "held = True",
+        ("queue", "lead"),
+    ),
+    Fault(
         "clocks go on while their leader stands still",
         "broker.queues.holdings:Holdings.slept",
         "self._clocks.restart(_begun(now_ms))",

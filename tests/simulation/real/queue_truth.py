@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from mq_broker.core.entries import Entry, EpochStart, Trim, Work
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.window import WindowBounds
-from mq_broker.core.messages import Published
+from mq_broker.core.messages import OffsetsSkipped, Published
 from mq_broker.core.work import state as work_state
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, LeaseId, Reason, Reject, Return, Send, Step
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
 from tests.simulation.real.lending_truth import LendingTruth
+from tests.simulation.real.lives import Life
 from tests.simulation.real.order_truth import OrderTruth
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from tests.simulation.real.loop import Process
 
 GROUP = "work"
+DEAD, OUTPUTS = ".dead", ".out"
+"""How the names of the topics end in which dead letters and outputs of members are published."""
+
 ACK_WITH_OUTPUT = 100
 """Beside the outcomes of the protocol: an ack with one record that is to be published."""
 
@@ -62,19 +66,10 @@ class QueueTruth:
         self.delivery_limit = DELIVERY_LIMIT
         self.recoveries = 0
         self._written: dict[tuple[int, int], Written] = {}
-        self._epochs: dict[int, int] = {}
         self._asked: set[Asked] = set()
         self._acked: set[int] = set()
         self._lives: Counter[str] = Counter()
         self._extended: dict[tuple[LeaseId, int], tuple[float, int]] = {}
-        self._begin()
-
-    def _begin(self) -> None:
-        self.at = 0
-        self._machine = PartitionMachine(WindowBounds(1_000))
-        self._model = Model({})
-        self._life = 0
-        self._next = 0  # offsets below are in the model, or settled for long
         self._led_from: dict[int, float] = {}
         self._lent_at: dict[LeaseId, float] = {}
         self._lent: dict[tuple[LeaseId, int], tuple[int, int]] = {}
@@ -82,12 +77,45 @@ class QueueTruth:
         self._told: set[tuple[LeaseId, int]] = set()
         self._replaced: Counter[str] = Counter()
         self._works = 0
+        self._checked: set[tuple[int, int]] = set()
+        self.order = OrderTruth(self, cluster.plan.order)
+        self.lending = LendingTruth(self, GROUP)
+        self.lost_decisions: dict[str, Counter[int]] = {DEAD: Counter(), OUTPUTS: Counter()}
+        """By the ending of a topic's name: offsets of which something was decided to be published there, by an entry
+        that a recovery lost."""
+        self._begin()
+
+    def _begin(self) -> None:
+        """With the first entry of a life of the partition."""
+        self.at = 0
+        self._epochs: dict[int, int] = {}
+        self._machine = PartitionMachine(WindowBounds(1_000))
+        self._model = Model({})
+        self._life = 0
+        self._recovery = 0  # the last that ended the leases of the group
+        self._gaps: list[tuple[int, int]] = []  # offsets that are nobody's, each (first, next)
+        self._next = 0  # offsets below are in the model, or settled for long
         self.dead: set[int] = set()
         """Offsets that were settled as dead letters."""
-        self.order = OrderTruth(self, self.cluster.plan.order)
-        self.lending = LendingTruth(self, GROUP)
         self.outputs: dict[int, LeaseId] = {}
         """Offsets of which an output was decided, and by which lease."""
+
+    def _go_on(self, life: Life) -> None:
+        """The partition was recovered: what its log had is true, and what came after it is not any more."""
+        dead, outputs = self.dead, set(self.outputs)
+        self._begin()
+        self.recoveries = life.recovery
+        self._take_up(life)
+        self.lost_decisions[DEAD].update(dead - self.dead)
+        self.lost_decisions[OUTPUTS].update(outputs - set(self.outputs))
+
+    def _take_up(self, life: Life) -> None:
+        while self.at + 1 in life.committed:
+            self._commit(self.at + 1, life.committed[self.at + 1])
+
+    def is_old(self, asked_at: float) -> bool:
+        """What was answered to a request of that time may be lost."""
+        return asked_at <= self.cluster.oracle.recoveries.at(self.place)
 
     def _fail(self, what: str) -> None:
         self.cluster.fail(f"{self.place}: {what}")
@@ -109,12 +137,13 @@ class QueueTruth:
                     self._written[key] = Written(entry, self.cluster.loop.time(), process, process.woke_at)
                     self.lending.wrote(process, replica, index, entry)
         high_watermark = replica.high_watermark
-        if high_watermark == before or replica._shared.recovery < self.recoveries:
+        if high_watermark == before:
             return
-        if high_watermark > self.at:
-            for index in range(self.at + 1, high_watermark + 1):
-                self._commit(index, log.epoch_at(index))
-        if replica.applied_index == self.at:
+        life = self.cluster.oracle.recoveries.lives(self.place).present
+        if life.recovery > self.recoveries:
+            self._go_on(life)
+        self._take_up(life)
+        if replica.applied_index == self.at and log.epoch_at(self.at) == self._epochs[self.at]:
             mine, its = self._machine.work.get(GROUP), replica.machine.work.get(GROUP)
             if (mine is None) != (its is None) or (mine and its and mine.frozen() != its.frozen()):
                 self._fail(f"{process} has another state of the queue group at entry {self.at} than a replay")
@@ -125,29 +154,17 @@ class QueueTruth:
         self.at, self._epochs[index] = index, epoch
         if isinstance(operation, EpochStart):
             self._led_from[epoch] = written.at
-        state = self._machine.work.get(GROUP)
-        before = state.runs if state is not None else 0
+            self._recover(operation.recovery)
         if isinstance(operation, Work) and operation.group == GROUP:
-            self.lending.begin(index, epoch, operation, self._model, before)
-            for number, step in enumerate(operation.steps):
-                if isinstance(step, Begin):
-                    self._begins(operation.life)
-                elif operation.life == self._life:
-                    at = LeaseId(epoch, index, number)
-                    self._check(step, at, written, before)
-                    self._model.apply(step, at)
-                    if isinstance(step, Lease):
-                        self._note_lent(at)
-                    elif isinstance(step, Send) and self._model.last_n == step.n and not step.member:
-                        self.dead.update(offsets_of(step.ranges))
-            self.lending.end(index, epoch, self._model)
+            self._work(operation, index, written)
         self._note_keys(self._machine.apply(entry))
         state = self._machine.work.get(GROUP)
         if state is None or not self._life:
             return
         self._follow_log(entry, state)
-        if isinstance(operation, Work) and not self.recoveries:
+        if isinstance(operation, Work):
             self.order.check(self._model, index)
+            self._check_beginning(operation, state)
         if isinstance(operation, Work):
             self._works += 1
             if state.span > work_state.SPAN_MAX:
@@ -155,17 +172,60 @@ class QueueTruth:
             if self._works % MODEL_EVERY == 0:
                 self.compare()
 
+    def _work(self, work: Work, index: int, written: Written) -> None:
+        """What was committed before a recovery has been looked at then."""
+        epoch = written.entry.leader_epoch
+        state = self._machine.work.get(GROUP)
+        runs = state.runs if state is not None else 0
+        fresh = (index, epoch) not in self._checked
+        self._checked.add((index, epoch))
+        if fresh:
+            self.lending.begin(index, epoch, work, self._model, runs)
+        for number, step in enumerate(work.steps):
+            if isinstance(step, Begin):
+                self._begins(work.life, step.recovery)
+            elif work.life == self._life:
+                at = LeaseId(epoch, index, number)
+                if fresh:
+                    self._check(step, at, written, runs)
+                self._note_outputs(step)
+                self._model.apply(step, at)
+                if isinstance(step, Lease):
+                    self._note_lent(at)
+                elif isinstance(step, Send) and self._model.last_n == step.n and not step.member:
+                    self.dead.update(offsets_of(step.ranges))
+        if fresh:
+            self.lending.end(index, epoch, self._model)
+
+    def _recover(self, recovery: int) -> None:
+        """The first leadership after a recovery ends every lease, and charges nobody."""
+        if not self._life or recovery <= self._recovery:
+            return
+        self._recovery = recovery
+        for record in self._model.records.values():
+            if record.lease is not None:
+                self._model.give_back(record)
+
+    def _check_beginning(self, work: Work, state: WorkState) -> None:
+        """A group that is worked off from the earliest record on begins where the log does."""
+        start = self._machine.log_start_offset
+        begins = work.group == GROUP and any(isinstance(step, Begin) for step in work.steps)
+        if begins and state.begun[1] == self.at and state.base != start:
+            self._fail(f"the queue group begins at offset {state.base}, and the log at {start}")
+
     def _note_keys(self, changes: list[Any]) -> None:
         for change in changes:
-            if isinstance(change, Published):
+            if isinstance(change, OffsetsSkipped):
+                self._gaps.append((change.first, change.next_offset))
+            elif isinstance(change, Published):
                 uuid = self._written[change.index, self._epochs[change.index]].entry.uuid
                 values = self.cluster.values.get(uuid, ())
                 self.order.published(change.base_offset, values)
                 self.lending.published(change.base_offset, uuid, values)
 
-    def _begins(self, life: int) -> None:
+    def _begins(self, life: int, recovery: int) -> None:
         if life > self._life:
-            self._life, self._model, self._next = life, Model({}), -1
+            self._life, self._model, self._next, self._recovery = life, Model({}), -1, recovery
 
     def _follow_log(self, entry: Entry, state: WorkState) -> None:
         """New records, and those that no one can be lent any more."""
@@ -174,7 +234,10 @@ class QueueTruth:
         if self._next < 0:
             self._next = state.base
         for offset in range(self._next, self._machine.next_offset):
-            records[offset] = Record(settled=isinstance(operation, EpochStart))
+            if not any(first <= offset < after for first, after in self._gaps):
+                records[offset] = Record()
+            elif offset + 1 == self._machine.next_offset:
+                records[offset] = Record(settled=True)  # for the others that are nobody's
         self._next = max(self._next, self._machine.next_offset)
         if isinstance(operation, Trim):
             for offset, record in records.items():
@@ -242,9 +305,13 @@ class QueueTruth:
         for offset, record in self._unsettled(step.ranges):
             if step.member and record.lease is not None:
                 self._has_cause(record.lease, offset, ACK_WITH_OUTPUT, "is settled with an output")
-                self.outputs[offset] = record.lease
             elif not (record.mark or NO_MARK).doomed(DELIVERY_LIMIT):
                 self._fail(f"offset {offset} is sent as a dead letter, and is not doomed: {record}")
+
+    def _note_outputs(self, step: Step) -> None:
+        if isinstance(step, Send) and step.member:
+            leases = {offset: record.lease for offset, record in self._unsettled(step.ranges)}
+            self.outputs.update({offset: lease for offset, lease in leases.items() if lease is not None})
 
     def _unsettled(self, ranges: Any) -> list[tuple[int, Record]]:
         found = ((offset, self._model.records.get(offset)) for offset in offsets_of(ranges))
@@ -290,7 +357,7 @@ class QueueTruth:
             self._fail(f"the lease {lease} of offset {offset} ran out {until - written.at:.3f} s early, since {why}")
 
     def _note_lent(self, lease: LeaseId) -> None:
-        self._lent_at[lease] = self.cluster.loop.time()
+        self._lent_at.setdefault(lease, self.cluster.loop.time())
         for offset, record in self._model.records.items():
             if record.lease == lease:
                 mark = record.mark or NO_MARK
@@ -336,17 +403,19 @@ class QueueTruth:
     def answered(self, lease: LeaseId, offset: int, outcome: int, lost: bool, asked_at: float, broker: int) -> None:
         """What a member was told of its request is so."""
         record = self._model.records.get(offset)
+        if self.is_old(asked_at):
+            return
         settled = record is None or record.settled
         held = record is not None and not record.settled and record.lease == lease
         if outcome == ACK_WITH_OUTPUT:
             if lost == (self.outputs.get(offset) == lease):
                 self._fail(f"the output of offset {offset} was said to be {'lost' if lost else 'decided'}, and is not")
         elif lost:
-            if held and not self.recoveries:
+            if held:
                 self._fail(f"offset {offset} was said to be lost, and is in {lease} still")
         elif outcome == pb.OUTCOME_EXTEND:
             self._extended[lease, offset] = asked_at, broker
-        elif settled or self.recoveries:
+        elif settled:
             return
         elif outcome == pb.OUTCOME_ACK:
             self._fail(f"offset {offset} was said to be settled, and is not: {record}")

@@ -50,12 +50,17 @@ class ScheduledTruth:
         self.place = place
         self.batches: dict[bytes, Waiting] = {}
         self._seen: set[tuple[int, int]] = set()
+        self._recoveries = 0
 
     def stepped(self, process: Process, replica: Any) -> None:
         """What a leader has put into its journal is due by the clock that it may believe, and in order of time."""
         log = replica._shared.log
         if not replica.leading:
             return
+        life = self.cluster.oracle.recoveries.lives(f"{self.place[0]}-{self.place[1]}").present
+        if life.recovery > self._recoveries:
+            self._recoveries = life.recovery
+            self._go_on(replica)
         for index in range(log.last_index - log.tail_count + 1, log.last_index + 1):
             key = index, log.epoch_at(index)
             if key in self._seen or key[1] != replica.leader_epoch or index not in log._tail:
@@ -65,6 +70,21 @@ class ScheduledTruth:
             self.cluster.done["carried"] += isinstance(operation, Carry)
             if isinstance(operation, Publish) and operation.key == SCHEDULED:
                 self._published(process, replica, operation)
+
+    def _go_on(self, replica: Any) -> None:
+        """The partition was recovered: what clients were told is true as far as the log still says so."""
+        machine = replica.machine
+        for uuid, batch in self.batches.items():
+            placed = machine.uuids.get(uuid)
+            if batch.cancelled and (placed is None or uuid in machine.staged or placed.base_offset >= 0):
+                self.cluster.unsaid.add((batch.writer, batch.id))
+                batch.cancelled = False
+            batch.acknowledged = batch.acknowledged and placed is not None
+            batch.published = placed.base_offset if placed is not None else -1
+
+    def is_old(self, asked_at: float) -> bool:
+        """What was answered to a request of that time may be lost."""
+        return asked_at <= self.cluster.oracle.recoveries.at(f"{self.place[0]}-{self.place[1]}")
 
     def _published(self, process: Process, replica: Any, publish: Publish) -> None:
         latest_us = round((EPOCH_S + self.cluster.loop.time() + process.believable_s) * 1e6)
@@ -172,6 +192,7 @@ class Scheduler(Client):
             await self.pause(0.3)
 
     async def _sent(self, broker: int, batch: Waiting) -> bool:
+        asked_at = self.loop.time()
         call = self.channel(broker).stream_stream(path("Produce"))()
         header = pb.ProduceHeader(
             correlation=1,
@@ -195,13 +216,18 @@ class Scheduler(Client):
         [result] = parse(data, pb.ProduceResponse).results
         if result.HasField("error"):
             raise from_wire(result.error)
+        if self._truth.is_old(asked_at):
+            return False
         batch.acknowledged = True
         self._is_at(batch, result.base_offset)
         return True
 
     async def _cancel(self, broker: int, batch: Waiting) -> bool:
         request = pb.CancelScheduledRequest(topic=self.topic, partition=self.partition, uuid=batch.uuid)
+        asked_at = self.loop.time()
         answer = await self.ask(broker, "CancelScheduled", request)
+        if self._truth.is_old(asked_at):
+            return False
         if answer.cancelled:
             batch.cancelled = True
             self.cluster.write(batch.writer, "send", state="fail", id=batch.id)
@@ -209,7 +235,7 @@ class Scheduler(Client):
                 self._truth._fail(f"batch {batch.uuid.hex()} is cancelled, and was published at {batch.published}")
         elif answer.published:
             self._is_at(batch, answer.offset)
-        else:
+        elif batch.acknowledged:
             self._truth._fail(f"batch {batch.uuid.hex()} was acknowledged, and a broker does not know it: {answer}")
         return True
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mq_broker.core.work.steps import LeaseId, Return
+from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.core.work.model import Model, Record
 from tests.simulation.real.order_truth import FAILED, OrderTruth
 from tests.simulation.real.workers import Ledger
@@ -16,7 +17,7 @@ def ledger_in_order(failures: list[str], now_s: list[float]) -> Ledger:
     loop = SimpleNamespace(time=lambda: now_s[0])
     order = OrderTruth(cast(Any, None), "key")
     order.published(0, range(6))
-    truth = SimpleNamespace(place="t-0", order=order)
+    truth = SimpleNamespace(place="t-0", order=order, is_old=lambda asked_at: asked_at < 0.5)
     return Ledger(cast(Any, SimpleNamespace(loop=loop, fail=failures.append)), cast(Any, truth))
 
 
@@ -30,7 +31,7 @@ def test_a_record_may_go_to_another_member_once_an_earlier_one_of_its_key_has_go
     ledger.extended("a", 3, 2.0)
     now_s[0] = 4.2
     ledger.receive("b", 0, 4.1, 2, 1)
-    ledger.settled(0, 0)
+    ledger.settled(0, 0, 4.15)
     ledger.receive("c", 3, 4.1, 2, 0)
     assert failures == []
 
@@ -46,6 +47,18 @@ def test_a_record_of_another_key_stays_with_its_member() -> None:
     ledger.receive("b", 0, 4.1, 2, 1)
     ledger.receive("c", 4, 4.1, 2, 0)
     assert failures == ["t-0 offset 4 was lent to c while a had it, until 5.000000 at least"]
+
+
+def test_what_was_asked_before_a_recovery_is_not_held_against_anybody() -> None:
+    failures: list[str] = []
+    now_s = [1.0]
+    ledger = ledger_in_order(failures, now_s)
+    ledger.settled(0, int(pb.OUTCOME_ACK), 0.4)
+    ledger.receive("a", 0, 0.9, 1, 0)
+    assert failures == [], "that it was settled may be lost"
+    ledger.settled(0, int(pb.OUTCOME_ACK), 0.95)
+    ledger.receive("b", 0, 1.5, 2, 0)
+    assert failures[0] == "t-0 offset 0 was lent to b after it had been settled at 1.000000"
 
 
 LEASE = LeaseId(1, 5, 0)

@@ -154,8 +154,8 @@ class Member(Client):
                 if message.header.HasField("error"):
                     raise from_wire(message.header.error)
                 for told in message.header.opened:
-                    if told.HasField("error"):
-                        raise from_wire(told.error)
+                    if told.HasField("error") and not (told.active and told.error.code == pb.OFFSET_OUT_OF_RANGE):
+                        raise from_wire(told.error)  # else it is told that offsets were lost, and goes on behind them
                 await self._take(call, message)
         except aio.AioRpcError as error:
             raise from_call(error, f"b{broker}") from error

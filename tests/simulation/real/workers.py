@@ -18,14 +18,19 @@ from mq_protocol.errors import TritonMQError
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
 from tests.simulation.real.clients import Client
 from tests.simulation.real.lending_truth import FILTERS, LENGTH_MAX
-from tests.simulation.real.queue_truth import ACK_WITH_OUTPUT, DELIVERY_LIMIT, FAILED, GROUP, LEASE_S, QueueTruth
+from tests.simulation.real.queue_truth import (
+    ACK_WITH_OUTPUT,
+    DELIVERY_LIMIT,
+    FAILED,
+    GROUP,
+    LEASE_S,
+    OUTPUTS,
+    QueueTruth,
+)
 from tests.simulation.real.transactors import stage_batch
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
-
-OUTPUTS = ".out"
-"""How the names of the topics end into which members publish."""
 
 OUTPUT_AT = 10**9
 """An output is a number: partition and offset of its record, the partition so many times."""
@@ -63,8 +68,14 @@ class Ledger:
     def place(self) -> str:
         return self.truth.place
 
+    def forget(self) -> None:
+        """The partition is recovered: what members were told of it may be lost."""
+        self.records.clear()
+
     def receive(self, member: str, offset: int, asked_at: float, deliveries: int, failures: int) -> None:
         """A member was lent the record, by an answer to what it asked at that time."""
+        if self.truth.is_old(asked_at):
+            return
         told, now = self.records.setdefault(offset, Told()), self.cluster.loop.time()
         told.receipts += 1
         what = f"{self.place} offset {offset} was lent to {member}"
@@ -98,17 +109,20 @@ class Ledger:
         return min([told.held_until, *(each.held_until if each.holder == told.holder else 0.0 for each in open_)])
 
     def let_go(self, offset: int) -> None:
-        self.records[offset].holder = ""
+        if offset in self.records:
+            self.records[offset].holder = ""
 
     def extended(self, member: str, offset: int, asked_at: float) -> None:
         """The member has the record for longer, unless it let go of it meanwhile."""
-        told = self.records[offset]
-        if told.holder == member:
+        told = self.records.get(offset)
+        if told is not None and told.holder == member:
             told.held_until = max(told.held_until, asked_at + LEASE_S)
 
-    def settled(self, offset: int, outcome: int) -> None:
-        """The outcome is confirmed."""
-        told = self.records[offset]
+    def settled(self, offset: int, outcome: int, asked_at: float) -> None:
+        """The outcome is confirmed, of what was asked at that time."""
+        if self.truth.is_old(asked_at):
+            return
+        told = self.records.setdefault(offset, Told())
         told.failed += outcome == pb.OUTCOME_FAIL
         if outcome in (pb.OUTCOME_ACK, ACK_WITH_OUTPUT) and told.accepted_at is None:
             told.accepted_at = self.cluster.loop.time()
@@ -210,7 +224,8 @@ class Worker(Client):
         if not answer.HasField("lease"):
             return
         lease, truth = _name(answer.lease), self._ledger.truth
-        truth.not_named(self.name, named, lease)
+        if not truth.is_old(asked_at):
+            truth.not_named(self.name, named, lease)
         truth.lending.answered(self.name, request.priority, request.filter, lease, asked_at)
         at = 0
         numbers = zip(answer.ranges[::2], answer.ranges[1::2], answer.deliveries, answer.failures, strict=True)
@@ -356,8 +371,8 @@ class Worker(Client):
             if outcome == pb.OUTCOME_EXTEND and not lost:
                 self._ledger.extended(self.name, offset, asked_at)
             elif not lost:
-                self._ledger.settled(offset, outcome)
-        if not truth.recoveries:
+                self._ledger.settled(offset, outcome, asked_at)
+        if not truth.is_old(asked_at):
             truth.order.told(self.name, back, pulled, self._held)
         for lease, offset in pulled:
             if offset in self._held.get(lease, ()):
