@@ -3,7 +3,7 @@ Lock.
 
 gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the
 interpreter's lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it
-(subscription.py).
+(session.py, subscription.py).
 """
 
 from __future__ import annotations

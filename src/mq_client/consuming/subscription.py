@@ -7,29 +7,24 @@ group the broker says where to begin; what this member already holds is not take
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeVar
-
-import grpc
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
-from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue
+from mq_client.consuming.session import Session
 from mq_client.errors import MemberInUse, NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
-from mq_protocol.envelope import Envelope, split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.ipc_message import node_count
-from mq_protocol.transport import from_call
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +79,7 @@ class Subscriptions:
         self.places: dict[Place, PartitionPlace] = {}
         self.views: dict[str, TopicView] = {}
         self._settle_s = settle_s
-        self._sessions: dict[str, _Session] = {}
+        self._sessions: dict[str, Session] = {}
         self._told_of_start: set[str] = set()
         self._held: dict[str, int] = {}  # bytes that are here of what each broker has pushed, on whichever stream
         self._look = False  # something is to be opened now
@@ -276,13 +271,13 @@ class Subscriptions:
                 return ""
         return "no broker knew of them in time"
 
-    def _session(self, address: str) -> _Session:
+    def _session(self, address: str) -> Session:
         session = self._sessions.get(address)
         if session is None or session.ended:
-            session = self._sessions[address] = _Session(self, address)
+            session = self._sessions[address] = Session(self, address)
         return session
 
-    def session_ended(self, session: _Session) -> None:
+    def session_ended(self, session: Session) -> None:
         """The stream broke: its partitions are opened again wherever they are led by now.
 
         Ended and forgotten in one step: no partition stays at a stream that another has taken the place of.
@@ -300,7 +295,7 @@ class Subscriptions:
 
     # ------------------------------------------------------------------ what is pushed (on the loop of all streams)
 
-    def opened(self, session: _Session, told: pb.PartitionOpened) -> None:
+    def opened(self, session: Session, told: pb.PartitionOpened) -> None:
         with self.changed:
             place = self.places.get((told.topic, told.partition))
             if place is None or not self._is_current(session, place):
@@ -320,7 +315,7 @@ class Subscriptions:
                 place.forget()
             self.changed.notify_all()
 
-    def _is_current(self, session: _Session, place: PartitionPlace) -> bool:
+    def _is_current(self, session: Session, place: PartitionPlace) -> bool:
         """Whether it is this stream that the partition is opened on: words of a former one do not count."""
         return place.address == session.address and self._sessions.get(session.address) is session
 
@@ -397,7 +392,7 @@ class Subscriptions:
         place.position = max(place.position, offset)
         place.pushed = offset
 
-    def pushed(self, session: _Session, header: pb.BatchesHeader, payloads: list[memoryview]) -> None:
+    def pushed(self, session: Session, header: pb.BatchesHeader, payloads: list[memoryview]) -> None:
         with self.changed:
             for stored, payload in zip(header.batches, payloads, strict=True):
                 place = self.places.get((stored.topic, stored.partition))
@@ -492,106 +487,3 @@ class Subscriptions:
         for session in sessions:
             session.wait_over(_JOIN_S)
             session.cancel()
-
-
-def _pieces(elements: Sequence[T]) -> Iterator[Sequence[T]]:
-    """As many at once as a request may name."""
-    for first in range(0, len(elements), limits.REQUEST_PLACES_MAX):
-        yield elements[first : first + limits.REQUEST_PLACES_MAX]
-
-
-class _Session:
-    """Owns one Subscribe stream, and the credit that is to be given back on it."""
-
-    def __init__(self, subscriptions: Subscriptions, address: str) -> None:
-        self.address = address
-        self.ended = False
-        self._subscriptions = subscriptions
-        credit = subscriptions.credit_bytes - subscriptions.held(address)
-        self._owed = min(0, credit)
-        self._stream = PushStream(address, self._heard, self._over, subscriptions.connection.client)
-        self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
-
-    # -- under the lock
-
-    def open(self, places: Iterable[PartitionPlace]) -> None:
-        """Ask for these: from where this consumer is, else from where it is to start.
-
-        What is asked for in a group becomes its cursor if it has none, since a leader died before it was committed: all
-        that this member is not done with.
-        """
-        wanted = []
-        for place in places:
-            topic_id = self._subscriptions.views[place.topic].topic_id
-            request = pb.SubscribePartition(topic=place.topic, partition=place.partition, topic_id=topic_id)
-            if place.position >= 0:
-                request.offset = place.processed if self._subscriptions.group else place.position
-            elif place.added:
-                request.earliest = True
-            else:
-                self._subscriptions.start(request)
-                place.asked = request.offset if request.WhichOneof("start") == "offset" else None
-            place.active = False
-            wanted.append(request)
-        subscriptions = self._subscriptions
-        for some in _pieces(wanted):
-            opening = pb.SubscribeOpen(
-                group=subscriptions.group,
-                member_id=subscriptions.member_id,
-                member_key=subscriptions.member_key if subscriptions.group else b"",
-                partitions=some,
-                ephemeral=subscriptions.ephemeral,
-            )
-            self._stream.say(pb.SubscribeRequest(open=opening))
-
-    def close_partition(self, place: PartitionPlace) -> None:
-        closing = pb.SubscribeClose(partitions=[pb.TopicPartition(topic=place.topic, partition=place.partition)])
-        self._stream.say(pb.SubscribeRequest(close=closing))
-
-    def settle(self, places: Iterable[PartitionPlace]) -> None:
-        settled = []
-        for place in places:
-            settled.append(pb.CursorPosition(topic=place.topic, partition=place.partition, offset=place.to_settle))
-            place.settled = place.to_settle
-        for some in _pieces(settled):
-            self._stream.say(pb.SubscribeRequest(settled=some))
-
-    def give_back(self, count: int) -> None:
-        """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the
-        batch."""
-        self._owed += count
-        if self._owed * 4 >= self._subscriptions.credit_bytes and not self.ended:
-            self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
-            self._owed = 0
-
-    def end(self) -> None:
-        """Say the last word; the broker ends the stream once it has heard all before it."""
-        if not self.ended:
-            self.ended = True
-            self._stream.say_last()
-
-    # -- from any thread
-
-    def wait_over(self, timeout_s: float) -> None:
-        self._stream.wait_over(timeout_s)
-
-    def cancel(self) -> None:
-        """Do not wait for the broker's last word any longer."""
-        self._stream.cancel()
-
-    # -- on the loop of all streams
-
-    async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
-        for told in message.header.opened:
-            self._subscriptions.opened(self, told)
-        if message.header.batches:
-            payloads = list(split(message.payload, (stored.payload_bytes for stored in message.header.batches)))
-            unknown = self._subscriptions.with_unknown_columns(message.header, payloads)
-            if unknown:  # a broker is asked: not on the loop
-                await asyncio.to_thread(self._subscriptions.learn_columns, unknown)
-            self._subscriptions.pushed(self, message.header, payloads)
-
-    def _over(self, broke: grpc.RpcError | None) -> None:
-        if broke is not None and not self.ended:
-            log.info("subscription at %s ended: %s", self.address, from_call(broke, self.address))
-        self._subscriptions.session_ended(self)

@@ -13,7 +13,7 @@ import pytest
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
-from mq_client.consuming import subscription
+from mq_client.consuming import session, subscription
 from mq_client.consuming.push_streams import Heard, Over
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.consuming.subscription import Subscriptions
@@ -108,7 +108,7 @@ class Client:
         self._opened: list[Stream] = []
         self.connection = Connection("b:1")
         self.lead(1, 1)
-        monkeypatch.setattr(subscription, "PushStream", self._open)
+        monkeypatch.setattr(session, "PushStream", self._open)
         monkeypatch.setattr(self.connection, "refresh", self._refresh)
 
         def earliest(request: pb.SubscribePartition) -> None:
