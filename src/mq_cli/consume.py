@@ -22,6 +22,7 @@ from mq_cli.messages import MessageWriter
 from mq_cli.moments import LATEST, parse_place
 from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin, say
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
 
 if TYPE_CHECKING:
     from mq_client import Admin, Consumer, ConsumerRecord, Reader, TopicDescription
@@ -62,6 +63,18 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> St
 )
 @click.option("--tail", type=click.IntRange(1, _TAIL_MAX), metavar="N", help="Begin with the N newest messages.")
 @click.option("--group", "-G", help="Read as a member of this group, and continue at its cursor.")
+@click.option(
+    "--broadcast",
+    metavar="GROUP",
+    help="Read as a member of this broadcast group: what comes while this command runs, and nothing else.",
+)
+@click.option(
+    "--priority",
+    type=click.IntRange(0, MEMBER_PRIORITY_MAX),
+    default=0,
+    show_default=True,
+    help="With --broadcast: while a member of a higher one is there, lower ones are given nothing.",
+)
 @click.option("--max", "count_max", type=click.IntRange(min=1), metavar="N", help="Exit after N messages.")
 @click.option("--exit-at-end", "-e", is_flag=True, help="Exit at the present end of the topic.")
 @click.option(
@@ -88,6 +101,8 @@ def consume(
     start: Start,
     tail: int | None,
     group: str | None,
+    broadcast: str | None,
+    priority: int,
     count_max: int | None,
     exit_at_end: bool,
     idle_s: float | None,
@@ -103,6 +118,7 @@ def consume(
     from mq_client import Consumer, Reader
 
     _check_options(start, tail, group, exit_at_end=exit_at_end)
+    _check_broadcast(broadcast, priority, start, tail, group, exit_at_end=exit_at_end)
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
@@ -126,7 +142,7 @@ def consume(
             if isinstance(start, int) and group is None:
                 _check_offset(described, admin.offsets(topic), start)
             with checking_what_was_typed():
-                consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms)
+                consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms, broadcast=broadcast, priority=priority)
             consumer.subscribe(topic)
             with consumer:
                 written: dict[int, int] = {}
@@ -137,7 +153,7 @@ def consume(
                     with Reader(bootstrap, timeout_ms=ask_ms) as reader:
                         count = _write_last(reader, described, ranges, tail, writer, count_max)
                     written = {partition: last for partition, (_, last) in ranges.items()}
-                hint = start == LATEST and group is None and tail is None
+                hint = start == LATEST and (group or broadcast or tail) is None
                 _write_as_they_come(consumer, writer, end, count_max, idle_s, count=count, written=written, hint=hint)
         writer.flush()
 
@@ -151,6 +167,21 @@ def _check_options(start: Start, tail: int | None, group: str | None, *, exit_at
     if tail is not None and (group is not None or start != LATEST):
         raise click.UsageError(
             "--tail says where to begin, as --from does, and a group begins where it is: give one of them"
+        )
+
+
+def _check_broadcast(
+    broadcast: str | None, priority: int, start: Start, tail: int | None, group: str | None, *, exit_at_end: bool
+) -> None:
+    """Refuse what a member of a broadcast group cannot have: a place in the log."""
+    if broadcast is None:
+        if priority:
+            raise click.UsageError("--priority is about a broadcast group: give --broadcast GROUP too")
+        return
+    options = {"--group": group is not None, "--from": start != LATEST, "--tail": tail is not None}
+    for name in [name for name, given in {**options, "--exit-at-end": exit_at_end}.items() if given]:
+        raise click.UsageError(
+            f"--broadcast gives what comes while this command runs, and has no place in the log: leave out {name}"
         )
 
 
@@ -168,8 +199,12 @@ def _write_as_they_come(
     """`count` messages are written already, in each partition those below the offset `written`. `hint`: say so if
     nothing comes."""
     last = began = time.monotonic()
+    skipped = consumer.skipped
     while not end.is_set() and (count_max is None or count < count_max):
         record = consumer.take(0)
+        if consumer.skipped != skipped:
+            skipped = consumer.skipped
+            say(f"messages came while this command could not be reached, {skipped.records:,} at least by now")
         if record is None:
             writer.flush()
             if idle_s is not None and time.monotonic() - last >= idle_s:

@@ -34,6 +34,23 @@ if TYPE_CHECKING:
     from mq_client import TopicDescription
 
 
+_BROADCAST = {"durability": "memory", "retention_ms": "1s"}
+"""Settings of a topic that keeps nothing for who is away. A second is the shortest retention."""
+
+
+def _check_broadcast(given: dict[str, Any], replicas: int | None) -> None:
+    """Refuse what `--broadcast` says otherwise."""
+    if replicas not in (None, 1):
+        raise click.UsageError(
+            f"--broadcast keeps one replica, and --replicas {replicas} is given: leave one of the two out"
+        )
+    for name, value in _BROADCAST.items():
+        if given.get(name, value) != value:
+            raise click.UsageError(
+                f"--broadcast means {name}={value}, and {name}={given[name]} is given: leave one of the two out"
+            )
+
+
 @click.group(cls=CommandGroup)
 def topic() -> None:
     """Create, list, describe, alter, purge and delete topics."""
@@ -56,6 +73,14 @@ def topic() -> None:
 @click.option(
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. durability=os. May be repeated."
 )
+@click.option(
+    "--broadcast",
+    is_flag=True,
+    help=(
+        "For members that are there, nothing is kept: one replica, in memory, for a second "
+        "(durability=memory, retention_ms=1s)."
+    ),
+)
 @click.option("--if-not-exists", is_flag=True, help="If the topic exists, leave it as it is and exit with 0.")
 @json_option
 @bootstrap_option
@@ -66,6 +91,7 @@ def create(
     replicas: int | None,
     schema: str | None,
     settings: tuple[str, ...],
+    broadcast: bool,
     if_not_exists: bool,
     as_json: bool,
     bootstrap: str,
@@ -76,6 +102,9 @@ def create(
     from mq_protocol.sql.ddl import parse_schema
 
     given: dict[str, Any] = {**parse_pairs(settings)}
+    if broadcast:
+        _check_broadcast(given, replicas)
+        given, replicas = {**given, **_BROADCAST}, 1
     with checking_what_was_typed():
         check_new_topic_name(name)
         parse_settings(given, replicas or REPLICAS_MAX)

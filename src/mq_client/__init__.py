@@ -85,7 +85,7 @@ if TYPE_CHECKING:
         TopicDescription,
         Upgrade,
     )
-    from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue
+    from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
     from mq_client.group_descriptions import GroupCursor, GroupDescription
     from mq_client.lock import Lock
     from mq_client.observation import (
@@ -117,6 +117,7 @@ __all__ = [
     "BatchPlace",
     "ConsumerRecord",
     "RecordQueue",
+    "Skipped",
     "LeasedRecord",
     "LeasedBatch",
     "LeaseId",
@@ -209,7 +210,7 @@ _HOMES = {
         "TopicDescription",
         "Upgrade",
     ),
-    "consumer": ("Consumer", "ConsumerRecord", "RecordQueue"),
+    "consumer": ("Consumer", "ConsumerRecord", "RecordQueue", "Skipped"),
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "group_descriptions": ("GroupCursor", "GroupDescription"),
     "lock": ("Lock",),

@@ -2,7 +2,8 @@
 
 Alone, a consumer is given every record of its topics. In a group, each partition is given to one member at a time, and
 the group's place is kept by the brokers: at least once, each record again if its member is gone before it was done
-with.
+with. In a broadcast group each member is given every record that comes while it is there: at most once, and nothing is
+kept for who is away.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
-from mq_client.consuming.record_queue import ConsumerRecord, RecordQueue
+from mq_client.consuming.record_queue import ConsumerRecord, RecordQueue, Skipped
 from mq_client.consuming.subscription import SetStart, Subscriptions
 from mq_client.errors import InvalidRequest, InvalidSetting
 from mq_client.producing.batches import to_timestamp_us
@@ -26,11 +27,12 @@ from mq_client.serializers import Deserializer, deserializer_of, record_deserial
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import check_group_name, check_member_id, check_topic_name, did_you_mean
+from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
 
 _BUFFER_BYTES: Final = 16 << 20
 _SETTLE_MS: Final = 200.0
 
-__all__ = ["Consumer", "ConsumerRecord", "RecordQueue"]
+__all__ = ["Consumer", "ConsumerRecord", "RecordQueue", "Skipped"]
 
 
 class Consumer:
@@ -47,6 +49,9 @@ class Consumer:
     - `settle_ms`: how often the group's cursor is sent to the brokers. `timeout_ms`: for each request.
     - `member_id`: the id of this consumer in its group, random unless given. While another live process has it,
       `MemberInUse` is raised after 20 s at most.
+    - `broadcast`: instead of a group, a broadcast group. It begins at the end, also when its connection was broken:
+      `skipped` counts what it has missed. `priority`, 0 to 31: while a member of a higher priority is there, this one
+      is given nothing.
     - `ephemeral`: the group and its cursors are deleted 30 s after its last member has left. All members must agree
       on it: a member that says otherwise is refused when a partition is opened (`InvalidRequest`).
     - `key_deserializer`, `value_deserializer`: turn the bytes of a record into keys and values: "json", "string",
@@ -67,11 +72,14 @@ class Consumer:
         settle_ms: float = _SETTLE_MS,
         member_id: str | None = None,
         ephemeral: bool = False,
+        broadcast: str | None = None,
+        priority: int = 0,
         key_deserializer: str | Deserializer | None = None,
         value_deserializer: str | Deserializer | None = None,
     ) -> None:
         if ephemeral and group is None:
             raise InvalidSetting("ephemeral=True is about a group: name one, or leave it out")
+        _check_broadcast(broadcast, priority, group, start)
         if group is not None:
             check_group_name(group)
             check_member_id(member_id or "-")
@@ -88,6 +96,8 @@ class Consumer:
             positive_ms("settle_ms", settle_ms) / 1000,
             buffer_bytes_max,
             ephemeral=ephemeral,
+            broadcast=broadcast or "",
+            priority=priority,
         )
         self._subscriptions.deserialize = record_deserializer(
             deserializer_of("key_deserializer", key_deserializer),
@@ -126,6 +136,13 @@ class Consumer:
         anew."""
         with self._subscriptions.changed:
             return frozenset(self._subscriptions.views)
+
+    @property
+    def skipped(self) -> Skipped:
+        """In a broadcast group: how many records this member was not given of those that came since it was there first.
+        Those that came while it stood by for a member of a higher priority are not counted."""
+        with self._subscriptions.changed:
+            return self._subscriptions.skipped
 
     # ------------------------------------------------------------------ running
 
@@ -218,6 +235,32 @@ class Consumer:
     def _check_not_stopped(self) -> None:
         if self._stopped:
             raise InvalidRequest("consumer is stopped: make a new one")
+
+
+def _check_broadcast(broadcast: str | None, priority: int, group: str | None, start: object) -> None:
+    """Raises `InvalidSetting` for what does not go together."""
+    if broadcast is None:
+        if priority != 0:
+            raise InvalidSetting(
+                f"priority={priority!r} is about a broadcast group: name one (broadcast=), or leave it out; members of "
+                "a work queue have one too (Queue)"
+            )
+        return
+    check_group_name(broadcast)
+    if group is not None:
+        raise InvalidSetting(
+            f"group={group!r} and broadcast={broadcast!r}: a group shares the records and has a place, a broadcast "
+            "group gives each member all that comes: give one of the two"
+        )
+    if start != "latest":
+        raise InvalidSetting(
+            f"start={start!r}: a member of a broadcast group is given what comes while it is there, and nothing of "
+            "before: leave start out, or consume without broadcast"
+        )
+    if type(priority) is not int or not 0 <= priority <= MEMBER_PRIORITY_MAX:
+        raise InvalidSetting(
+            f"priority={priority!r} is not allowed: give a whole number from 0 to {MEMBER_PRIORITY_MAX}"
+        )
 
 
 def _start_of(start: str | int | datetime) -> SetStart:

@@ -1900,6 +1900,8 @@ class SubscribeOpen(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     EPHEMERAL_FIELD_NUMBER: _builtins.int
     MEMBER_KEY_FIELD_NUMBER: _builtins.int
+    BROADCAST_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     member_id: _builtins.str
     ephemeral: _builtins.bool
@@ -1908,6 +1910,11 @@ class SubscribeOpen(_message.Message):
     """Random bytes, 16 to 64, that the member makes once and shows nobody else. While a member lives, only a stream with its key
     replaces it. Empty (clients up to 0.2.0): whoever names the id replaces it.
     """
+    broadcast: _builtins.str
+    """Instead of a group: this stream is a member of a broadcast group. While it is there it is pushed every record that comes, unless
+    a member of a higher priority (0 to 31) is. The group has no cursor. Brokers up to 0.2.0 know no such groups: to them it has no group.
+    """
+    priority: _builtins.int
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SubscribePartition]: ...
     def __init__(
@@ -1918,10 +1925,12 @@ class SubscribeOpen(_message.Message):
         partitions: _abc.Iterable[Global___SubscribePartition] | None = ...,
         ephemeral: _builtins.bool = ...,
         member_key: _builtins.bytes = ...,
+        broadcast: _builtins.str = ...,
+        priority: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ephemeral", b"ephemeral", "group", b"group", "member_id", b"member_id", "member_key", b"member_key", "partitions", b"partitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broadcast", b"broadcast", "ephemeral", b"ephemeral", "group", b"group", "member_id", b"member_id", "member_key", b"member_key", "partitions", b"partitions", "priority", b"priority"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -106,6 +106,6 @@ def test_what_comes_after_the_last_messages_is_written_once() -> None:
         partition, offset = next(coming)
         return SimpleNamespace(partition=partition, offset=offset)
 
-    consumer: Any = SimpleNamespace(take=take)
+    consumer: Any = SimpleNamespace(skipped=None, take=take)
     consume._write_as_they_come(consumer, kept, threading.Event(), 8, None, count=5, written={0: 5}, hint=False)
     assert kept.written == [(0, 5), (1, 0), (0, 6)]

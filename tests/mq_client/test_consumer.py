@@ -70,6 +70,12 @@ def test_more_partitions_than_one_request_may_name_are_opened_and_settled_by_sev
         {"settle_ms": -1},
         {"buffer_bytes_max": 0},
         {"timeout_ms": 0},
+        {"priority": 1},
+        {"priority": 32, "broadcast": "news"},
+        {"priority": True, "broadcast": "news"},
+        {"group": "g", "broadcast": "news"},
+        {"start": "earliest", "broadcast": "news"},
+        {"start": 0, "broadcast": "news"},
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named(wrong: dict[str, object]) -> None:

@@ -11,7 +11,7 @@ from mq_protocol import errors
 
 NAMES = {
     "Admin", "Producer", "Consumer", "Reader", "Lock",
-    "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue",
+    "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
     "TopicDescription", "PartitionDescription",
     "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",

@@ -21,8 +21,23 @@ import pyarrow as pa
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError
 from mq_protocol.arrow import decode_batch
+from mq_protocol.limits import OFFSETS_OF_A_LIFE
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Skipped(NamedTuple):
+    """What a member of a broadcast group was not given, of what came since it was there: after its connection broke, or
+    while it read too slowly. `records`: as far as they were numbered. `gaps`: how often it was so. After a gap in which
+    a broker lost the log, nobody knows how many records there were: such a gap adds none."""
+
+    records: int = 0
+    gaps: int = 0
+
+    def more(self, first: int, end: int) -> Skipped:
+        """And offsets `first .. end - 1`."""
+        known = end - first if first // OFFSETS_OF_A_LIFE == end // OFFSETS_OF_A_LIFE else 0
+        return Skipped(self.records + known, self.gaps + 1)
 
 
 class ConsumerRecord(NamedTuple):
@@ -82,7 +97,7 @@ class PartitionPlace:
         return min(self.processed, self.pushed)
 
     def forget(self) -> None:
-        """Another member has it."""
+        """Another member has it, or stands before this one."""
         self.began = self.position = self.taken = self.processed = self.pushed = self.settled = -1
         self.active = False
 

@@ -48,9 +48,9 @@ class Session:
         for place in places:
             topic_id = self._subscriptions.views[place.topic].topic_id
             request = pb.SubscribePartition(topic=place.topic, partition=place.partition, topic_id=topic_id)
-            if place.position >= 0:
+            if place.position >= 0 and not self._subscriptions.broadcast:
                 request.offset = place.processed if self._subscriptions.group else place.position
-            elif place.added:
+            elif place.added and place.position < 0:
                 request.earliest = True
             else:
                 self._subscriptions.start(request)
@@ -65,6 +65,8 @@ class Session:
                 member_key=subscriptions.member_key if subscriptions.group else b"",
                 partitions=some,
                 ephemeral=subscriptions.ephemeral,
+                broadcast=subscriptions.broadcast,
+                priority=subscriptions.priority,
             )
             self._stream.say(pb.SubscribeRequest(open=opening))
 

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
-from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue
+from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped
 from mq_client.consuming.session import Session
 from mq_client.errors import MemberInUse, NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol import limits
@@ -48,7 +48,8 @@ class Subscriptions:
     notified of news.
 
     `start`: sets where a partition begins that has no position and no cursor. `credit_bytes`: what one broker may have
-    pushed that was not taken.
+    pushed that was not taken. `broadcast`: instead of a group, the broadcast group of which this is a member, with that
+    `priority`. `skipped`: what came of it and was not given to this member.
     """
 
     def __init__(
@@ -61,6 +62,8 @@ class Subscriptions:
         credit_bytes: int,
         *,
         ephemeral: bool = False,
+        broadcast: str = "",
+        priority: int = 0,
     ) -> None:
         lock = threading.RLock()
         self.changed = threading.Condition(lock)
@@ -74,6 +77,9 @@ class Subscriptions:
         self.start = start
         self.credit_bytes = credit_bytes
         self.ephemeral = ephemeral
+        self.broadcast = broadcast
+        self.priority = priority
+        self.skipped = Skipped()
         # What queues do to what they hand out
         self.deserialize: Callable[[ConsumerRecord], ConsumerRecord] | None = None
         self.places: dict[Place, PartitionPlace] = {}
@@ -300,18 +306,23 @@ class Subscriptions:
             place = self.places.get((told.topic, told.partition))
             if place is None or not self._is_current(session, place):
                 return
+            if self.broadcast:
+                place.added = False  # whoever comes again begins at the end
             if told.HasField("error") and not told.active:
                 self._refused(place, from_wire(told.error))
             elif told.HasField("error"):
                 if place.active:  # else a former subscription was told, on the same stream
                     log.warning("%s-%d: %s", place.topic, place.partition, told.error.message)
+                    if self.broadcast:
+                        self._was_away(place, told.offset)
                     self._skip(place, told.offset)
             elif told.active:
                 place.answered, place.in_use = True, None
                 self._activate(place, told.offset)
             else:
                 place.answered, place.in_use = True, None
-                self.queues[place.topic].drop(place)
+                if not self.broadcast:  # what a member of a broadcast group was pushed, nobody else is given
+                    self.queues[place.topic].drop(place)
                 place.forget()
             self.changed.notify_all()
 
@@ -345,7 +356,9 @@ class Subscriptions:
                 self._tell_of_start(place, place.asked, offset)
             place.began = place.position = place.taken = place.processed = offset
         elif offset > place.position:
-            if not self.group:
+            if self.broadcast:
+                self._was_away(place, offset)
+            elif not self.group:
                 log.warning(
                     "%s-%d: offsets %d to %d are no longer kept",
                     place.topic,
@@ -362,6 +375,12 @@ class Subscriptions:
                 place.began = place.processed = offset
                 place.taken = max(place.taken, offset)
         place.active = True
+
+    def _was_away(self, place: PartitionPlace, offset: int) -> None:
+        """What came before the offset was not pushed to this member of a broadcast group."""
+        before, self.skipped = self.skipped, self.skipped.more(place.position, offset)
+        count = self.skipped.records - before.records
+        log.info("%s-%d: %s records were skipped", place.topic, place.partition, count or "an unknown number of")
 
     def _tell_of_start(self, place: PartitionPlace, asked: int, offset: int) -> None:
         """Once for a topic: its partitions rarely end at the same offset."""

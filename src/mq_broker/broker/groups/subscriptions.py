@@ -1,7 +1,8 @@
 """Subscriptions: committed batches pushed to consumers as they come, as far as their credit goes.
 
 One stream carries one member's subscriptions to any partitions led here. A subscription ends, with its reason, when the
-leadership does; its client opens it at the next leader. Who of a group has a partition is sharing.py's.
+leadership does; its client opens it at the next leader. Who of a group has a partition is sharing.py's, who of a
+broadcast group is pushed records audiences.py's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import AsyncIterator
 from typing import Final
 
 from mq_broker.broker.data.pushdown import stored
-from mq_broker.broker.groups.kinds import check_is_no_queue
+from mq_broker.broker.groups.audiences import Audiences
+from mq_broker.broker.groups.kinds import check_is_no_queue, check_is_no_stream
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
@@ -27,6 +29,7 @@ from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.names import check_group_name, check_member_id, check_member_key, check_new_group_name
+from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +42,14 @@ partitions."""
 
 
 class Delivery:
-    """Owns the shares of groups; each stream's session owns its subscriptions."""
+    """Owns the shares of groups and the audiences of broadcast groups; each stream's session owns its subscriptions."""
 
     def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
         self.shell = shell
         self.held = held
         self.topics = topics
         self.shares = Shares()
+        self.audiences = Audiences()
 
     async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
         """One stream, until the client has said its last or goes."""
@@ -57,15 +61,19 @@ class Delivery:
 
 
 class _Subscription:
-    """One partition in one session. Owns its place in the log; is a member of its group's share, or active by itself.
+    """One partition in one session. Owns its place in the log; is a member of its group's share or audience, or active
+    by itself.
 
-    `position`: the next offset to push. `settled`: the member is done with all below it.
+    `position`: the next offset to push. `settled`: the member is done with all below it. `until`: of a member of a
+    broadcast group that is to stand by, what it is still pushed ends there.
     """
 
     def __init__(self, session: _Session, partition: Partition, request: pb.SubscribePartition) -> None:
         self.partition = partition
         self.member_id = session.member_id
         self.member_key = session.member_key
+        self.priority = session.priority
+        self.until: int | None = None
         self.position = -1
         self.settled = -1
         self.pushing = False
@@ -88,10 +96,13 @@ class _Subscription:
     def _join(self) -> None:
         self.joined = True
         group = self._session.group
-        if not group:
+        if not (group or self._session.broadcast):
             self.activate(self.first_offset())
             return
         try:
+            if self._session.broadcast:
+                self._session.audiences.join(self.partition, self._session.broadcast, self)
+                return
             self.share = self._session.shares.join(self.partition, group, self, ephemeral=self._session.ephemeral)
         except TritonMQError as error:
             self._session.end(self, error)
@@ -99,9 +110,15 @@ class _Subscription:
         if self.position < 0:  # another member has it
             self._session.tell(self._opened(active=False))
 
+    @property
+    def bound(self) -> int:
+        """One past what may be pushed."""
+        return self.partition.next_offset if self.until is None else self.until
+
     def leave(self) -> None:
         self.pushing = False
         self._session.shares.leave(self.partition, self._session.group, self)  # nothing, for who is no member
+        self._session.audiences.leave(self.partition, self._session.broadcast, self)
 
     def settle(self, offset: int) -> None:
         if self.settled < offset <= self.position:
@@ -132,6 +149,7 @@ class _Subscription:
                 return self.partition.next_offset
 
     def activate(self, offset: int) -> None:
+        self.until = None
         self.position = self.settled = max(offset, self.partition.index.log_start_offset)
         self.pushing = True
         self._session.tell(self._opened(active=True))
@@ -146,12 +164,26 @@ class _Subscription:
         opened = self._opened(active=True)
         opened.error.CopyFrom(to_wire(error))
         self._session.tell(opened)
+        self.stand_by_when_done()
         # Not at once: what is pushed must come behind the word that it does not begin where the last batch ended.
         asyncio.get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         if self.pushing:
             self._session.mark(self)
+
+    def stand_by(self, offset: int) -> None:
+        if self.position < 0:  # it has just come
+            self._session.tell(self._opened(active=False))
+        elif self.pushing:
+            self.until = offset
+            self.stand_by_when_done()
+
+    def stand_by_when_done(self) -> None:
+        """Stand by, once all before `until` was pushed."""
+        if self.until is not None and self.position >= self.until:
+            self.until = None
+            self.deactivate()
 
     def pause(self) -> None:
         self.pushing = False
@@ -182,7 +214,10 @@ class _Session:
         self.member_id = ""
         self.member_key = b""
         self.ephemeral = False
+        self.broadcast = ""
+        self.priority = 0
         self.shares = delivery.shares
+        self.audiences = delivery.audiences
         self._delivery = delivery
         self._subscriptions: dict[tuple[str, int], _Subscription] = {}
         self._ready: dict[_Subscription, None] = {}
@@ -220,16 +255,15 @@ class _Session:
                 raise InvalidRequest("a member of a group needs a member id of its own")
             check_member_id(request.member_id)
             check_member_key(request.member_key)
-        if self._named and (request.group, request.member_id, request.member_key) != (
-            self.group,
-            self.member_id,
-            self.member_key,
-        ):
+        self._check_broadcast(request)
+        named = request.group, request.member_id, request.member_key, request.broadcast, request.priority
+        if self._named and named != (self.group, self.member_id, self.member_key, self.broadcast, self.priority):
             raise InvalidRequest(
-                f"this stream is member {self.member_id!r} of group {self.group!r}: open another stream for another"
+                f"this stream is member {self.member_id!r} of group {self.group or self.broadcast!r}: open another "
+                "stream for another"
             )
         self._named = True
-        self.group, self.member_id, self.member_key = request.group, request.member_id, request.member_key
+        self.group, self.member_id, self.member_key, self.broadcast, self.priority = named
         self.ephemeral = request.ephemeral
         renewed: set[str] = set()
         async for wanted in in_turns(request.partitions):
@@ -238,9 +272,7 @@ class _Session:
                 await self._told.wait()
             try:
                 partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
-                if self.group and self.group not in partition.replica.machine.cursors:
-                    check_new_group_name(self.group)
-                    check_is_no_queue(partition, self.group)
+                self._check_kind(partition)
             except TritonMQError as error:
                 self._refuse(wanted.topic, wanted.partition, error)
                 continue
@@ -249,6 +281,31 @@ class _Session:
             subscription = self._subscriptions[key] = _Subscription(self, partition, wanted)
             partition.observers.add(subscription.changed)
             subscription.changed()
+
+    @staticmethod
+    def _check_broadcast(request: pb.SubscribeOpen) -> None:
+        """Raises `InvalidRequest`."""
+        if not request.broadcast:
+            if request.priority:
+                raise InvalidRequest("only members of a broadcast group have a priority here: leave it out")
+            return
+        check_group_name(request.broadcast)
+        check_new_group_name(request.broadcast)
+        if request.group or request.ephemeral:
+            raise InvalidRequest("a broadcast group has no cursor and ends by itself: leave out group and ephemeral")
+        if request.priority > MEMBER_PRIORITY_MAX:
+            raise InvalidRequest(f"priority {request.priority} is not allowed: 0 to {MEMBER_PRIORITY_MAX}")
+
+    def _check_kind(self, partition: Partition) -> None:
+        """Raises `WrongGroupKind` for a group that is of another kind, `InvalidRequest` for the name of a new one."""
+        if self.broadcast:
+            check_is_no_queue(partition, self.broadcast)
+            check_is_no_stream(partition, self.broadcast, self.shares.members_of(partition, self.broadcast))
+        elif self.group:
+            self.audiences.check_has_nobody(partition, self.group)
+            if self.group not in partition.replica.machine.cursors:
+                check_new_group_name(self.group)
+                check_is_no_queue(partition, self.group)
 
     async def _topic(self, wanted: pb.SubscribePartition, renewed: set[str]) -> Topic:
         """The client may have heard of the topic before this broker did: it is read anew, once for all of its
@@ -271,7 +328,7 @@ class _Session:
 
     def mark(self, subscription: _Subscription) -> None:
         """It may have something to push."""
-        if subscription not in self._ready and subscription.position < subscription.partition.next_offset:
+        if subscription not in self._ready and subscription.position < subscription.bound:
             self._ready[subscription] = None
             self._wake.set()
 
@@ -330,7 +387,7 @@ class _Session:
     def _push(self, subscription: _Subscription, bytes_max: int, header: pb.BatchesHeader, parts: list[Buffer]) -> int:
         partition = subscription.partition
         try:
-            batches = partition.read(subscription.position, partition.next_offset, bytes_max)
+            batches = partition.read(subscription.position, subscription.bound, bytes_max)
         except OffsetOutOfRange as error:
             if error.next_offset > subscription.position:
                 subscription.skip_to(error.next_offset, error)
@@ -349,5 +406,6 @@ class _Session:
             parts.append(payload)
             taken += batch.payload_bytes
             subscription.position = batch.base_offset + batch.record_count
+        subscription.stand_by_when_done()
         self.mark(subscription)
         return taken
