@@ -40,7 +40,10 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     """The brokers that are registered, what each leads and holds, and what is missing."""
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_cluster()
-        topics = [admin.describe_topic(name) for name in sorted(admin.list_topics())]
+        observed = admin.observe("partitions")
+        topics = admin.describe_topics(observed)
+    if observed.silent:
+        say(f"no answer from {', '.join(observed.silent)}: what only they know is missing here")
     summary = ClusterSummary(described, topics)
     if as_json:
         write_json(summary.document())

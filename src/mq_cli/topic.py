@@ -134,7 +134,7 @@ def create(
 def list_topics(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     """List the topics."""
     with open_admin(bootstrap, timeout_s) as admin:
-        found = [admin.describe_topic(name) for name in sorted(admin.list_topics())]
+        found = admin.describe_topics()
     if as_json:
         write_json([_document(topic) for topic in found])
         return

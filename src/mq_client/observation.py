@@ -6,13 +6,16 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
+from mq_client.topic_descriptions import TopicDescription, described_topic
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.names import check_topic_name
+from mq_protocol.limits import REQUEST_TOPICS_MAX
+from mq_protocol.names import INTERNAL_PREFIX, check_topic_name
 from mq_protocol.transport import MethodUnknown
 
 DETAILS: Final = {"broker": pb.BROKER, "topics": pb.TOPICS, "partitions": pb.PARTITIONS}
@@ -57,7 +60,8 @@ class TopicObservation:
 @dataclass(frozen=True, slots=True)
 class PartitionObservation:
     """As broker `told_by` knows it: its leader (`leads`), or if none answers the replica with the newest epoch.
-    `leader`: 0 if none is known. `high_watermark`: the last entry of its journal known to be committed."""
+    `leader`: 0 if none is known. `high_watermark`: the last entry of its journal known to be committed.
+    `unheard_ms`: as in `PartitionDescription`."""
 
     topic: str
     partition: int
@@ -74,6 +78,7 @@ class PartitionObservation:
     size_bytes: int
     staged_batches: int
     oldest_staged_us: int
+    unheard_ms: dict[int, int] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +137,91 @@ class ObservingAdministrator:
         request = pb.ObserveRequest(detail=DETAILS[detail], topics=dict.fromkeys(topics))
         return observe(self._connection, request, Deadline(self._timeout_ms))
 
+    def describe_topics(self, observed: ClusterObservation | None = None) -> list[TopicDescription]:
+        """All topics but the brokers' own, by name, each partition as its leader knows it. One question to each broker,
+        and one to any of them; more of what does not fit one answer.
+
+        `observed`: what `observe("partitions")` has just given, which is then not asked again. Raises `Unreachable` if
+        no broker answers.
+        """
+        deadline = Deadline(self._timeout_ms)
+        if observed is None:
+            observed = observe(self._connection, pb.ObserveRequest(detail=pb.PARTITIONS), deadline)
+        infos = {
+            info.name: info
+            for info in self._connection.metadata(deadline, all_topics=True).topics
+            if not info.name.startswith(INTERNAL_PREFIX)
+        }
+        places = {(info.name, each.partition): each for info in infos.values() for each in info.partitions}
+        for partition in chain(observed.partitions, self._left_out(observed, sorted(infos), deadline)):
+            if partition.leads:
+                _believe(places, partition.topic, _as_told(partition))
+        for address in observed.older:
+            for topic in _told_by_older(self._connection, address, deadline):
+                for told in topic.partitions:
+                    if self._connection.broker_address(told.leader) == address:
+                        _believe(places, topic.name, told)
+        return [described_topic(infos[name]) for name in sorted(infos)]
+
+    def _left_out(
+        self, observed: ClusterObservation, names: Sequence[str], deadline: Deadline
+    ) -> Iterator[PartitionObservation]:
+        """Those of topics of which no leader's word did fit an answer."""
+        if not observed.left_out.keys() & {"topics", "partitions"}:
+            return
+        told = {partition.topic for partition in observed.partitions if partition.leads}
+        missing = [name for name in names if name not in told]
+        for first in range(0, len(missing), REQUEST_TOPICS_MAX):
+            some = missing[first : first + REQUEST_TOPICS_MAX]
+            yield from observe(
+                self._connection, pb.ObserveRequest(detail=pb.PARTITIONS, topics=some), deadline
+            ).partitions
+
+
+def _as_told(partition: PartitionObservation) -> pb.PartitionInfo:
+    return pb.PartitionInfo(
+        partition=partition.partition,
+        leader=partition.told_by,
+        leader_epoch=partition.leader_epoch,
+        replicas=partition.replicas,
+        isr=partition.isr,
+        moving_to=partition.moving_to,
+        unheard_ms=partition.unheard_ms,
+    )
+
+
+def _believe(places: Mapping[tuple[str, int], pb.PartitionInfo], topic: str, told: pb.PartitionInfo) -> None:
+    """A leader alone knows its in-sync set exactly; others learn of it when they ask."""
+    known = places.get((topic, told.partition))
+    if known is not None and told.leader_epoch >= known.leader_epoch:
+        known.CopyFrom(told)
+
+
+def _told_by_older(connection: Connection, address: str, deadline: Deadline) -> list[pb.TopicInfo]:
+    """What a broker that knows no `Observe` knows of all topics; nothing if it has just gone."""
+    request, found = pb.MetadataRequest(all_topics=True), list[pb.TopicInfo]()
+    while True:
+        try:
+            answer = connection.ask(address, "Metadata", request, pb.MetadataResponse, deadline.at_most(_BROKER_MS))
+        except TritonMQError:
+            return found
+        found.extend(answer.topics)
+        if not answer.more:
+            return found
+        request.after = answer.topics[-1].name
+
 
 def observe(connection: Connection, request: pb.ObserveRequest, deadline: Deadline) -> ClusterObservation:
-    """Ask every live broker. Raises the last error if none answers."""
+    """Ask every live broker. Raises an error of one if none answers."""
     connection.metadata(deadline)
     addresses = connection.addresses()
     limit = deadline.at_most(_BROKER_MS if len(addresses) > 1 else deadline.timeout_ms)
     heard = _asked_side_by_side(connection, addresses, request, limit)
     told = {address: answer for address, answer in heard.items() if not isinstance(answer, TritonMQError)}
     errors = {address: answer for address, answer in heard.items() if isinstance(answer, TritonMQError)}
-    if not told:
-        raise next(iter(errors.values()))
     older = tuple(sorted(address for address, error in errors.items() if isinstance(error, MethodUnknown)))
+    if not told and not older:
+        raise next(iter(errors.values()))
     whole = put_together(told)
     return replace(whole, silent=tuple(sorted(errors.keys() - set(older))), older=older)
 
@@ -248,6 +326,7 @@ def _partitions(answer: pb.ObserveResponse) -> Iterator[PartitionObservation]:
         told.size_bytes,
         told.staged_batches,
         told.oldest_staged_us,
+        _unheard(told),
     )
     for row in zip(*columns, strict=True):
         yield PartitionObservation(*row)
@@ -259,6 +338,11 @@ def _lists(counts: Iterable[int], flat: Sequence[int]) -> Iterator[tuple[int, ..
     for count in counts:
         yield tuple(flat[at : at + count])
         at += count
+
+
+def _unheard(told: pb.ObservedPartitions) -> Iterator[dict[int, int]]:
+    pairs = zip(_lists(told.unheard_count, told.unheard), _lists(told.unheard_count, told.unheard_ms), strict=True)
+    return (dict(zip(brokers, silent_ms, strict=True)) for brokers, silent_ms in pairs)
 
 
 def _freshness(told: PartitionObservation) -> tuple[bool, int, int]:

@@ -4386,6 +4386,9 @@ class ObservedPartitions(_message.Message):
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
     STAGED_BATCHES_FIELD_NUMBER: _builtins.int
     OLDEST_STAGED_US_FIELD_NUMBER: _builtins.int
+    UNHEARD_COUNT_FIELD_NUMBER: _builtins.int
+    UNHEARD_FIELD_NUMBER: _builtins.int
+    UNHEARD_MS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topic(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """its place in the names of the topics"""
@@ -4432,6 +4435,14 @@ class ObservedPartitions(_message.Message):
     def staged_batches(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def oldest_staged_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def unheard_count(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def unheard(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def unheard_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as in PartitionInfo; both lists are flat"""
+
     def __init__(
         self,
         *,
@@ -4452,10 +4463,13 @@ class ObservedPartitions(_message.Message):
         size_bytes: _abc.Iterable[_builtins.int] | None = ...,
         staged_batches: _abc.Iterable[_builtins.int] | None = ...,
         oldest_staged_us: _abc.Iterable[_builtins.int] | None = ...,
+        unheard_count: _abc.Iterable[_builtins.int] | None = ...,
+        unheard: _abc.Iterable[_builtins.int] | None = ...,
+        unheard_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "isr", b"isr", "isr_count", b"isr_count", "leader", b"leader", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "moving_to", b"moving_to", "moving_to_count", b"moving_to_count", "oldest_staged_us", b"oldest_staged_us", "partition", b"partition", "replicas", b"replicas", "replicas_count", b"replicas_count", "size_bytes", b"size_bytes", "staged_batches", b"staged_batches", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["high_watermark", b"high_watermark", "isr", b"isr", "isr_count", b"isr_count", "leader", b"leader", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "log_start_offset", b"log_start_offset", "moving_to", b"moving_to", "moving_to_count", b"moving_to_count", "oldest_staged_us", b"oldest_staged_us", "partition", b"partition", "replicas", b"replicas", "replicas_count", b"replicas_count", "size_bytes", b"size_bytes", "staged_batches", b"staged_batches", "topic", b"topic", "unheard", b"unheard", "unheard_count", b"unheard_count", "unheard_ms", b"unheard_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -14,7 +14,7 @@ from mq_client.observation import ClusterObservation, GroupObservation, TopicObs
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.transport import MethodUnknown
 from tests.mq_client.cluster.administrating import say
-from tests.mq_client.cluster.scripted import Scripted, topic_info
+from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 
 
 class Watched(Scripted):
@@ -64,11 +64,13 @@ def said(broker: int, *, epoch: int = 4, leads: bool = False, end: int = 100, **
         (partitions.leader_epoch, epoch), (partitions.replicas_count, 3), (partitions.isr_count, 2),
         (partitions.moving_to_count, 0), (partitions.log_start_offset, 0), (partitions.log_end_offset, end),
         (partitions.high_watermark, 7), (partitions.size_bytes, 10), (partitions.staged_batches, 1),
-        (partitions.oldest_staged_us, 50),
+        (partitions.oldest_staged_us, 50), (partitions.unheard_count, int(leads)),
     ):  # fmt: skip
         column.append(value)  # type: ignore[attr-defined]
     partitions.replicas.extend([1, 2, 3])
     partitions.isr.extend([1, 3])
+    partitions.unheard.extend([2] * leads)
+    partitions.unheard_ms.extend([7_000] * leads)
     for group, records in groups.items():
         told = answer.groups
         for column, value in (
@@ -168,6 +170,67 @@ def test_what_cannot_be_asked_is_refused_before_anybody_is_asked(
     with pytest.raises(error, match=says):
         admin.observe(**given)
     assert watched.asked == []
+
+
+def test_topics_are_described_as_their_leaders_know_them_with_one_question_to_each(
+    admin: Admin, watched: Watched
+) -> None:
+    say(watched, topic_info(1, epoch=3), topic_info(2, name="u", epoch=9), topic_info(1, name="__own"))
+    answering(watched, b1=said(1, leads=True), b2=said(2), b3=said(3, epoch=5))
+    watched.asked.clear()
+    t, u = admin.describe_topics()
+    assert sorted(method for _, method, _ in watched.asked) == ["Metadata", "Metadata", "Observe", "Observe", "Observe"]
+    [partition] = t.partitions
+    assert (t.name, partition.leader, partition.leader_epoch, partition.isr) == ("t", 1, 4, (1, 3))
+    assert partition.unheard_ms == {2: 7_000}
+    assert (u.name, u.partitions[0].leader, u.partitions[0].isr) == ("u", 2, (1, 2, 3))
+    watched.asked.clear()
+    observed = ClusterObservation("c", ())  # nobody leads there
+    assert admin.describe_topics(observed)[0].partitions[0].leader_epoch == 3
+    assert [method for _, method, _ in watched.asked] == ["Metadata"]
+
+
+def test_an_older_leaders_word_is_not_believed(admin: Admin, watched: Watched) -> None:
+    say(watched, topic_info(2, epoch=5))
+    answering(watched, b1=said(1, leads=True, epoch=4), b2=said(2), b3=said(3))
+    assert admin.describe_topics()[0].partitions[0].leader == 2
+
+
+def test_leaders_of_an_older_release_are_asked_as_that_release_knows_it(admin: Admin, watched: Watched) -> None:
+    say(watched, topic_info(3, epoch=4))
+    exact = topic_info(3, epoch=4)
+    del exact.partitions[0].isr[:]
+    exact.partitions[0].isr.append(3)
+    old = MethodUnknown("an older release")
+    watched.brokers_say["b:3"] = told(exact, more=False)
+    for answers in ({"b1": said(1), "b2": said(2), "b3": old}, {"b1": old, "b2": old, "b3": old}):
+        answering(watched, **answers)
+        assert admin.describe_topics()[0].partitions[0].isr == (3,)
+    watched.brokers_say["b:3"] = OutcomeUnknown("gone")
+    assert admin.describe_topics()[0].partitions[0].isr == (1, 2, 3)
+
+
+def test_what_did_not_fit_an_answer_is_asked_for_by_name(
+    admin: Admin, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observation, "REQUEST_TOPICS_MAX", 1)
+    say(watched, topic_info(1, epoch=3), topic_info(1, name="u"))
+    asked: list[list[str]] = []
+
+    def answer(address: str, request: Any) -> Any:
+        if address != "b:1":
+            return said(2)
+        asked.append(list(request.topics))
+        if request.topics == ["t"]:
+            return said(1, leads=True)
+        cut_off = pb.ObserveResponse(broker=1)
+        cut_off.left_out["partitions"] = 2
+        return cut_off
+
+    watched.answers["Observe"] = answer
+    t, u = admin.describe_topics()
+    assert (t.partitions[0].isr, u.partitions[0].isr) == ((1, 3), (1, 2, 3))
+    assert asked == [[], ["t"], ["u"]]
 
 
 def test_each_partition_has_its_own_brokers_of_the_flat_lists() -> None:

@@ -99,7 +99,7 @@ class _Telling:
         if place is None:
             return False
         told = self._response.partitions
-        self._size += PARTITION_TOLD_BYTES + len(row.replicas)
+        self._size += PARTITION_TOLD_BYTES + len(row.replicas) + 8 * len(row.unheard_ms)
         told.topic.append(place)
         told.partition.append(row.partition)
         told.leads.append(row.leads)
@@ -114,6 +114,8 @@ class _Telling:
         told.size_bytes.append(row.size_bytes)
         told.staged_batches.append(row.staged_batches)
         told.oldest_staged_us.append(row.oldest_staged_us)
+        _flat(told.unheard_count, told.unheard, tuple(row.unheard_ms))
+        told.unheard_ms.extend(row.unheard_ms.values())
         return True
 
 

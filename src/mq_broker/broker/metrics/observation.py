@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 class PartitionRow(NamedTuple):
     """An open replica of this broker. `leads`: and knows the end of its log. `leader`: 0 if none is known here.
-    `oldest_staged_us`: microseconds since 1970, 0 if nothing is staged."""
+    `oldest_staged_us`: microseconds since 1970, 0 if nothing is staged. `unheard_ms`: while it leads, for how long it
+    has heard nothing of each replica that is not in sync."""
 
     topic: str
     partition: int
@@ -24,6 +25,7 @@ class PartitionRow(NamedTuple):
     size_bytes: int
     staged_batches: int
     oldest_staged_us: int
+    unheard_ms: dict[int, int]
 
 
 @dataclass(slots=True)

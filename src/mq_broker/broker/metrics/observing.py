@@ -41,6 +41,9 @@ SLICE: Final = 250
 CURSORS_MAX: Final = 100_000
 """Cursors of groups that one gathering looks at: about a second of the loop's time. What is beyond is left out."""
 
+DISK_PATIENCE_S: Final = 0.25
+"""For so long a disk may take to say how much room it has."""
+
 MembersOf = Callable[[Partition, str], list[str]]
 
 
@@ -77,9 +80,12 @@ class Observing:
         self._cluster_id, self._rack = identity
         self._members_of = members_of
         self._condition = condition
+        self._clock = asyncio.get_running_loop().time
         self._newest: Observation | None = None
         self._good_until = 0.0
-        self._one_at_a_time = asyncio.Lock()
+        self._gathering: asyncio.Task[Observation] | None = None
+        self._told: dict[int, asyncio.Task[pb.ObserveResponse]] = {}  # of the newest, by their detail
+        self._room: asyncio.Task[os.statvfs_result] | None = None
 
     async def observe(self, request: pb.ObserveRequest, deadline: float) -> pb.ObserveResponse:
         """What this broker holds and how it does. Raises `InvalidRequest` for a name that no topic can have,
@@ -90,19 +96,39 @@ class Observing:
             check_topic_name(name, internal=True)
         try:
             async with asyncio.timeout_at(deadline):
-                return await answer(await self.observation(), request.detail, frozenset(request.topics))
+                return await self._answer(request)
         except TimeoutError as error:
             raise Overloaded("this broker could not gather its observation in time: ask again") from error
 
     async def observation(self) -> Observation:
         """The newest one if it is young, else a new one. Who asks while one is gathered is given that."""
-        clock = asyncio.get_running_loop().time
-        async with self._one_at_a_time:
-            if self._newest is None or clock() >= self._good_until or self._newest.state != self.state:
-                began = clock()
-                self._newest = await self._gather()
-                self._good_until = clock() + max(OBSERVATION_AGE_MS / 1000, REST_SHARE * (clock() - began))
+        if self._gathering is None:
+            newest = self._newest
+            if newest is not None and newest.state == self.state and self._clock() < self._good_until:
+                return newest
+            self._gathering = asyncio.create_task(self._gather_anew(), name="observe")
+        return await asyncio.shield(self._gathering)
+
+    async def _gather_anew(self) -> Observation:
+        began = self._clock()
+        try:
+            self._newest = await self._gather()
+            self._told.clear()
+            self._good_until = self._clock() + max(OBSERVATION_AGE_MS / 1000, REST_SHARE * (self._clock() - began))
             return self._newest
+        finally:
+            self._gathering = None
+
+    async def _answer(self, request: pb.ObserveRequest) -> pb.ObserveResponse:
+        """Of all topics it is made once an observation and detail."""
+        newest = await self.observation()
+        if request.topics:
+            return await answer(newest, request.detail, frozenset(request.topics))
+        told = self._told.get(request.detail)
+        if told is None:
+            told = asyncio.create_task(answer(newest, request.detail, ()), name="tell an observation")
+            self._told[request.detail] = told
+        return await asyncio.shield(told)
 
     async def _gather(self) -> Observation:
         found = _Gathered()
@@ -132,9 +158,16 @@ class Observing:
         )
 
     async def _disk(self) -> dict[str, float]:
-        """Of the data directory's file system. In a thread: a disk that hangs must not hold up the loop."""
+        """Of the data directory's file system. In a thread, one at a time and not for long: a disk that hangs must hold
+        up neither the loop nor what else there is to say."""
+        if self._room is None:
+            self._room = asyncio.create_task(asyncio.to_thread(os.statvfs, self._data), name="ask for the disk's room")
+        done, _ = await asyncio.wait({self._room}, timeout=DISK_PATIENCE_S)
+        if not done:
+            return {}
+        asked, self._room = self._room, None
         try:
-            found = await asyncio.to_thread(os.statvfs, self._data)
+            found = asked.result()
         except OSError as error:
             log.warning("how much room the data directory has cannot be told: %s", error)
             return {}
@@ -227,4 +260,5 @@ def _row(partition: Partition) -> PartitionRow:
         size_bytes=index.bytes_total,
         staged_batches=staged,
         oldest_staged_us=oldest,
+        unheard_ms=replica.unheard_ms,
     )

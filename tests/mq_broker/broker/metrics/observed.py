@@ -22,6 +22,7 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
         "cursors": {},
         "staged": {},
         "asleep": True,
+        "unheard_ms": {},
         **given,
     }
     moving = {number: SimpleNamespace(target=fields["moving_to"])} if fields["moving_to"] else {}
@@ -47,6 +48,7 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
             replicas=fields["replicas"],
             isr=fields["isr"],
             high_watermark=321,
+            unheard_ms=fields["unheard_ms"],
             machine=machine,
         ),
         lag=lambda offset: (100 - offset, 1_000 * (100 - offset)),

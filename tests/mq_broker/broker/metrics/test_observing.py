@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +24,10 @@ ALL = pb.ObserveRequest(detail=pb.PARTITIONS)
 async def asked(observed: Any, request: pb.ObserveRequest = ALL) -> pb.ObserveResponse:
     answer: pb.ObserveResponse = await observed.observe(request, asyncio.get_running_loop().time() + 10)
     return answer
+
+
+async def told_by(data: Path, *parts: Any, **more: Any) -> pb.ObserveResponse:
+    return await asked(observing(data, *parts, **more))
 
 
 def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_path: Path) -> None:
@@ -86,7 +92,7 @@ def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Pa
         part(number=5, leader=0, serving=False, isr=()),
         part(number=6, moving_to=(4, 5)),
     ]
-    told = asyncio.run(asked(observing(tmp_path, *parts)))
+    told = asyncio.run(told_by(tmp_path, *parts))
     assert {name: value for name, value in told.values.items() if name.startswith("partitions")} == {
         "partitions_leader": 5,
         "partitions_follower": 2,
@@ -112,7 +118,7 @@ def test_what_is_staged_is_told_without_what_is_scheduled(tmp_path: Path) -> Non
         part(number=1, staged={b"d": batch(60)}),
         part(number=2, staged={b"e": batch(1, due_us=2)}),
     ]
-    told = asyncio.run(asked(observing(tmp_path, *parts)))
+    told = asyncio.run(told_by(tmp_path, *parts))
     assert (list(told.partitions.staged_batches), list(told.partitions.oldest_staged_us)) == ([2, 1, 0], [70, 60, 0])
     assert (list(told.topics.staged_batches), list(told.topics.oldest_staged_us)) == ([3], [60])
 
@@ -124,7 +130,7 @@ def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_pa
         part("t", 2, cursors={"g": 0}, serving=False),
         part("u", 0, cursors={"g": 99}),
     ]
-    told = asyncio.run(asked(observing(tmp_path, *parts, members={"g": ["m1", "m2"]}))).groups
+    told = asyncio.run(told_by(tmp_path, *parts, members={"g": ["m1", "m2"]})).groups
     rows = zip(told.group, told.topic, told.members, told.records, told.lag_us, told.moved_us, strict=True)
     assert sorted(rows) == [
         ("g", "t", 2, 10 + 90, 97_000, 160),
@@ -202,7 +208,7 @@ def test_a_partition_that_is_closed_meanwhile_is_not_looked_at(tmp_path: Path, m
 def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing_module, "CURSORS_MAX", 3)
     parts = [part(number=number, cursors={"g": 10, "h": 10}) for number in range(3)]
-    told = asyncio.run(asked(observing(tmp_path, *parts)))
+    told = asyncio.run(told_by(tmp_path, *parts))
     assert dict(told.left_out) == {"cursors": 3}
     assert (list(told.groups.group), list(told.groups.records)) == (["g", "h"], [180, 90])
     assert len(told.partitions.partition) == 3
@@ -233,17 +239,92 @@ def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     asyncio.run(scenario())
 
 
-def test_an_observation_that_takes_too_long_is_refused(tmp_path: Path) -> None:
+def test_an_observation_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(observing_module, "SLICE", 1)
+
     async def scenario() -> None:
-        observed = observing(tmp_path)
-        async with observed._one_at_a_time:  # somebody gathers, and gets no further
-            with pytest.raises(Overloaded, match="ask again"):
-                await observed.observe(ALL, asyncio.get_running_loop().time() + 0.01)
+        observed = observing(tmp_path, part())
+        with pytest.raises(Overloaded, match="ask again"):
+            await observed.observe(ALL, asyncio.get_running_loop().time() - 1)
 
     asyncio.run(scenario())
 
 
+def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else who asks again and again with no patience has it begun anew each time, and it never ends."""
+    monkeypatch.setattr(observing_module, "SLICE", 1)
+
+    async def scenario() -> None:
+        looked: list[int] = []
+        observed = observing(tmp_path, *(part(number=number) for number in range(50)))
+        partitions = observed._shell.partitions
+        observed._shell.partitions = lambda: looked.append(1) or partitions()  # type: ignore[func-returns-value, method-assign]
+        impatient = [asyncio.create_task(asked(observed)) for _ in range(3)]
+        await asyncio.sleep(0)
+        for each in impatient:
+            each.cancel()
+        told = await asked(observed)
+        assert len(told.partitions.partition) == 50
+        assert len(looked) == 1
+        impatient = [asyncio.create_task(asked(observed, pb.ObserveRequest(detail=pb.TOPICS))) for _ in range(3)]
+        await asyncio.sleep(0)
+        for each in impatient:
+            each.cancel()
+        first, second = await asyncio.gather(asked(observed), asked(observed))
+        assert first is second  # told once
+
+    asyncio.run(scenario())
+
+
+def test_a_new_observation_is_told_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        observed = observing(tmp_path, part())
+        before = await asked(observed)
+        observed._good_until = 0.0
+        after = await asked(observed)
+        assert after is not before
+        assert (after.partitions, after.now_us >= before.now_us) == (before.partitions, True)
+
+    asyncio.run(scenario())
+
+
+def test_a_disk_that_hangs_hides_nothing_else_and_is_asked_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observing_module, "DISK_PATIENCE_S", 0.01)
+    hanging, asked_for = threading.Event(), []
+    statvfs = os.statvfs
+
+    def hang(path: Any) -> Any:
+        asked_for.append(path)
+        hanging.wait(10)
+        return statvfs(path)
+
+    monkeypatch.setattr(os, "statvfs", hang)
+
+    async def scenario() -> None:
+        observed = observing(tmp_path, part())
+        for _ in range(2):
+            told = await asked(observed)
+            assert (told.values["partitions_leader"], "disk_free_bytes" in told.values) == (1, False)
+            observed._good_until = 0.0
+        assert len(asked_for) == 1
+        hanging.set()
+        assert observed._room is not None
+        await observed._room
+        assert "disk_free_bytes" in (await asked(observed)).values
+
+    asyncio.run(scenario())
+
+
+def test_a_leader_tells_for_how_long_it_has_not_heard_of_whom(tmp_path: Path) -> None:
+    parts = [part(number=0, isr=(1,), unheard_ms={2: 500, 3: 9_000}), part(number=1), part(number=2, unheard_ms={2: 1})]
+    told = asyncio.run(told_by(tmp_path, *parts)).partitions
+    assert (list(told.unheard_count), list(told.unheard)) == ([2, 0, 1], [2, 3, 2])
+    assert list(told.unheard_ms) == [500, 9_000, 1]
+
+
 def test_a_disk_that_does_not_say_how_much_room_it_has_hides_nothing_else(tmp_path: Path) -> None:
-    told = asyncio.run(asked(observing(tmp_path / "gone", part())))
+    told = asyncio.run(told_by(tmp_path / "gone", part()))
     assert "disk_free_bytes" not in told.values
     assert told.values["partitions_leader"] == 1
