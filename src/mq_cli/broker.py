@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -156,6 +156,15 @@ _LEVELS = ["debug", "info", "warning", "error"]
     help="Memory for UUIDs above which the broker warns in its log, e.g. 512MiB. No UUID is forgotten.",
 )
 @click.option(
+    "--http",
+    default="",
+    metavar="HOST:PORT",
+    help=(
+        "Serve /metrics, /livez, /readyz and /observation here, by HTTP. HOST is a loopback address. "
+        "Default: not at all."
+    ),
+)
+@click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),
     default=SESSION_TIMEOUT_MS,
@@ -185,7 +194,6 @@ _LEVELS = ["debug", "info", "warning", "error"]
 )
 def broker(
     number: int,
-    listen: str,
     advertise: str,
     peer_listen: str,
     peer_advertise: str,
@@ -194,20 +202,14 @@ def broker(
     data: Path,
     zookeeper: str | None,
     standalone: bool,
-    rack: str,
-    topic_name_max: int,
-    message_bytes_max: int,
-    connections_max: int,
     memory_high: int | None,
     auto_create: bool,
     auto_create_partitions: int,
     auto_create_replicas: int | None,
-    dedup_memory_max: int,
-    session_timeout_ms: int,
-    stop_timeout_ms: int,
     log_level: str,
     verbose: bool,
     stop_at_eof: bool,
+    **settings: Any,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
     _check_company(zookeeper, peer_listen or peer_advertise or link_listen or link_advertise, standalone=standalone)
@@ -221,23 +223,16 @@ def broker(
     with _coordination(zookeeper or "", data, number) as hosts:
         try:
             config = BrokerConfig(
+                **settings,  # the options that have the names of its fields
                 broker=number,
-                listen=listen,
                 data_dir=data,
                 zookeeper=hosts,
                 advertised=advertise,
-                rack=rack,
-                topic_name_max=topic_name_max,
                 auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
-                dedup_memory_max=dedup_memory_max,
-                session_timeout_ms=session_timeout_ms,
-                stop_timeout_ms=stop_timeout_ms,
                 peer_listen=peer_listen,
                 peer_advertised=peer_advertise,
                 link_listen=link_listen,
                 link_advertised=link_advertise,
-                message_bytes_max=message_bytes_max,
-                connections_max=connections_max,
                 memory_high=memory_high or 0,
             )
         except InvalidSetting as error:

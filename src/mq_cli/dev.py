@@ -66,11 +66,13 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_c
 
     with _directory(data) as directory, _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), asked_to_stop):
         arguments = ["--auto-create", "--auto-create-replicas", str(min(3, count))] if auto_create else []
-        cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper, arguments=arguments)
+        cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper, arguments=arguments, http=True)
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
             click.echo(f"ready bootstrap={cluster.bootstrap}")
             sys.stdout.flush()
+            for broker in cluster.brokers.values():
+                say(f"metrics of broker {broker.id}: http://{broker.http}/metrics")
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
             _watch(cluster, stop)
         except ClusterFailed as error:

@@ -48,6 +48,9 @@ class BrokerProcess:
         self.log_path = directory / f"broker-{broker}.log"
         self.arguments = ["broker", "--id", str(broker), "--listen", self.address, "--data", str(self.data_dir)]
         self.arguments += ["--stop-timeout-ms", str(_HAND_OVER_MS), *arguments]
+        self.http = ""
+        """Where it serves its metrics; empty: nowhere."""
+
         self.module = "mq_cli.main"
         """What runs: tests put here one of their own, a broker that can be held still at chosen points."""
 
@@ -127,7 +130,8 @@ class LocalCluster:
     `zookeeper` may also be the address of one that runs already, `HOST:PORT/ROOT`: nobody else may use that root.
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
-    Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `arguments` go to every broker's command line as they
+    Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
+    port. `arguments` go to every broker's command line as they
     are.
     """
 
@@ -139,6 +143,7 @@ class LocalCluster:
         port: int = 0,
         zookeeper: bool | str | None = None,
         arguments: Sequence[str] = (),
+        http: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self.zookeeper: EmbeddedZooKeeper | None = None
@@ -159,6 +164,10 @@ class LocalCluster:
             place + 1: BrokerProcess(place + 1, ports[place], self.directory, [*coordination, *arguments])
             for place in range(brokers)
         }
+        if http:
+            for broker in self.brokers.values():
+                broker.http = f"{HOST}:{free_port(HOST)}"
+                broker.arguments += ["--http", broker.http]
 
     def __enter__(self) -> LocalCluster:
         try:

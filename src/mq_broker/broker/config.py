@@ -57,7 +57,8 @@ class BrokerConfig:
     `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
     from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that this broker is asked to make,
     in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
-    or a consumer names and nobody has made. `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember,
+    or a consumer names and nobody has made. `http`: where metrics are served, on a loopback address; empty: nowhere.
+    `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember,
     beyond which the log says so.
 
     Raises `InvalidSetting` naming what is wrong.
@@ -82,6 +83,7 @@ class BrokerConfig:
     memory_high: int = 0
     auto_create: AutoCreate | None = None
     dedup_memory_max: int = DEDUP_MEMORY_MAX
+    http: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -97,6 +99,11 @@ class BrokerConfig:
             if address:
                 _split(address, option)
         check_rack(self.rack)
+        if self.http and not is_loopback(_split(self.http, "--http")[0]):
+            raise InvalidSetting(
+                f"--http={self.http} is reached from other machines, and anybody there could read it: give a loopback "
+                "address, e.g. 127.0.0.1:7401, and let what collects metrics run beside the broker"
+            )
         if not CLIENT_MESSAGE_BYTES_MAX <= self.message_bytes_max <= MESSAGE_BYTES_MAX:
             raise InvalidSetting(
                 f"--message-bytes-max={self.message_bytes_max} is out of range: "
@@ -153,6 +160,26 @@ class BrokerConfig:
         if self.zookeeper:
             return ZooKeeperCoordination(self.zookeeper, self.session_timeout_ms)
         return FileCoordination(self.data_dir)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach it."""
+    return host == "localhost" or host == "[::1]" or (host.startswith("127.") and host.count(".") == 3)
+
+
+def http_listener(address: str) -> socket.socket:
+    """A socket that listens at `--http`. Raises `InvalidSetting` if that cannot be."""
+    host, port = _split(address, "--http")
+    listening = socket.socket(socket.AF_INET6 if host.startswith("[") else socket.AF_INET)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host.strip("[]"), port))
+        listening.listen(128)
+    except OSError as error:
+        listening.close()
+        raise InvalidSetting(f"--http {address} cannot be used ({error.strerror}): choose another port") from error
+    listening.setblocking(False)
+    return listening
 
 
 def _dialled(host: str) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import logging
 import secrets
 import signal
+import socket
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
@@ -22,20 +23,21 @@ from mq_broker.broker.administration.purging import Purging
 from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
 from mq_broker.broker.administration.topics import Admin
-from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.config import BrokerConfig, http_listener
 from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.data.produce import Producing
 from mq_broker.broker.data.scheduled import Scheduled
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.broker.groups.ephemeral import EphemeralGroups
 from mq_broker.broker.groups.subscriptions import Delivery
+from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.window_budget import WindowBudget
 from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.broker.metrics.observing import Observing
+from mq_broker.broker.metrics.observing import Observing, QueuesOf
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.dead_letters import DeadLetters
@@ -51,6 +53,7 @@ from mq_broker.broker.queues.length import room
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.broker.queues.outputs import Outputs
 from mq_broker.broker.queues.staging import Staging
+from mq_broker.broker.queues.stuck import Stuck
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
@@ -59,6 +62,7 @@ from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
+from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
@@ -110,6 +114,7 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
 
 async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
     async with contextlib.AsyncExitStack() as undo:
+        http = undo.enter_context(http_listener(config.http)) if config.http else None
         directory = await asyncio.to_thread(DataDirectory.open, config.data_dir, config.broker)
         undo.callback(directory.close)
         coordination = config.make_coordination()
@@ -132,6 +137,7 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         broker = _Broker(config, shell, coordination, directory.cluster_id, await coordination.peer_secret())
         undo.push_async_callback(broker.close)
         hints.to = broker.cluster
+        broker.serve_http(http, undo)
         stopping = shell.spawn(_wait(stop), "stop")
         ends: set[asyncio.Future[None]] = {stopping, shell.failure, writer.died}
         starting = asyncio.create_task(broker.start(), name="start")
@@ -214,7 +220,7 @@ class _Broker:
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
-        held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
+        held = self._held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
         self._clock = RetentionClock()
         self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
         self._producing = Producing(shell, self._topics, held, self._scheduled, lambda at: room(self._declared, at))
@@ -259,8 +265,24 @@ class _Broker:
             (cluster_id, config.rack),
             shares.members_of,
             lambda: self._coordination.condition,
+            self._gauges,
+            QueuesOf(self._delivery_limit, self._stuck.alarms),
         )
         return Groups(shell, self._topics, shares.members_of, shares.counts, shares.end), self._observing
+
+    def _gauges(self) -> dict[str, float]:
+        """What is so now, by the names of metrics."""
+        unpublished, age_s = self._transactions.unpublished()
+        return {**self._shell.gauges(), **self._held.gauges(), "sink_unpublished": unpublished,
+                "sink_unpublished_age_seconds": age_s}  # fmt: skip
+
+    def _delivery_limit(self, partition: Partition, group: str) -> int | None:
+        queue = self._declared.find(partition, group)
+        return queue.settings.delivery_limit if queue is not None else None
+
+    def not_ready(self) -> str:
+        """Why this broker is to be sent no work yet, or no more; empty if it is."""
+        return "" if self._observing.state == "serving" else self._observing.state
 
     def _dropping(self, shell: Shell) -> tuple[Purging, Consumed]:
         """The parts that say which records go, as far as they serve methods."""
@@ -278,6 +300,7 @@ class _Broker:
         self._keys = KeyReading(shell)
         self._filters = FilterReading(shell, self._topics)
         self._working = Working(shell, self._declared, self._clock.now_us, outbox.look, letters.look, self._look)
+        self._stuck = Stuck(shell, self._declared, self._working)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
         return (
@@ -299,6 +322,7 @@ class _Broker:
                     or outbox.alarm(*place)
                     or self._keys.alarm(*place)
                     or self._filters.alarm(*place)
+                    or self._stuck.alarm(*place)
                 ),
                 self._working.blocked_by,
             ),
@@ -313,6 +337,21 @@ class _Broker:
         self._keys.look(gathering, ready)
         self._filters.look(gathering, ready)
 
+    def serve_http(self, listening: socket.socket | None, undo: contextlib.AsyncExitStack) -> None:
+        """From now on, if it is to. What serves it is imported only then."""
+        if listening is None:
+            return
+        from mq_broker.broker.metrics.http import HttpServer, Pages
+
+        server = HttpServer(listening, Pages(self._observing, self.not_ready))
+        server.start()
+        undo.push_async_callback(server.close)
+        counter = LogCounter()
+        logging.getLogger().addHandler(counter)
+        undo.callback(logging.getLogger().removeHandler, counter)
+        host, port = listening.getsockname()[:2]
+        log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
+
     def _read_brokers(self) -> None:
         self.cluster.read_again()
 
@@ -320,6 +359,9 @@ class _Broker:
         self._shell.follow_topics(topics, changed)
         if changed is None or not topics.keys() >= set(changed):
             self._admin.forget(topics)
+            names = {topic.spec.name for topic in topics.values()}
+            for counts in OF_TOPICS:
+                counts.keep(names)
             self._declared.keep(topics)
             self._consumed.keep(topics)
         self._moves.wake()
@@ -356,6 +398,7 @@ class _Broker:
         spawn(Retention(self._shell, self._consumed, self._clock).keep(), "retention")
         spawn(Upkeep(self._shell, self._clock.now_us).keep(), "upkeep of transactions")
         spawn(self._beginning.keep(), "beginning of queue groups")
+        spawn(self._stuck.watch(), "queue groups that stand still")
         spawn(self._leftovers.keep(), "leftovers of queue groups")
         spawn(self._idle.keep(), "idle queue groups")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")

@@ -24,6 +24,7 @@ from kazoo.exceptions import (
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
 
+from mq_broker.measured import COORDINATION
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 
 _log = logging.getLogger(__name__)
@@ -141,7 +142,8 @@ class KazooSession:
             async with asyncio.timeout_at(deadline):
                 await self._slots.acquire()
                 self._send(question, client, loop, future)
-                return await future
+                with COORDINATION.measuring():
+                    return await future
         except TimeoutError as error:
             raise AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time") from error
         except _LOST as error:

@@ -19,8 +19,9 @@ from typing import Any, Final, Protocol, TypeAlias
 import grpc
 from grpc import aio
 
+from mq_broker.measured import LINK_BYTES
 from mq_broker.rpc.framed import FramedWire, Tls, connect
-from mq_broker.rpc.outgoing import FIXED_BYTES, Outgoing, Peer
+from mq_broker.rpc.outgoing import FIXED_BYTES, Outgoing, Peer, told_bytes
 from mq_broker.rpc.outgoing import PeerAddress as PeerAddress
 from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
 from mq_broker.rpc.refusals import Refusals
@@ -390,6 +391,7 @@ class Links:
     def _hear(self, broker: int, incarnation: int, message: LinkMessage) -> None:
         header, hearer_of = message.header, self._listener.hearer
         _check_speaker(header, broker, incarnation)
+        LINK_BYTES.add(str(broker), "in", n=told_bytes(message))
         if header.HasField("beat"):
             self._listener.link_beat(broker, dropped=header.beat.dropped)
         if message.parts or header.append:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from mq_broker.measured import LINK_BYTES, LINK_DROPPED
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.limits import LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
@@ -35,6 +36,13 @@ class Outgoing(NamedTuple):
     ack: pb.AppendAck | None
     parts: Sequence[Buffer]
     size: int
+
+
+def told_bytes(message: Envelope[pb.LinkHeader]) -> int:
+    """About what a message that came took, as `Outgoing.size` counts those that go."""
+    header = message.header
+    fixed = FIXED_BYTES * (len(header.append) + len(header.ack) + len(header.snapshot))
+    return fixed + sum(map(len, message.parts)) + sum(len(part.data) for part in header.snapshot)
 
 
 class Snapshot:
@@ -90,6 +98,7 @@ class Peer:
                 )
             self.dropped += 1
             self.beat_tells_dropped = True
+            LINK_DROPPED.add(str(self.broker))
             return
         self.waiting.append(outgoing)
         self.waiting_bytes += outgoing.size
@@ -138,6 +147,7 @@ class Peer:
             if outgoing.ack is not None:
                 header.ack.append(outgoing.ack)
         self.waiting_bytes -= size - taken
+        LINK_BYTES.add(str(self.broker), "out", n=size)
         if not self.waiting:
             self.dropped = 0
             if not self.snapshots:

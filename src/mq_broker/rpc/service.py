@@ -26,6 +26,7 @@ from grpc import aio
 from mq_broker.rpc.bounds import Gate
 from mq_broker.rpc.bounds import parse as parse  # of answers: requests go through a gate
 from mq_broker.rpc.callers import note_caller
+from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.status import abort
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -128,8 +129,9 @@ def unary_handler(
             remaining = context.time_remaining()
             allowed = REQUEST_TIMEOUT_MS / 1000
             deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
-            request = await bounded.read(data)
-            return (await answer(request, deadline)).SerializeToString()
+            with Measured(name):
+                request = await bounded.read(data)
+                return (await answer(request, deadline)).SerializeToString()
         except Exception as error:  # noqa: BLE001 - the edge of the process: _fail logs and answers, nothing is swallowed
             await _fail(context, name, error)
 
@@ -142,7 +144,8 @@ def stream_handler(name: str, converse: Conversation) -> grpc.RpcMethodHandler[A
     async def handle(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
         try:
             note_caller(context)
-            await converse(context)
+            with Measured(name, stream=True):
+                await converse(context)
         except Exception as error:  # noqa: BLE001 - as above
             await _fail(context, name, error)
 
@@ -155,7 +158,8 @@ def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]])
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         try:
             note_caller(context)
-            await answer(data, context)
+            with Measured(name, stream=True):
+                await answer(data, context)
         except Exception as error:  # noqa: BLE001 - as above
             await _fail(context, name, error)
 

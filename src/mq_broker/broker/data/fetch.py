@@ -19,6 +19,7 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
@@ -96,6 +97,7 @@ class Reading:
             header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
             async with self._held.holding(caller(), sum(described.payload_bytes for described, _ in sent)):
                 await send(Envelope(header, tuple(payload for _, payload in sent)))
+            TOPIC_BYTES_OUT.add(topic.spec.name, "fetch", n=sum(described.payload_bytes for described, _ in sent))
 
     async def _pushdown(self, topic: Topic, request: pb.FetchRequest) -> Pushdown:
         try:

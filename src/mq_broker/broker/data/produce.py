@@ -39,12 +39,13 @@ from mq_broker.core.entries import (
     Stage,
 )
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Room, Wait
+from mq_broker.measured import PRODUCE_BATCHES, PRODUCE_SECONDS
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import ProduceRequests, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import to_wire
+from mq_protocol.error_messages import code_of, to_wire
 from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError
 from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS, SCHEDULED_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
@@ -68,6 +69,7 @@ _ANSWERS_AT_ONCE_MAX: Final = 1_000
 _ANSWERS_BYTES_MAX: Final = 1 << 20
 """Of one message. To encode so much takes a few milliseconds."""
 
+_ACKS: Final = {pb.ALL: "all", pb.LEADER: "leader", pb.NONE: "none"}
 _WAITS: Final = {pb.ALL: Wait.COMMITTED, pb.LEADER: Wait.WRITTEN, pb.NONE: Wait.NOTHING}
 
 
@@ -79,6 +81,7 @@ class _Batch:
     payload: memoryview
     held_bytes: int
     deadline: float
+    began: float
     partition: Partition | None = None
     decoded_bytes: int = 0
     error: TritonMQError | None = None
@@ -191,7 +194,8 @@ class _Stream:
     async def _take(self, request: Envelope[pb.ProduceHeader]) -> None:
         header = request.header
         timeout_ms = min(header.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
-        batch = _Batch(header, request.payload, _held_bytes(request), self._loop.time() + timeout_ms / 1000)
+        now = self._loop.time()
+        batch = _Batch(header, request.payload, _held_bytes(request), now + timeout_ms / 1000, now)
         try:
             topic = await self._producing.topics.get(header.topic)
             if topic.spec.schema and header.schema_fingerprint not in topic.versions:
@@ -261,6 +265,8 @@ class _Stream:
 
     def _answer(self, batch: _Batch, result: Result) -> None:
         answer = pb.ProduceResult(correlation=batch.header.correlation)
+        PRODUCE_SECONDS.add(self._loop.time() - batch.began, _ACKS.get(batch.header.acks, "other"))
+        PRODUCE_BATCHES.add(_code(result))
         if batch.partition is not None and is_scheduled(batch.header):
             self._producing.scheduled.look(batch.partition)
         match result:
@@ -286,6 +292,12 @@ class _Stream:
 
 
 _APPEND: Final[Operation] = Append()
+
+
+def _code(result: Result) -> str:
+    if isinstance(result, Refused):
+        return pb.ErrorCode.Name(code_of(result.error))
+    return "DUPLICATE" if isinstance(result, RecordsThere) or (isinstance(result, Done) and result.duplicate) else "OK"
 
 
 def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:

@@ -21,6 +21,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
+from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
@@ -408,4 +409,5 @@ class _Session:
             subscription.position = batch.base_offset + batch.record_count
         subscription.stand_by_when_done()
         self.mark(subscription)
+        TOPIC_BYTES_OUT.add(partition.topic.spec.name, "push", n=taken)
         return taken

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mq_broker.core.messages import DiskRefused, Event, Flushed, LogReplaced
+from mq_broker.measured import ALARMS
 from mq_broker.storage.interface import OpenJournal
 from mq_broker.storage.offset_index import OffsetIndex
 
@@ -40,6 +41,7 @@ class JournalEvents:
 
     def replaced(self, log_id: str, reason: str) -> None:
         log.warning("%s: the log is another now, %s: %s", self._name, log_id, reason)
+        ALARMS.add("log_replaced")
         self._feed(LogReplaced(log_id, reason))
 
 

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeAlias, assert_never, cast
 
+from mq_broker.broker.host import counting
 from mq_broker.broker.host.arriving import bytes_max
 from mq_broker.broker.host.interface import Host
 from mq_broker.broker.host.observers import Observers
@@ -65,6 +66,7 @@ from mq_broker.core.messages import (
 )
 from mq_broker.core.replication.peer_admission import judge
 from mq_broker.core.replication.replica import Replica
+from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.interface import Frame, Journal
 from mq_protocol import mq_pb2 as pb
@@ -128,7 +130,7 @@ class Partition:
         self._stepping = False
         self._touched = False
         self._changed = False
-        self._led = False
+        self._led = self._taken_up = False
         self._reading_node = False
         self._next_sweep_ms = 0
         self._shortened_ms = -(1 << 40)
@@ -405,11 +407,12 @@ class Partition:
                 self._go_out(effect)
             case Truncate(last_index):
                 self.journal.truncate(last_index)
-            case RoleChanged(leading=leading):
+            case RoleChanged(leading=leading, ready=ready):
                 self._changed = True
                 if self._led and not leading:
                     self.speak()
-                self._led = leading
+                counting.role_changed(self._led, effect)
+                self._led, self._taken_up = leading, ready
                 self._host.role_changed(self)
             case DecisionCommitted(decision):
                 assert isinstance(decision, Decide)
@@ -421,6 +424,7 @@ class Partition:
                     self._handed_over.set_result(successor)
             case Audit(text, alarm):
                 log.log(logging.WARNING if alarm else logging.INFO, "%s", text)
+                ALARMS.add("audit", n=alarm)
             case _:
                 assert_never(effect)
 
@@ -430,6 +434,8 @@ class Partition:
         match effect:
             case Published():
                 self.index.append(effect)
+                start = self.replica.epoch_start
+                counting.published(self.topic.spec.name, start, effect, taken_up=self._taken_up)
             case Trimmed(log_start_offset):
                 self.index.trim(log_start_offset)
                 self.shorten_due = True
@@ -482,6 +488,7 @@ class Partition:
         outcome, version = await self._host.coordination.write_state(
             self.topic.spec.topic_id, self.number, effect.expected_version, state
         )
+        counting.node_written(self.replica.isr, state, outcome)
         self.feed(CasAnswer(state.token, outcome, version))
 
     # ------------------------------------------------------------------ what changes while it is open

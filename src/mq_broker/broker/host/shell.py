@@ -136,6 +136,10 @@ class Shell:
         self._node_writes.add(task)
         task.add_done_callback(self._node_writes.discard)
 
+    def gauges(self) -> dict[str, float]:
+        """What waits for the disk and is kept in memory, by the names of metrics."""
+        return self._writer.gauges()
+
     async def disk_room(self) -> None:
         """Returns once the disk keeps up: until then producers must wait."""
         await self._writer.room()

@@ -38,6 +38,7 @@ class TopicRow:
     bytes: int = 0
     staged_batches: int = 0
     oldest_staged_us: int = 0
+    retention_ms: int | None = None
 
     def add(self, row: PartitionRow) -> None:
         """Count a partition in."""
@@ -66,10 +67,29 @@ class GroupRow:
     moved_us: int = 0
 
 
+@dataclass(slots=True)
+class QueueRow:
+    """A queue group, of the partitions that this broker leads: records by their state, since when the first of those
+    that are ready has been there, and how many were settled since the group was made, by outcome. `stuck`: in so many
+    partitions it stands still although it has work."""
+
+    topic: str
+    group: str
+    ready: int = 0
+    leased: int = 0
+    delayed: int = 0
+    doomed: int = 0
+    parked: int = 0
+    oldest_ready_us: int = 0
+    settled: dict[str, int] = field(default_factory=dict)
+    stuck: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Observation:
     """`values`: numbers of the broker itself, by the names of their metrics. `links`: to each other registered broker,
-    whether there is one. `left_out`: how many cursors were not looked at, since there are too many. `partitions` and
+    whether there is one. `left_out`: how many cursors were not looked at, since there are too many; of
+    queue groups, how many runs of records. `partitions` and
     `topics` are in order of name, `groups` in no order."""
 
     broker: int
@@ -85,4 +105,5 @@ class Observation:
     topics: list[TopicRow]
     partitions: list[PartitionRow]
     groups: list[GroupRow]
+    queues: list[QueueRow]
     left_out: int = 0

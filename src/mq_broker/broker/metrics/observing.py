@@ -11,16 +11,17 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metrics.answering import answer
-from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, TopicRow
+from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, QueueRow, TopicRow
+from mq_broker.broker.metrics.queue_rows import LimitOf, walk_queues
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.names import check_topic_name
@@ -47,6 +48,14 @@ DISK_PATIENCE_S: Final = 0.25
 MembersOf = Callable[[Partition, str], list[str]]
 
 
+class QueuesOf(NamedTuple):
+    """What is known of queue groups: the delivery limit of one that is declared, and which stand still in how many
+    partitions."""
+
+    limit_of: LimitOf = lambda *_: None
+    stuck: Callable[[], Mapping[tuple[str, str], int]] = dict
+
+
 @dataclass(slots=True)
 class _Gathered:
     """What was found so far."""
@@ -54,9 +63,19 @@ class _Gathered:
     partitions: list[PartitionRow] = field(default_factory=list)
     topics: dict[str, TopicRow] = field(default_factory=dict)
     groups: dict[tuple[str, str], GroupRow] = field(default_factory=dict)
+    queues: dict[tuple[str, str], QueueRow] = field(default_factory=dict)
+    unheard_ms: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     cursors: int = 0
     left_out: int = 0
+
+    def room(self) -> bool:
+        """Whether one more may be looked at; it is counted."""
+        if self.cursors >= CURSORS_MAX:
+            self.left_out += 1
+            return False
+        self.cursors += 1
+        return True
 
 
 class Observing:
@@ -71,8 +90,10 @@ class Observing:
         identity: tuple[str, str],
         members_of: MembersOf,
         condition: Callable[[], str],
+        gauges: Callable[[], Mapping[str, float]] = dict,
+        queues: QueuesOf | None = None,
     ) -> None:
-        """`identity`: the cluster's id, and this broker's rack."""
+        """`identity`: the cluster's id, and this broker's rack. `gauges`: what others know, by the names of metrics."""
         self.state = "starting"
         self._shell = shell
         self._cluster = cluster
@@ -80,6 +101,8 @@ class Observing:
         self._cluster_id, self._rack = identity
         self._members_of = members_of
         self._condition = condition
+        self._gauges = gauges
+        self._queues = queues or QueuesOf()
         self._clock = asyncio.get_running_loop().time
         self._newest: Observation | None = None
         self._good_until = 0.0
@@ -113,6 +136,7 @@ class Observing:
         began = self._clock()
         try:
             self._newest = await self._gather()
+            self._newest.values["observation_seconds"] = self._clock() - began
             self._told.clear()
             self._good_until = self._clock() + max(OBSERVATION_AGE_MS / 1000, REST_SHARE * (self._clock() - began))
             return self._newest
@@ -138,6 +162,11 @@ class Observing:
         values: dict[str, float] = {name: float(found.counts[name]) for name in _COUNTED}
         values.update(await self._disk())
         values["brokers_live"] = float(len(self._cluster.brokers))
+        values["replica_unheard_seconds"] = found.unheard_ms / 1000
+        values.update(self._gauges())
+        for (topic, group), stuck in self._queues.stuck().items():
+            if (topic, group) in found.queues:
+                found.queues[topic, group].stuck = stuck
         connected = set(self._shell.links.connected())
         others = sorted(connected.union(self._cluster.brokers) - {self._shell.broker})
         return Observation(
@@ -154,6 +183,7 @@ class Observing:
             topics=list(found.topics.values()),
             partitions=found.partitions,
             groups=list(found.groups.values()),
+            queues=list(found.queues.values()),
             left_out=found.left_out,
         )
 
@@ -186,11 +216,15 @@ class Observing:
             topic = found.topics.get(row.topic)
             if topic is None:
                 topic = found.topics[row.topic] = TopicRow(row.topic)
+                topic.retention_ms = partition.topic.settings.retention_ms
             topic.add(row)
             _count(partition, row, found.counts)
             yield
             if row.leads:
+                found.unheard_ms = max(found.unheard_ms, *row.unheard_ms.values(), 0)
                 yield from self._walk_cursors(partition, found)
+                now_us = time.time_ns() // 1000
+                yield from walk_queues(partition, found.queues, self._queues.limit_of, now_us, found.room)
 
     def _walk_cursors(self, partition: Partition, found: _Gathered) -> Iterator[None]:
         topic = partition.topic.spec.name

@@ -101,6 +101,11 @@ class Gathering:
 
     # ------------------------------------------------------------------ who asks
 
+    @property
+    def asked(self) -> bool:
+        """Whether somebody waits to be lent any record, whatever is in it."""
+        return any(asking.has_room and not asking.filter for asking in self._asking.values())
+
     def ask(self, asking: Asking) -> None:
         """Have it answered once something is lent, or there is something to tell. It takes the place of a request of
         the same member."""

@@ -220,6 +220,12 @@ class Working:
         gathering = led.groups.get(group) if led is not None else None
         return gathering.blocked_by() if gathering is not None else None
 
+    def asked(self, partition: Partition, group: str) -> bool:
+        """Whether a member waits to be lent any record."""
+        led = self._groups.get(partition)
+        gathering = led.groups.get(group) if led is not None else None
+        return gathering is not None and gathering.asked
+
     def settings_changed(self) -> None:
         """Queue groups were declared, changed or deleted."""
         for partition in self._shell.partitions():

@@ -50,6 +50,10 @@ class Held:
         self._of: dict[str, int] = {}
         self._freed = asyncio.Event()
 
+    def gauges(self) -> dict[str, float]:
+        """What is held, and the mark, by the names of metrics."""
+        return {"client_memory_bytes": self.bytes, "client_memory_bytes_max": self._high}
+
     def add(self, caller: str, count: int) -> None:
         self.bytes += count
         self._of[caller] = self._of.get(caller, 0) + count

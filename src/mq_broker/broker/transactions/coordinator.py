@@ -37,6 +37,7 @@ from mq_broker.broker.transactions.requests import (
 from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, TransactionKey
 from mq_broker.core.machine.state import StagedBatch
 from mq_broker.core.messages import AreStaged, Decided
+from mq_broker.measured import SINK_DECISIONS
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
@@ -79,6 +80,7 @@ class _Publishing:
     drivers: list[asyncio.Future[None]] = field(default_factory=list)
     alarm: TritonMQError | None = None
     task: asyncio.Task[None] | None = None
+    began_ns: int = field(default_factory=time.monotonic_ns)
 
     def tell(self, error: TritonMQError | None) -> None:
         drivers, self.drivers = self.drivers, []
@@ -122,6 +124,7 @@ class Transactions:
             await self._check_staged(decide, deadline)
         result = await partition.ask(decide, deadline, keep_on_mismatch=request.keep_on_mismatch)
         assert isinstance(result, Decided)
+        SINK_DECISIONS.add("repeated" if result.already else "decided")
         if result.already:
             self._discard_attempt(partition, decide)
         if not result.finished:
@@ -195,6 +198,11 @@ class Transactions:
             raise NotLeader(
                 f"broker {self._shell.broker} is not the coordinator of query {key.query_id!r}; {hint}", leader
             ) from error
+
+    def unpublished(self) -> tuple[int, float]:
+        """How many decisions are not published yet, and for how many seconds the oldest has been on its way here."""
+        began_ns = [publishing.began_ns for publishing in self._publishing.values()]
+        return len(began_ns), (time.monotonic_ns() - min(began_ns)) / 1e9 if began_ns else 0.0
 
     async def wait_until_published(self, partition: Partition, decide: Decide, deadline: float) -> None:
         """Raises `OutcomeUnknown` past the deadline, and what stands in its way if something does."""

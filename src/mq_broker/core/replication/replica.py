@@ -86,6 +86,11 @@ class Replica:
         return isinstance(self._role, Leader) and self._role.ready
 
     @property
+    def epoch_start(self) -> int:
+        """The first entry of its leadership; 0 while it does not lead."""
+        return self._role.epoch_start if isinstance(self._role, Leader) else 0
+
+    @property
     def trimming(self) -> bool:
         """Leads, and has records that are about to be dropped."""
         return isinstance(self._role, Leader) and self._role.trimming

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
+from mq_broker.measured import FSYNC
 from mq_broker.storage.files import Files
 from mq_broker.storage.journal.segments import LogFiles, Outcome, OutcomeListener
 
@@ -118,7 +119,8 @@ class BackgroundSyncs:
         while (asked := self._asked.get()) is not None:
             fd, done = asked
             try:
-                self._files.sync(fd)
+                with FSYNC.measuring("background"):
+                    self._files.sync(fd)
             except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
                 done.set_exception(error)
             else:

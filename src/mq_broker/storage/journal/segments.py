@@ -33,6 +33,7 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, assert_never
 
 import google_crc32c
 
+from mq_broker.measured import DISK_REFUSALS, FSYNC, FSYNC_FAILURES
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import WRITE_PARTS_MAX, Files
 from mq_broker.storage.identity import LogIdentity
@@ -218,7 +219,8 @@ class LogFiles:
                 return False
             return True
         try:
-            self._files.sync(self._fd)
+            with FSYNC.measuring("commit"):
+                self._files.sync(self._fd)
         except OSError as error:
             self._sync_failed(error)
             return False
@@ -379,6 +381,7 @@ class LogFiles:
         return True
 
     def _refuse(self, first_index: int, error: OSError) -> None:
+        DISK_REFUSALS.add()
         self._refused = (
             first_index,
             f"{self.directory} takes no more ({error.strerror}): free space there, or make it writable again",
@@ -433,6 +436,7 @@ class LogFiles:
     def _sync_failed(self, error: OSError) -> None:
         """What was written since the last sync may or may not be on the disk, and asking again would answer "yes" (trap
         16)."""
+        FSYNC_FAILURES.add()
         self._renew(
             f"a sync of {segment_path(self.directory, self._segment)} failed ({error.strerror}): check that disk"
         )

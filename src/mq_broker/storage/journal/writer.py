@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from mq_broker.measured import WRITER_BYTES, WRITER_ROUND
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.frame_caches import FrameCaches
@@ -82,6 +83,16 @@ class Writer:
         """False: the disk does not keep up; let producers wait until it does."""
         return self.pending_bytes < WRITER_PENDING_BYTES_MAX and self.pending_orders < WRITER_PENDING_ORDERS_MAX
 
+    def gauges(self) -> dict[str, float]:
+        """What waits, its bounds, and what journals keep in memory, by the names of metrics."""
+        return {
+            "writer_queue_bytes": self.pending_bytes,
+            "writer_queue_bytes_max": WRITER_PENDING_BYTES_MAX,
+            "writer_queue_orders": self.pending_orders,
+            "writer_queue_orders_max": WRITER_PENDING_ORDERS_MAX,
+            "frame_cache_bytes": self.caches.bytes,
+        }
+
     async def room(self) -> None:
         """Wait until there is room. However many wait, none of them polls."""
         while not self.has_room:
@@ -131,7 +142,10 @@ class Writer:
         """Wait for something to do, do all that there is, and say what came of it. Whether it was the last round."""
         jobs, stopping = self._gather()
         if jobs:
-            self._post(self._deliver, self._carry_out(jobs), len(jobs), sum(job.nbytes for job in jobs))
+            with WRITER_ROUND.measuring():
+                outcomes = self._carry_out(jobs)
+            WRITER_BYTES.add(n=sum(job.nbytes for job in jobs))
+            self._post(self._deliver, outcomes, len(jobs), sum(job.nbytes for job in jobs))
         outcomes = self.syncs.finish() if stopping else self.syncs.work()
         if outcomes:
             self._post(self._deliver, outcomes, 0, 0)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mq_broker.core.messages import RecoveredLog
+from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
 from mq_broker.storage.identity import FILE_NAME, Cut, LogIdentity, boot_id, load_identity, new_log_id
@@ -108,6 +109,7 @@ def _open_files(directory: Path, place: Place, durability: str, files: Files, to
         except LogDamaged as damage:
             identity = _repair(directory, place, another, damage, files)
             damaged = str(damage)
+            ALARMS.add("damage")
             recovered = recover(directory, place, files, clean=False, lossy=lossy, rebooted=rebooted)
     except OSError as error:
         if error.errno == errno.EIO:

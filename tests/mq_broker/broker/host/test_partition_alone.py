@@ -76,6 +76,7 @@ class World:
         self.links = self.arriving = None
         self.machine = SimpleNamespace(next_offset=10, oldest_staged_index=lambda: None, due_times=DueTimes())
         self.replica: Any = SimpleNamespace(
+            epoch_start=0,
             leading=True,
             ready=True,
             leader=1,

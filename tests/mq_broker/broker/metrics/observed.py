@@ -23,11 +23,14 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
         "staged": {},
         "asleep": True,
         "unheard_ms": {},
+        "work": {},
+        "retention_ms": None,
         **given,
     }
     moving = {number: SimpleNamespace(target=fields["moving_to"])} if fields["moving_to"] else {}
     machine = SimpleNamespace(
         staged=fields["staged"],
+        work=fields["work"],
         due_times=[each for each in fields["staged"].values() if each.due_us],
         cursors={group: Cursor(offset, "spark", 70 + offset) for group, offset in fields["cursors"].items()},
     )
@@ -35,7 +38,7 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
         number=number,
         topic=SimpleNamespace(
             spec=SimpleNamespace(name=topic, moving=moving),
-            settings=SimpleNamespace(min_insync_replicas=fields["least"]),
+            settings=SimpleNamespace(min_insync_replicas=fields["least"], retention_ms=fields["retention_ms"]),
         ),
         closed=False,
         serving=fields["serving"],

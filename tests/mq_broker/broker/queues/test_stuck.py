@@ -1,0 +1,120 @@
+"""A queue group that stands still although it has work is an alarm, once, until it moves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.metadata.topics import Topic
+from mq_broker.broker.queues.declared import Declared
+from mq_broker.broker.queues.stuck import STUCK_MS, Stuck
+from mq_broker.coordination.interface import QueueSpec
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Accept, Lease
+from mq_broker.measured import ALARMS
+from tests.mq_broker.broker.queues.test_describing import TOPIC, World, run
+
+
+class Watched:
+    """A group of a hundred records, and whether a member asks for them. Time is the test's."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.asks = True
+        self.now_ms = 0
+        working: Any = self
+        self.stuck = Stuck(world.broker, Declared(world.broker), working)
+
+    def asked(self, _partition: object, _group: str) -> bool:
+        return self.asks
+
+    def later(self, milliseconds: int) -> str:
+        """So much later, the alarm."""
+        self.now_ms += milliseconds
+        self.stuck.look(self.world.partition, self.now_ms)
+        return self.stuck.alarm("t-0", "g")
+
+
+def watched(tmp_path: Path, scenario: Callable[[Watched], Awaitable[None]]) -> None:
+    async def with_it(world: World) -> None:
+        await scenario(Watched(world))
+
+    run(tmp_path, with_it)
+
+
+def test_ready_records_that_members_ask_for_and_nobody_is_lent_are_an_alarm_after_a_minute(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(seen: Watched) -> None:
+        before = ALARMS.rows()["queue_stuck",]
+        assert seen.later(0) == ""
+        assert seen.later(STUCK_MS - 1) == ""
+        assert "records from offset 0 on are ready" in seen.later(1)
+        assert seen.stuck.alarms() == {("t", "g"): 1}
+        seen.later(STUCK_MS)
+        assert ALARMS.rows()["queue_stuck",] == before + 1
+        assert len([each for each in caplog.records if "queue group g stands still" in each.getMessage()]) == 1
+        await seen.world.write(Lease(((0, 10),), "m"))
+        assert seen.later(1) == ""
+        assert seen.stuck.alarms() == {}
+        assert seen.later(STUCK_MS) != ""
+        assert ALARMS.rows()["queue_stuck",] == before + 2
+        await seen.world.write(Accept(((0, 10),)))
+        assert seen.later(1) == ""
+
+    with caplog.at_level(logging.WARNING):
+        watched(tmp_path, scenario)
+
+
+def test_what_has_no_reason_to_move_is_no_alarm(tmp_path: Path) -> None:
+    async def nobody_asks(seen: Watched) -> None:
+        seen.asks = False
+        assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
+
+    async def all_is_lent(seen: Watched) -> None:
+        await seen.world.write(Lease(((0, 100),), "m"))
+        assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
+
+    watched(tmp_path / "a", nobody_asks)
+    watched(tmp_path / "b", all_is_lent)
+
+
+@pytest.mark.parametrize("settings", [{"paused": "true"}, {"order": "key"}])
+def test_a_pause_and_an_order_that_waits_for_a_lease_are_no_alarm(tmp_path: Path, settings: dict[str, str]) -> None:
+    async def scenario(seen: Watched) -> None:
+        await seen.world.write(Lease(((0, 1),), "m"))
+        queues = {"g": QueueSpec(3, settings=settings)}
+        seen.world.broker.follow_topics({"id": Topic.of(replace(TOPIC.spec, queues=queues))})
+        await asyncio.sleep(0)
+        assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
+
+    watched(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("bound", "reached", "says"), [("outbox_full", True, "decisions"), ("fresh_room", 0, "runs")])
+def test_a_bound_that_stays_reached_is_an_alarm_although_nobody_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, reached: object, says: str
+) -> None:
+    async def scenario(seen: Watched) -> None:
+        seen.asks = False
+        monkeypatch.setattr(WorkState, bound, lambda _self: reached)
+        seen.later(0)
+        assert says in seen.later(STUCK_MS)
+
+    watched(tmp_path, scenario)
+
+
+def test_what_is_led_elsewhere_now_is_forgotten(tmp_path: Path) -> None:
+    async def scenario(seen: Watched) -> None:
+        seen.later(0)
+        assert seen.later(STUCK_MS) != ""
+        await seen.world.partition.hand_over(seen.world.broker.now_ms())
+        assert seen.later(1) == ""
+
+    watched(tmp_path, scenario)
