@@ -62,7 +62,7 @@ QUEUES = (
         "core.work.settling:_Entry._settle_with_outputs",
         "held = lease == settle.lease and state.leases[settle.lease].member == member",
         "held = True",
-        ("queue", "lead"),
+        ("queue", "cut", "isolate"),
     ),
     Fault(
         "clocks go on while their leader stands still",

@@ -141,6 +141,27 @@ async def alter(broker: Broker, text: str) -> None:
     await broker.ask("AlterQueue", request)
 
 
+def test_a_filter_that_is_refused_leaves_the_former_one(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", schema=NUMBERS)
+            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings={"filter": "n = 1"}))
+            paused = pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings={"paused": "true"})
+            for settings in (
+                {"filter": "n >"},
+                {"filter": "n = 2", "lease_ms": "0"},
+                {"filter": "", "filtre": "n = 2"},
+            ):
+                with pytest.raises(InvalidSetting):
+                    await broker.ask(
+                        "AlterQueue",
+                        pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings=settings),
+                    )
+                assert (await broker.ask("AlterQueue", paused)).queue.settings["filter"] == "n = 1"
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "why"),
     [

@@ -57,6 +57,19 @@ def test_a_lease_is_named_by_the_entry_and_the_step_that_made_it() -> None:
     assert LeaseId(7, 2, 1) < LeaseId(8, 1, 0), "a later leader's leases are later, whatever its indexes are"
 
 
+def test_what_becomes_of_a_record_in_one_group_is_nothing_to_another() -> None:
+    group = Group()
+    group.groups.apply("h", 1, (Begin(0), Lease(((0, 3),), "c")), 1, 9, (0, END))
+    before = group.groups["h"].frozen()
+    for _ in range(3):
+        group.take(Lease(((0, 2),), "a"))
+        group.take(Return(((0, 2),), charged=True))
+    group.take(Lease(((0, 2),), "a"))
+    group.take(Reject(((0, 1),)), Accept(((1, 2),)))
+    assert group.groups["h"].frozen() == before
+    assert group.groups["h"].counts(0) == (1, 0)
+
+
 def test_two_members_never_hold_one_record() -> None:
     state = Group().take(Lease(((0, 5),), "a"), Lease(((3, 9),), "b"))
     assert [state.holder(offset) for offset in (4, 5)] == [(LeaseId(1, 2, 0), "a"), (LeaseId(1, 2, 1), "b")]

@@ -1,0 +1,37 @@
+"""The tables of README.md, "Rules of queues": each clause has a planted fault, each rule a script or a test."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.simulation.real.planted import FAULTS
+from tests.test_scenarios import fault
+
+README = Path(__file__).parent / "README.md"
+RULES = 24
+LATER = "planned: push sessions"
+
+
+def tables() -> tuple[list[list[str]], list[list[str]]]:
+    """The rows of the two tables: of clauses, and of rules."""
+    section = README.read_text().split("\n## Rules of queues\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:1] == "|"]
+    rows = [row for row in rows if re.match(r"\d|bounds", row[0])]
+    first_rule = next(at for at, row in enumerate(rows) if at and row[0] == "1" and rows[at - 1][0] == "bounds")
+    return rows[:first_rule], rows[first_rule:]
+
+
+def test_each_clause_that_must_not_be_left_out_is_left_out_by_a_planted_fault() -> None:
+    clauses, _ = tables()
+    planted = {each.name for each in FAULTS}
+    named = [name for *_, names in clauses for name in names.split("; ")]
+    assert len(clauses) >= 22
+    assert [name for name in named if name not in planted and name != LATER] == []
+
+
+def test_each_rule_has_a_script_or_a_test() -> None:
+    _, rules = tables()
+    assert [row[0] for row in rules] == [str(number) for number in range(1, RULES + 1)]
+    proofs = [proof for *_, proofs in rules for proof in proofs.split(", ") if proof != LATER]
+    assert [(proof, why) for proof in proofs if (why := fault(proof))] == []
