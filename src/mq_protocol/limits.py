@@ -81,6 +81,18 @@ LEASES_HELD_MAX: Final = 10_000
 SETTLES_MAX: Final = 8_000
 """Outcomes in one request, as many as it may have ranges."""
 
+WORK_SESSIONS_AT_ONCE_MAX: Final = 1_000
+"""Sessions of members of queue groups that one message of a stream names."""
+
+WORK_SESSIONS_MAX: Final = 1_000
+"""The same of one partition: as many as may wait there by requests of their own."""
+
+WORK_SESSIONS_PER_BROKER_MAX: Final = 20_000
+
+CREDIT_RECORDS_MAX: Final = 1 << 31
+CREDIT_BYTES_MAX: Final = 1 << 40
+"""What a member of a queue group may allow a leader to lend beside what it was lent: more is a mistake."""
+
 OUTPUT_PARTITIONS_MAX: Final = 64
 OUTPUT_BATCHES_MAX: Final = 8_192
 """Of one ack with outputs: partitions that it names, and batches in all. They stand in one entry."""

@@ -173,6 +173,20 @@ BROKER: Final = Service(
         bound=Bound(lists=_SETTLES),
     ),
     Method(
+        "Work",
+        pb.WorkRequest,
+        pb.WorkResponse,
+        Kind.CONVERSATION,
+        bound=Bound(
+            lists={
+                "sessions": Elements(limits.WORK_SESSIONS_AT_ONCE_MAX, ("session",)),
+                "sessions.open.held": Elements(limits.LEASES_HELD_MAX),
+                "sessions.check": Elements(limits.LEASES_HELD_MAX),
+                **{f"sessions.{path}": elements for path, elements in _SETTLES.items()},
+            }
+        ),
+    ),
+    Method(
         "Observe",
         pb.ObserveRequest,
         pb.ObserveResponse,

@@ -2936,6 +2936,342 @@ class SettleResponse(_message.Message):
 Global___SettleResponse: _TypeAlias = SettleResponse  # noqa: Y015
 
 @_typing.final
+class WorkRequest(_message.Message):
+    """A stream of sessions: one for each member and partition that the broker leads. Who has one is pushed its records. What
+    breaks the stream ends them all; opened anew in time, at the same leader or another, nothing is delivered again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionRequest]: ...
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SessionRequest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkRequest: _TypeAlias = WorkRequest  # noqa: Y015
+
+@_typing.final
+class SessionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    OPEN_FIELD_NUMBER: _builtins.int
+    TERMS_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    SETTLES_FIELD_NUMBER: _builtins.int
+    CLOSE_FIELD_NUMBER: _builtins.int
+    CHECK_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    """the client's number of it on this stream"""
+    close: _builtins.bool
+    """its leases go back, uncharged. Nothing more is said of it"""
+    @_builtins.property
+    def open(self) -> Global___WorkOpen:
+        """first, once"""
+
+    @_builtins.property
+    def terms(self) -> Global___WorkTerms:
+        """with open, and whenever they change"""
+
+    @_builtins.property
+    def credit(self) -> Global___WorkCredit: ...
+    @_builtins.property
+    def settles(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettleOne]:
+        """numbered from 1 on in the session. EXTEND among them; no outputs: those go by Settle"""
+
+    @_builtins.property
+    def check(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
+        """the member is told which of these are gone"""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        open: Global___WorkOpen | None = ...,
+        terms: Global___WorkTerms | None = ...,
+        credit: Global___WorkCredit | None = ...,
+        settles: _abc.Iterable[Global___SettleOne] | None = ...,
+        close: _builtins.bool = ...,
+        check: _abc.Iterable[Global___LeaseId] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "open", b"open", "terms", b"terms"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check", b"check", "close", b"close", "credit", b"credit", "open", b"open", "session", b"session", "settles", b"settles", "terms", b"terms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionRequest: _TypeAlias = SessionRequest  # noqa: Y015
+
+@_typing.final
+class WorkOpen(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    MEMBER_KEY_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    partition: _builtins.int
+    group: _builtins.str
+    topic_id: _builtins.str
+    member: _builtins.str
+    member_key: _builtins.bytes
+    """as in LeaseRequest"""
+    @_builtins.property
+    def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldLease]:
+        """what the member has of this partition: all else that is leased to it goes back"""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        group: _builtins.str = ...,
+        topic_id: _builtins.str = ...,
+        member: _builtins.str = ...,
+        member_key: _builtins.bytes = ...,
+        held: _abc.Iterable[Global___HeldLease] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "held", b"held", "member", b"member", "member_key", b"member_key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkOpen: _TypeAlias = WorkOpen  # noqa: Y015
+
+@_typing.final
+class HeldLease(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___LeaseId: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lease: Global___LeaseId | None = ...,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldLease: _TypeAlias = HeldLease  # noqa: Y015
+
+@_typing.final
+class WorkTerms(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_MS_FIELD_NUMBER: _builtins.int
+    ACCEPT_FIELD_NUMBER: _builtins.int
+    WORKING_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
+    lease_ms: _builtins.int
+    accept: _builtins.bool
+    working: _builtins.int
+    priority: _builtins.int
+    filter: _builtins.str
+    def __init__(
+        self,
+        *,
+        lease_ms: _builtins.int = ...,
+        accept: _builtins.bool = ...,
+        working: _builtins.int = ...,
+        priority: _builtins.int = ...,
+        filter: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accept", b"accept", "filter", b"filter", "lease_ms", b"lease_ms", "priority", b"priority", "working", b"working"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkTerms: _TypeAlias = WorkTerms  # noqa: Y015
+
+@_typing.final
+class WorkCredit(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    WATCH_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    """that may be lent in all, from the session's beginning. Below what was lent: nothing more"""
+    bytes: _builtins.int
+    """the same. One record may pass it"""
+    watch: _builtins.bool
+    """the member has room elsewhere: it is told when something is ready here"""
+    def __init__(
+        self,
+        *,
+        records: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        watch: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "records", b"records", "watch", b"watch"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkCredit: _TypeAlias = WorkCredit  # noqa: Y015
+
+@_typing.final
+class WorkResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEADER_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    payload: _builtins.bytes
+    @_builtins.property
+    def header(self) -> Global___WorkHeader: ...
+    def __init__(
+        self,
+        *,
+        header: Global___WorkHeader | None = ...,
+        payload: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "payload", b"payload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkResponse: _TypeAlias = WorkResponse  # noqa: Y015
+
+@_typing.final
+class WorkHeader(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[Global___SessionResponse]: ...
+    def __init__(
+        self,
+        *,
+        sessions: _abc.Iterable[Global___SessionResponse] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkHeader: _TypeAlias = WorkHeader  # noqa: Y015
+
+@_typing.final
+class SessionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
+    LEASE_FIELD_NUMBER: _builtins.int
+    LENT_BYTES_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
+    READY_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    ACTIVE_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    lent_bytes: _builtins.int
+    """what the lease counts for of the credit"""
+    ready: _builtins.bool
+    """whether more is ready than the credit allows"""
+    credit: _builtins.int
+    """the records of a credit that took some back, once it holds"""
+    active: _builtins.bool
+    """with order=all: whether this member is the one that is lent records here"""
+    @_builtins.property
+    def error(self) -> Global___Error:
+        """the session is over"""
+
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___NumberedAnswer]:
+        """of settles, once they are committed. Before what the same entry lent"""
+
+    @_builtins.property
+    def lease(self) -> Global___LeaseResponse:
+        """without a payload of its own"""
+
+    @_builtins.property
+    def gone(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseId]:
+        """of those held or checked: none of their records is the member's any more"""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        error: Global___Error | None = ...,
+        answers: _abc.Iterable[Global___NumberedAnswer] | None = ...,
+        lease: Global___LeaseResponse | None = ...,
+        lent_bytes: _builtins.int = ...,
+        gone: _abc.Iterable[Global___LeaseId] | None = ...,
+        ready: _builtins.bool | None = ...,
+        credit: _builtins.int | None = ...,
+        active: _builtins.bool | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_credit", b"_credit", "_ready", b"_ready", "active", b"active", "credit", b"credit", "error", b"error", "lease", b"lease", "ready", b"ready"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active", b"_active", "_credit", b"_credit", "_ready", b"_ready", "active", b"active", "answers", b"answers", "credit", b"credit", "error", b"error", "gone", b"gone", "lease", b"lease", "lent_bytes", b"lent_bytes", "ready", b"ready", "session", b"session"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__active: _TypeAlias = _typing.Literal["active"]  # noqa: Y015
+    _WhichOneofArgType__active: _TypeAlias = _typing.Literal["_active", b"_active"]  # noqa: Y015
+    _WhichOneofReturnType__credit: _TypeAlias = _typing.Literal["credit"]  # noqa: Y015
+    _WhichOneofArgType__credit: _TypeAlias = _typing.Literal["_credit", b"_credit"]  # noqa: Y015
+    _WhichOneofReturnType__ready: _TypeAlias = _typing.Literal["ready"]  # noqa: Y015
+    _WhichOneofArgType__ready: _TypeAlias = _typing.Literal["_ready", b"_ready"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__active) -> _WhichOneofReturnType__active | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__credit) -> _WhichOneofReturnType__credit | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ready) -> _WhichOneofReturnType__ready | None: ...
+
+Global___SessionResponse: _TypeAlias = SessionResponse  # noqa: Y015
+
+@_typing.final
+class NumberedAnswer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    ANSWER_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    @_builtins.property
+    def answer(self) -> Global___SettleAnswer: ...
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        answer: Global___SettleAnswer | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NumberedAnswer: _TypeAlias = NumberedAnswer  # noqa: Y015
+
+@_typing.final
 class DescribeQueueRequest(_message.Message):
     """Asked of the partitions' leaders."""
 

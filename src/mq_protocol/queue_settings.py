@@ -29,6 +29,7 @@ LEASE_MS_CEILING: Final = 12 * _HOUR_MS
 MEMBER_PRIORITY_MAX: Final = 31
 """Of a member of a queue group; the lowest is 0."""
 
+RESUME_MS_CEILING: Final = 600_000
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 LENGTH_MAX_CEILING: Final = 16_777_216
 TTL_MS_FLOOR: Final = 1_000
@@ -87,6 +88,7 @@ class QueueSettings:
     columns elsewhere; empty for none. `ttl_ms`, `idle_ms`: 0 for ever."""
 
     lease_ms: int = 30_000
+    resume_ms: int = 3_000
     delivery_limit: int = 10
     retry_ms: int = 1_000
     retry_factor: float = 2.0
@@ -115,6 +117,14 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             "1s to 12h",
             "how long a member may work on a record before others get it; the time runs while it is worked on, not "
             "while it waits in the member's memory",
+            live=True,
+        ),
+        Setting(
+            "resume_ms",
+            "3s",
+            "0 to 10m",
+            "how long a member whose connection broke may take to come back before others get what it had; the records "
+            "that it worked on count as failed then",
             live=True,
         ),
         Setting(
@@ -224,10 +234,7 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
     )
 }
 
-NOT_BUILT: Final = (
-    "resume_ms",
-    *("bytes_max", "dropped"),
-)
+NOT_BUILT: Final = ("bytes_max", "dropped")
 """Settings that are planned: whoever gives one is told so."""
 
 
@@ -254,6 +261,7 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
 
     return QueueSettings(
         lease_ms=time_ms("lease_ms", usual.lease_ms, LEASE_MS_FLOOR, LEASE_MS_CEILING),
+        resume_ms=time_ms("resume_ms", usual.resume_ms, 0, RESUME_MS_CEILING),
         delivery_limit=_number(given, "delivery_limit", usual.delivery_limit, 0, 1_000, _whole),
         retry_ms=time_ms("retry_ms", usual.retry_ms, 0, RETRY_MS_CEILING),
         retry_factor=_number(given, "retry_factor", usual.retry_factor, 1.0, 10.0, _factor),

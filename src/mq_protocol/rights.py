@@ -240,6 +240,14 @@ RIGHTS: Final[Mapping[str, Row]] = {
     ),
     "Lease": Row(_members(pb.LeaseRequest), waits=True),
     "Settle": Row(_members(pb.SettleRequest)),
+    "Work": Row(
+        (
+            _topic(pb.WorkRequest, _O.READ, "sessions.open.topic"),
+            _group(pb.WorkRequest, _O.READ, "sessions.open.group"),
+            _topic(pb.WorkRequest, _O.WRITE, "sessions.settles.outputs.topic"),
+        ),
+        waits=True,
+    ),
     "Observe": Row((_cluster(_O.METRICS),), says="Tells the names of all topics and groups."),
     "Produce": Row((_topic(pb.ProduceHeader, _O.WRITE),), says="Judged for each batch.", waits=True),
     "Fetch": Row((_topic(pb.FetchRequest, _O.READ),), waits=True),

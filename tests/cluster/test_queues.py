@@ -8,7 +8,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from mq_client import Producer, Queue
+from mq_client import LeasedRecord, Producer, Queue
 from tests.cluster.harness import Cluster, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -49,3 +49,42 @@ def test_a_killed_leader_charges_nobody_and_what_was_settled_does_not_come_again
     assert dead
     found = wait_until(lambda: cluster.admin.describe_queue("t", "g"), "every partition has a leader")
     assert (found.accepted, found.charged, found.ready, found.leased) == (RECORDS, 0, 0, 0)
+
+
+def test_a_member_that_lives_through_three_failovers_in_a_row_is_redelivered_nothing(
+    start_cluster: Callable[..., Cluster],
+) -> None:
+    cluster = start_cluster(3, arguments=QUICK)
+    cluster.admin.create_topic("t", partitions=1, replicas=3, durability="os")
+    cluster.admin.declare_queue("t", "g")
+    held: list[LeasedRecord] = []
+
+    def publish(count: int) -> None:
+        with Producer(cluster.bootstrap) as producer:
+            for number in range(count):
+                producer.publish("t", b"%d" % number)
+
+    def take(count: int) -> None:
+        while len(held) < count:
+            record = queue.take(30_000)
+            assert record is not None
+            assert (record.deliveries, record.failures) == (1, 0)
+            held.append(record)
+
+    publish(400)
+    with Queue(cluster.bootstrap, "t", "g", in_flight_max=1_000) as queue:
+        take(400)
+        for round_ in range(3):
+            dead = cluster.leader("t")
+            cluster.kill(dead)
+            for ack in [record.ack() for record in held[:100]]:
+                ack.result(60)
+            del held[:100]
+            publish(50)
+            take(350 - 50 * round_)
+            cluster.restart(dead)
+            cluster.wait_for_isr("t", 3)
+        for ack in [record.ack() for record in held]:
+            ack.result(60)
+        [found] = wait_until(lambda: cluster.admin.describe_queue("t", "g"), "it has a leader").partitions
+        assert (found.accepted, found.returned, found.charged, found.leased) == (550, 0, 0, 0)

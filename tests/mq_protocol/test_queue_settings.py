@@ -34,6 +34,7 @@ def test_a_topic_of_dead_letters_and_one_with_a_long_name_park_theirs() -> None:
 def test_times_have_units_and_every_setting_is_taken() -> None:
     given = {
         "lease_ms": "2m",
+        "resume_ms": "5s",
         "delivery_limit": "0",
         "retry_ms": "250",
         "retry_factor": "1.5",
@@ -54,7 +55,7 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
-    times = (120_000, 0, 250, 1.5, 604_800_000)
+    times = (120_000, 5_000, 0, 250, 1.5, 604_800_000)
     order = (Order.KEY, "customer")
     length = (9_000, Overflow.DROP_HEAD)
     ttl = (129_600_000, Expired.DEAD)

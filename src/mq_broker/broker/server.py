@@ -39,6 +39,7 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.metrics.observing import Observing, QueuesOf
 from mq_broker.broker.queues import lending
+from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.dead_letters import DeadLetters
 from mq_broker.broker.queues.declared import Declared
@@ -52,6 +53,7 @@ from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.length import room
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.broker.queues.outputs import Outputs
+from mq_broker.broker.queues.sessions import Sessions
 from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.stuck import Stuck
 from mq_broker.broker.queues.sweeping import Sweeping
@@ -228,7 +230,7 @@ class _Broker:
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(
             self._admin,
-            *self._queue_groups(shell),
+            *self._queue_groups(shell, held),
             self._moves,
             self._total_loss,
             self._producing,
@@ -289,7 +291,9 @@ class _Broker:
         self._consumed = Consumed(shell, self._topics, self._transactions.ask_leader)
         return Purging(shell, self._topics), self._consumed
 
-    def _queue_groups(self, shell: Shell) -> tuple[Declaring, Leasing, Describing, Sweeping, Staging, Leftovers, Idle]:
+    def _queue_groups(
+        self, shell: Shell, held: Held
+    ) -> tuple[Declaring, Leasing, Sessions, Describing, Sweeping, Staging, Leftovers, Idle]:
         """Their parts; what is returned serves methods."""
         self._declared = Declared(shell)
         outbox = Outbox(shell, self._topics, self._transactions)
@@ -303,16 +307,11 @@ class _Broker:
         self._stuck = Stuck(shell, self._declared, self._working)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
+        asked = Asked(shell, self._topics, self._declared, self._clock.now_us)
         return (
             Declaring(self._topics, self._declared),
-            Leasing(
-                shell,
-                self._topics,
-                self._declared,
-                self._working,
-                Outputs(self._topics, self._transactions),
-                self._clock.now_us,
-            ),
+            Leasing(asked, self._working, Outputs(self._topics, self._transactions)),
+            Sessions(asked, self._working, held),
             Describing(
                 shell,
                 self._topics,

@@ -148,6 +148,22 @@ class EventLoop:
         """From any thread: soon, in the order of the calls."""
         self._loop.call_soon_threadsafe(function, *arguments)
 
+    @property
+    def mine(self) -> bool:
+        """Whether this is its thread."""
+        return threading.current_thread() is self._thread
+
+    def soon(self, function: Callable[[], Any]) -> None:
+        """From any thread: in the next turn of the loop."""
+        if self.mine:
+            self._loop.call_soon(function)
+        else:
+            self._loop.call_soon_threadsafe(function)
+
+    def later(self, seconds: float, function: Callable[[], Any]) -> asyncio.TimerHandle:
+        """On the loop."""
+        return self._loop.call_later(seconds, function)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)
@@ -207,6 +223,12 @@ def this_process() -> EventLoop:
         if found is None:
             found = _loops[os.getpid()] = EventLoop()
         return found
+
+
+def on_loop() -> bool:
+    """Whether the caller is on this process's loop. Makes none."""
+    found = _loops.get(os.getpid())
+    return found is not None and found.mine
 
 
 @atexit.register

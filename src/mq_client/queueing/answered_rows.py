@@ -27,10 +27,22 @@ def slices_of(answer: pb.LeaseResponse, view: TopicView | None) -> Sequence[Stor
     it finds out what is wrong. `view`: the topic as it is known."""
     if not answer.batches or view is None:
         return ()
+    try:
+        payloads = list(split(memoryview(answer.payload), (stored.payload_bytes for stored in answer.batches)))
+    except TritonMQError:
+        return ()
+    return slices_in(answer, payloads, view)
+
+
+def slices_in(
+    answer: pb.LeaseResponse, payloads: Sequence[memoryview], view: TopicView | None
+) -> Sequence[StoredSlice]:
+    """The same, of batches whose payloads came beside it."""
+    if not answer.batches or view is None:
+        return ()
     wanted = wanted_of(view, None, "")
     slices = []
     try:
-        payloads = split(memoryview(answer.payload), (stored.payload_bytes for stored in answer.batches))
         for stored, payload in zip(answer.batches, payloads, strict=True):
             if view.typed and node_count(payload) > schema_nodes(view.schema):
                 return ()  # columns were added that are not known here yet

@@ -56,8 +56,6 @@ class Answers:
 
     def hear(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
         """`answer`: what the leader said, or the error. That of a call that was given up is passed over."""
-        if self._began is None:
-            self._began = now
         if call is place.leasing:
             place.leasing = None
             return self._leased(place, call, answer, now)
@@ -73,7 +71,7 @@ class Answers:
 
     def _leased(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
         if isinstance(answer, TritonMQError):
-            return Heard([], error=self._lease_failed(place, call, answer, now))
+            return Heard([], error=self.lease_failed(place, call, answer, now))
         assert isinstance(answer, pb.LeaseResponse)
         try:
             lease = self._lease(place, call, answer, now)
@@ -91,6 +89,16 @@ class Answers:
             place.ask_backoff.reset()
         place.hopeful = answer.ready
         return Heard([], lent=lease is not None)
+
+    def pushed(self, place: Place, call: Call, told: pb.LeaseResponse, now: float) -> HeldLease | None:
+        """It was lent this without a question. `call`: the most that it may be, and its rows. Raises `InternalError`
+        for what cannot be."""
+        lease = self._lease(place, call, told, now)
+        place.number = max(place.number, told.number)
+        if lease is not None:
+            self._grant(lease, call)
+            place.ask_backoff.reset()
+        return lease
 
     def _grant(self, lease: HeldLease, call: Call) -> None:
         view = self._connection.known_topic(self._terms.topic) if call.rows else None
@@ -123,13 +131,14 @@ class Answers:
         """What a record took that was read."""
         self._bytes_each = bytes_each if not self._bytes_each else 0.8 * self._bytes_each + 0.2 * bytes_each
 
-    def _lease_failed(self, place: Place, call: Call, error: TritonMQError, now: float) -> TritonMQError | None:
+    def lease_failed(self, place: Place, call: Call, error: TritonMQError, now: float) -> TritonMQError | None:
         """The error, if asking again does not help."""
         if call.records and not error.definite and not self._terms.accept:
             place.unsure = True
         place.hopeful = True
         place.ask_after = now + place.ask_backoff.next_ms() / 1000
-        assert self._began is not None
+        if self._began is None:
+            self._began = now
         heard_late = isinstance(error, UnknownQueue) and now < self._began + DECLARED_S
         if error.retriable or heard_late or isinstance(error, UnknownPartition):
             self._learn(place, call, error)
@@ -152,12 +161,15 @@ class Answers:
             return self._refuse(call.lines, _unanswered(call, answer))
         tallies: list[Tally] = []
         for line, told in zip(call.lines, answer.answers, strict=True):
-            if told.HasField("error"):
-                tallies += self._settle_failed(place, call, [line], from_wire(told.error), now)
-            else:
-                self._let_go(place, told.pulled)
-                tallies += self._done(place, line, told.lost, now)
+            tallies += self.settled(place, call, line, told, now)
         return tallies
+
+    def settled(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
+        """What became of one outcome."""
+        if told.HasField("error"):
+            return self._settle_failed(place, call, [line], from_wire(told.error), now)
+        self._let_go(place, told.pulled)
+        return self._done(place, line, told.lost, now)
 
     def _let_go(self, place: Place, pulled: Any) -> None:
         """Records that went back with others. Those that have an outcome wait for the answer to that."""
@@ -220,15 +232,18 @@ class Answers:
             return self._not_extended(call, call.lines, _unanswered(call, answer))
         tallies: list[Tally] = []
         for line, told in zip(call.lines, answer.answers, strict=True):
-            if told.HasField("error"):
-                tallies += self._extension_failed(place, call, [line], from_wire(told.error), now)
-                continue
-            lost = _lost(line, told.lost)
-            self._holdings.lose_what_is_open(line.lease, lost)
-            self._checked(line, call)
-            gone = set(lost[line.lease.states[lost] == LOST].tolist())
-            tallies += [tally for piece in line.pieces for tally in piece.answered(gone)]
+            tallies += self.extended(place, call, line, told, now)
         return tallies
+
+    def extended(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
+        """What became of one extension."""
+        if told.HasField("error"):
+            return self._extension_failed(place, call, [line], from_wire(told.error), now)
+        lost = _lost(line, told.lost)
+        self._holdings.lose_what_is_open(line.lease, lost)
+        self._checked(line, call)
+        gone = set(lost[line.lease.states[lost] == LOST].tolist())
+        return [tally for piece in line.pieces for tally in piece.answered(gone)]
 
     def _checked(self, line: Line, call: Call) -> None:
         if self._holdings.ordered is not None:

@@ -11,12 +11,14 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, Literal, TypeVar
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
+from mq_client.consuming.push_streams import this_process
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
 from mq_client.producing.staging import Stager
@@ -249,6 +251,39 @@ class Queue:
                 return None
             keeper.changed.wait(min(wait, threading.TIMEOUT_MAX))
 
+    def configure(
+        self,
+        *,
+        in_flight_max: int | None = None,
+        filter: str | None = None,  # noqa: A002
+        priority: int | None = None,
+    ) -> None:
+        """Change how this member is lent records from now on; what is not given stays as it is. What it holds already
+        stays its own.
+
+        `in_flight_max`: 0 pauses it; records on their way still come. `filter`: "" for none. Raises `InvalidSetting`
+        for a value that is not allowed. A filter that does not fit the topic ends the queue, as when it is opened.
+        """
+        self._check_not_closed()
+        keeper = self._keeper
+        with keeper.lock:
+            terms = keeper.terms
+            if in_flight_max is not None:
+                records = 0 if in_flight_max == 0 else _positive("in_flight_max", in_flight_max)
+                terms = replace(terms, credit=replace(terms.credit, records=records))
+            if filter is not None:
+                terms = replace(terms, filter=_filter(filter or None))
+            if priority is not None:
+                terms = replace(terms, priority=_priority(priority))
+            keeper.terms = terms
+            keeper.wake()
+
+    @property
+    def active(self) -> bool:
+        """Whether this member is lent records. With the group's setting `order=all` one member of each partition is,
+        and the others wait until it has gone: True if this one is it somewhere."""
+        return self._keeper.active
+
     # ------------------------------------------------------------------ opening and closing
 
     def _open(self) -> Keeper:
@@ -263,7 +298,7 @@ class Queue:
                 view = self._connection.topic(self.topic, deadline, auto_create=True)
                 ensure_declared(self._connection, self.topic, self.group, deadline)
                 with keeper.lock:
-                    keeper.ensure_started(view.topic_id)
+                    keeper.ensure_started(view.topic_id, this_process())
                     self._rows.ensure_started()
                 _opened.add(keeper)
         return keeper

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mq_client.consuming.push_streams import on_loop
 from mq_client.errors import LeaseLost, TritonMQError
 from mq_client.queueing.leases import HeldLease, Indexes
 from mq_client.queueing.offsets import runs_count, to_gaps
+from mq_client.queueing.on_loop import callbacks
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import shortened
 from mq_protocol.manifest import StagedPart
@@ -81,9 +84,21 @@ class OutcomeFuture(Future[None]):
         self._tally.look_at(self)
         return object.__getattribute__(self, name)
 
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        """It is called in a thread of this client's, or here and now if the future has ended."""
+        super().add_done_callback(partial(_call, fn))
+
     def cancel(self) -> bool:
         """Always False."""
         return False
+
+
+def _call(function: Callable[[Future[None]], object], future: Future[None]) -> None:
+    """Not on the event loop of this process: what an application does there would hold up all of its streams."""
+    if on_loop():
+        callbacks.call(function, future)
+    else:
+        function(future)
 
 
 _looking = threading.Lock()
@@ -235,8 +250,13 @@ class Outbox:
                 self._pieces.appendleft(piece)
                 self.records += len(piece.indexes)
 
-    def take_lines(self) -> list[Line]:
-        """As much as one request may say, taken out of the box."""
+    @property
+    def begins_with_outputs(self) -> bool:
+        return bool(self._pieces) and self._pieces[0].word.outputs is not None
+
+    def take_lines(self, *, outputs: bool = True) -> list[Line]:
+        """As much as one request may say, taken out of the box. `outputs`: it may say an ack with outputs; else what is
+        before the first such one."""
         gathered: dict[tuple[int, Word, bool], list[Piece]] = {}
         ranges = records = 0
         with_outputs = False
@@ -244,7 +264,11 @@ class Outbox:
             if self._pieces[0].word.outputs is not None:
                 # Whole, and one in a request: a leader takes a number below the last one for done, so none may be
                 # refused for now while a later one is done
-                if with_outputs or not self._fits(self._pieces[0], RANGES_MAX - ranges, RECORDS_MAX - records):
+                if (
+                    with_outputs
+                    or not outputs
+                    or not self._fits(self._pieces[0], RANGES_MAX - ranges, RECORDS_MAX - records)
+                ):
                     break
                 with_outputs = True
             piece = self._cut_first(RANGES_MAX - ranges, RECORDS_MAX - records)

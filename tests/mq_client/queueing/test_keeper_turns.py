@@ -20,7 +20,7 @@ from mq_client.errors import (
     Unreachable,
 )
 from mq_client.queueing import keeper as keeper_module
-from mq_client.queueing.keeper import GATHER_S
+from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.settling import ACK, RANGES_MAX, RELEASE, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart

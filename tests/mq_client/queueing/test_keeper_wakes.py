@@ -9,8 +9,9 @@ import pytest
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import OutcomeUnknown, UnknownTopic
-from mq_client.queueing.keeper import GATHER_S, Keeper
+from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import HeldLease
+from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.settling import ACK
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart

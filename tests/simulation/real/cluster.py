@@ -43,6 +43,7 @@ from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, Vi
 from tests.simulation.real.nemesis import Nemesis
 from tests.simulation.real.oracle import Oracle, Violation
 from tests.simulation.real.plan import Plan
+from tests.simulation.real.pushed_workers import Pushed
 from tests.simulation.real.queue_truth import OUTPUTS
 from tests.simulation.real.recoveries import Recoverer, declare_late, why_late_is_wrong, without_lost
 from tests.simulation.real.scheduling import ScheduledTruth, Scheduler
@@ -265,6 +266,15 @@ class Cluster:
             self.tell(f"{context['message']}: {error!r}")
             self.fail(f"{context['message']}: {error!r}")
 
+    def _workers(self, ledger: Ledger, name: str, partition: int) -> list[Client]:
+        """Of one partition's queue group. Some are pushed their records."""
+        pushed = round(self.plan.pushed * self.plan.workers)
+        kinds = [Pushed] * pushed + [Worker] * (self.plan.workers - pushed)
+        return [
+            kind(self, f"worker {number} of {name}-{partition}", name, partition, ledger)
+            for number, kind in enumerate(kinds)
+        ]
+
     async def _run(self) -> None:
         for machine in self.machines.values():
             machine.start()
@@ -293,10 +303,7 @@ class Cluster:
                 clients.append(Reader(self, f"reader of {name}-{partition}", name, partition))
                 if self.plan.workers:
                     ledger = self.ledgers[name, partition] = Ledger(self, self.oracle.queue(f"{name}-{partition}"))
-                    clients += [
-                        Worker(self, f"worker {each} of {name}-{partition}", name, partition, ledger)
-                        for each in range(self.plan.workers)
-                    ]
+                    clients += self._workers(ledger, name, partition)
                 if self.plan.schedules:
                     truth = self.scheduled[f"{name}-{partition}"] = ScheduledTruth(self, (name, partition))
                     clients.append(Scheduler(self, f"scheduler of {name}-{partition}", truth))

@@ -16,6 +16,7 @@ class Plan:
     `slow_work`: how often a member goes on working on a record, instead of settling it.
     `impatient`: how often it does not wait for what it is lent, or dies of it. `away_s`: for how long one that died is
     away, at most. `sweep_s`: so often brokers look for what is staged and will not be decided.
+    `pushed`: how many of the members are pushed their records, rather than asking for them.
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
@@ -44,6 +45,7 @@ class Plan:
     impatient: float = 0.05
     away_s: float = 0.0
     sweep_s: float = 15.0
+    pushed: float = 0.0
     tight: bool = False
     order: str = "none"
     schedules: bool = False
@@ -89,6 +91,7 @@ class Plan:
             plan.disk_latency_s = (0.02, 1.0)
         plan.away_s = 15.0 if "away" in needs else 0.0
         plan.tight = "tight" in needs
+        plan.pushed = 1.0 if "pushed" in needs else 0.0
         plan.order = "key" if "order" in needs else "none"
         plan.schedules = bool({"schedules", "carry"} & set(needs))
         plan.later_s = 20.0 if "carry" in needs else 8.0
@@ -100,7 +103,8 @@ class Plan:
         kinds = set(needs) - {
             "hidden link ports",
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
-            *("idles", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk", *PRIORITY, *LENGTH),
+            *("idles", "pushed", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk"),
+            *(*PRIORITY, *LENGTH),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -168,6 +172,8 @@ class Plan:
         schedules = Random(f"schedules {seed}")
         plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
         plan.idles = Random(f"idles {seed}").random() < 0.3 and not plan.recoveries
+        if not (plan.priority or plan.sieves or plan.recoveries or plan.idles):
+            plan.pushed = Random(f"pushed {seed}").choice((0.0, 0.5, 1.0))
         return plan
 
     def _lend(self, seed: int) -> None:

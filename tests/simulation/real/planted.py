@@ -12,6 +12,7 @@ from tests.simulation.real.planted_lending import IDLE, LENDING
 from tests.simulation.real.planted_queues import ORDER, QUEUES
 from tests.simulation.real.planted_recoveries import RECOVERIES
 from tests.simulation.real.planted_scheduled import SCHEDULED
+from tests.simulation.real.planted_sessions import SESSIONS
 
 SHELL = (
     Fault(
@@ -258,4 +259,4 @@ MOVES = (
 )
 
 AROUND = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES)
-FAULTS = (*AROUND, *QUEUES, *ORDER, *LENDING, *IDLE, *SCHEDULED, *RECOVERIES)
+FAULTS = (*AROUND, *QUEUES, *ORDER, *LENDING, *IDLE, *SCHEDULED, *RECOVERIES, *SESSIONS)

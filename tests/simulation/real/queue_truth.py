@@ -36,11 +36,13 @@ ACK_WITH_OUTPUT = 100
 """Beside the outcomes of the protocol: an ack with one record that is to be published."""
 
 LEASE_S = 3.0
+RESUME_S = 1.0
 DELIVERY_LIMIT = 4
 INHERITED_S = 10.0
 """A lease that a new leader finds lives at least for so long."""
 
 RAN_OUT, REPLACED, FAILED = "the lease ran out", "the process that held it ended", "it failed"
+LOST = "the connection of the member that held it broke, and it did not come back"
 MODEL_EVERY = 10
 """Entries of the group after which the whole state is compared with the model."""
 
@@ -70,10 +72,12 @@ class QueueTruth:
         self._acked: set[int] = set()
         self._lives: Counter[str] = Counter()
         self._extended: dict[tuple[LeaseId, int], tuple[float, int]] = {}
+        self._heard: dict[str, list[tuple[float, float]]] = {}  # of each session: when it was opened, and first heard
         self._led_from: dict[int, float] = {}
         self._lent_at: dict[LeaseId, float] = {}
         self._lent: dict[tuple[LeaseId, int], tuple[int, int]] = {}
         self._ended: dict[tuple[LeaseId, int], int] = {}
+        self._ended_at: dict[tuple[LeaseId, int], int] = {}
         self._told: set[tuple[LeaseId, int]] = set()
         self._replaced: Counter[str] = Counter()
         self._works = 0
@@ -336,10 +340,23 @@ class QueueTruth:
             self._replaced[member] += 1
             if self._replaced[member] > self._lives[member] - 1:
                 self._fail(f"offset {offset} is charged, and {member} was not replaced so often")
+        elif step.charged and step.error == LOST:
+            outcome = -1
+            self._check_lost(self._model.members[lease], lease, offset, written)
         elif step.charged:
             outcome = pb.OUTCOME_FAIL
             self._has_cause(lease, offset, outcome, "is charged")
         self._ended[lease, offset] = outcome
+        self._ended_at[lease, offset] = self.at
+
+    def _check_lost(self, member: str, lease: LeaseId, offset: int, written: Written) -> None:
+        """A member is taken for lost only some time after its session broke. One that its leader had heard of lived at
+        least until it was opened."""
+        heard = [opened for opened, heard_at in self._heard.get(member, ()) if heard_at <= written.at]
+        if not self._heard.get(member):
+            self._fail(f"offset {offset} of {lease} is charged, as if a session of {member} broke, and it had none")
+        elif heard and written.at < max(heard) + RESUME_S:
+            self._fail(f"offset {offset} of {lease} is charged, and {member} has just opened a session")
 
     def _check_ran_out(self, lease: LeaseId, offset: int, written: Written) -> None:
         """Nobody is charged before the time is over: of the lease, an extension, a new leader, one that woke."""
@@ -392,6 +409,31 @@ class QueueTruth:
             written = self._written[lease.entry, lease.leader_epoch]
             if written.at < asked_at:
                 self._fail(f"offset {offset} came in {lease}, which was made before the request that it answers")
+
+    def written_at(self, lease: LeaseId) -> float:
+        """When its entry was put into the journal."""
+        return self._written[lease.entry, lease.leader_epoch].at
+
+    def hears(self, member: str, opened_at: float) -> None:
+        """It was told something by the session that it opened then, for the first time."""
+        self._heard.setdefault(member, []).append((opened_at, self.cluster.loop.time()))
+
+    def not_claimed(self, member: str, claimed: dict[LeaseId, set[int]], lease: LeaseId) -> None:
+        """A session that began with these claims pushed this lease: what else the member had has gone back."""
+        for offset, record in self._model.records.items():
+            its = record.lease
+            mine = its is not None and its < lease and self._model.members[its] == member
+            if its is not None and mine and offset not in claimed.get(its, ()):
+                self._fail(f"offset {offset} is in {its} still, though {member} did not claim it before {lease}")
+
+    def gave_back(self, lease: LeaseId, offset: int, outcome: int, entry: int) -> bool:
+        """Whether that outcome has ended the lease by that entry, as far as is committed."""
+        known = self._ended.get((lease, offset)) == outcome
+        return known and self._ended_at[lease, offset] <= entry
+
+    def was_said(self, item: Asked) -> bool:
+        """Whether somebody has asked for that before."""
+        return item in self._asked
 
     def not_named(self, member: str, named: set[LeaseId], lease: LeaseId) -> None:
         """The member was lent this lease by a request that named others: the rest has gone back."""

@@ -25,6 +25,7 @@ from tests.simulation.real.queue_truth import (
     GROUP,
     LEASE_S,
     OUTPUTS,
+    RESUME_S,
     QueueTruth,
 )
 from tests.simulation.real.transactors import stage_batch
@@ -38,6 +39,7 @@ OUTPUT_AT = 10**9
 SETTINGS = {
     "lease_ms": f"{round(LEASE_S * 1000)}ms",
     "delivery_limit": str(DELIVERY_LIMIT),
+    "resume_ms": f"{round(RESUME_S * 1000)}ms",
     "retry_ms": "100ms",
     "retry_ms_max": "1s",
 }
@@ -72,8 +74,11 @@ class Ledger:
         """The partition is recovered: what members were told of it may be lost."""
         self.records.clear()
 
-    def receive(self, member: str, offset: int, asked_at: float, deliveries: int, failures: int) -> None:
-        """A member was lent the record, by an answer to what it asked at that time."""
+    def receive(
+        self, member: str, offset: int, asked_at: float, deliveries: int, failures: int, hold_s: float = LEASE_S
+    ) -> None:
+        """A member was lent the record, by an answer to what it asked at that time. `hold_s`: from then on it has it
+        for so long at least."""
         if self.truth.is_old(asked_at):
             return
         told, now = self.records.setdefault(offset, Told()), self.cluster.loop.time()
@@ -87,7 +92,7 @@ class Ledger:
             self.cluster.fail(f"{what} as delivery {deliveries}, and members had it {told.receipts} times")
         if failures < told.failed:
             self.cluster.fail(f"{what} as failed {failures} times, and {told.failed} failures were confirmed")
-        told.holder, told.held_until = member, asked_at + LEASE_S
+        told.holder, told.held_until = member, asked_at + hold_s
         if self.truth.order.order != "none":
             self._went_with(offset, member)
 
@@ -112,11 +117,11 @@ class Ledger:
         if offset in self.records:
             self.records[offset].holder = ""
 
-    def extended(self, member: str, offset: int, asked_at: float) -> None:
+    def extended(self, member: str, offset: int, asked_at: float, hold_s: float = LEASE_S) -> None:
         """The member has the record for longer, unless it let go of it meanwhile."""
         told = self.records.get(offset)
         if told is not None and told.holder == member:
-            told.held_until = max(told.held_until, asked_at + LEASE_S)
+            told.held_until = max(told.held_until, asked_at + hold_s)
 
     def settled(self, offset: int, outcome: int, asked_at: float) -> None:
         """The outcome is confirmed, of what was asked at that time."""
@@ -296,7 +301,11 @@ class Worker(Client):
         for _, offset, outcome in asked:
             if outcome != pb.OUTCOME_EXTEND:
                 self._ledger.let_go(offset)  # from now on it may be with somebody else
-        for item, lost in await self._ask_to_settle(broker, asked + twice):
+        self._settled(await self._ask_to_settle(broker, asked + twice))
+
+    def _settled(self, answered: list[tuple[Item, bool]]) -> None:
+        """These have an answer, and whether it is that the record is lost."""
+        for item, lost in answered:
             lease, offset, outcome = item
             if item in self._settles:
                 self._settles.remove(item)
@@ -353,10 +362,18 @@ class Worker(Client):
             if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
                 settle.error = FAILED
         answer: pb.SettleResponse = await self.ask(broker, "Settle", request)
+        return self._judge(list(zip(asked, answer.answers, strict=True)), asked_at, broker, LEASE_S)
+
+    def _judge(
+        self, answers: Sequence[tuple[Item, pb.SettleAnswer]], asked_at: float, broker: int, hold_s: float
+    ) -> list[tuple[Item, bool]]:
+        """What was told of these, which were asked at that time. Those that have an answer, and whether it is that the
+        record is lost."""
+        truth = self._ledger.truth
         answered: list[tuple[Item, bool]] = []
         back: list[tuple[LeaseId, int]] = []
         pulled: set[tuple[LeaseId, int]] = set()
-        for item, told in zip(asked, answer.answers, strict=True):
+        for item, told in answers:
             if told.HasField("error") and told.error.code != pb.LEASE_LOST:
                 self.cluster.done[f"settle again: {told.error.code}"] += 1
                 continue
@@ -369,7 +386,7 @@ class Worker(Client):
             _, offset, outcome = item
             self.cluster.done["records lost" if lost else f"records: {_named(outcome)}"] += 1
             if outcome == pb.OUTCOME_EXTEND and not lost:
-                self._ledger.extended(self.name, offset, asked_at)
+                self._ledger.extended(self.name, offset, asked_at, hold_s)
             elif not lost:
                 self._ledger.settled(offset, outcome, asked_at)
         if not truth.is_old(asked_at):

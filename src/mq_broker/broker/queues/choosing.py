@@ -58,12 +58,13 @@ class Choosing:
                 continue
             wish = self.wish(asking, min(room, ready.most(records)), now_ms, alone=not records)
             if not asking.records_max:
-                is_ready = of.is_ready(wish, now_us, end)
-                if is_ready:
-                    self._asking.leave(asking)
-                    asking.answer(Lent(ready=True))
-                elif is_ready is None:
-                    self._wake()
+                if (
+                    self._tell(asking, of.is_ready(wish, now_us, end))
+                    and of is ready
+                    and not records
+                    and of.order is None
+                ):
+                    break  # nobody else is lent anything
                 continue
             choice = of.choose(wish, now_us, end, fitting(self._partition.index))
             asking.looking = bool(asking.filter) and choice.unfinished
@@ -78,6 +79,15 @@ class Choosing:
                     self._reserved = None
             elif of is ready and not choice.unfinished and not records and ready.order is None:
                 break  # who holds something is lent no more than who holds nothing
+
+    def _tell(self, asking: Asking, is_ready: bool | None) -> bool:
+        """Who only wants to know is told, once something is ready. Whether nothing is."""
+        if is_ready:
+            self._asking.leave(asking)
+            asking.answer(Lent(ready=True))
+        elif is_ready is None:
+            self._wake()
+        return is_ready is False
 
     def _is_reserved(self, member: str, ready: Ready, queue: Queue, now_ms: int, now_us: int) -> bool:
         """Whether this member is to be lent nothing until it holds nothing, since a record waits that must be lent

@@ -23,6 +23,7 @@ from mq_broker.broker.queues.lending import Ready, Run
 from mq_broker.broker.queues.length import beyond_length
 from mq_broker.broker.queues.members import replaced
 from mq_broker.broker.queues.ordering import ByKey, Single
+from mq_broker.broker.queues.presence import Presence, Session
 from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
 from mq_broker.broker.queues.unsettled import Unsettled
 from mq_broker.broker.queues.waiting import Waiting
@@ -85,6 +86,7 @@ class Gathering:
         self._loop = asyncio.get_running_loop()
         self._asking = Waiting(now_ms)
         self._used_ms = now_ms()
+        self.present = Presence()
         self._unsettled = Unsettled()
         self._own: deque[OwnSteps] = deque()
         self._flight: Draft | None = None
@@ -108,12 +110,35 @@ class Gathering:
 
     def ask(self, asking: Asking) -> None:
         """Have it answered once something is lent, or there is something to tell. It takes the place of a request of
-        the same member."""
+        the same member, and of a session unless it is that one's."""
         self._used_ms = self._now_ms()
+        if not asking.of_session and asking.member in self.present:
+            self.present.take(asking.member)
         former = self._asking.put(asking, self._queue())
         if former is not None and not former.in_flight:
             former.answer(Lent())
         self.wake()
+
+    def open_session(self, session: Session) -> None:
+        """Its member is here from now on, by this session alone."""
+        known = self._state is not None and self._holdings.members.is_replaced(session.member, session.key)
+        self.present.come(session, self.group, replaced_before=known)
+
+    def close_session(self, session: Session, *, clean: bool) -> None:
+        """It is over. `clean`: by its member's word, so that what it has goes back at once."""
+        if self.present.leave(session, None if clean else self._now_ms() + self._resume_ms()):
+            self._asking.part(session.member, clean=clean)
+            self._keep_time()
+            self.wake()
+
+    def _resume_ms(self) -> int:
+        queue = self._queue()
+        return queue.settings.resume_ms if queue is not None else 0
+
+    @property
+    def active(self) -> str | None:
+        """The one member that is lent records; None if any may be."""
+        return self._ready.active if self._state is not None else None
 
     def leave(self, asking: Asking) -> None:
         """Nobody waits for it any more."""
@@ -180,7 +205,7 @@ class Gathering:
         something, waited or had a lease, or something decided was not published yet. At the earliest when this began
         to look after it."""
         state = self.partition.replica.machine.work.get(self.group)
-        if self._asking or (state is not None and (state.leases or state.outbox)):
+        if self._asking or len(self.present) or (state is not None and (state.leases or state.outbox)):
             self._used_ms = self._now_ms()
         return self._used_ms
 
@@ -197,15 +222,20 @@ class Gathering:
     @property
     def has_clocks(self) -> bool:
         """Whether time has to be told to it."""
-        return self._state is not None and (bool(self._state.leases) or self._ready.expiring is not None)
+        known = self._state is not None and (bool(self._state.leases) or self._ready.expiring is not None)
+        return known or self.present.keeps_time
 
     def beat(self, now_ms: int) -> None:
         """Time has passed."""
-        if self._state is not None and (self._holdings.due(now_ms) or self._ready.expires(now_ms)):
+        for member in self.present.before_others():
+            self._asking.heard_of(member)
+        known = self._state is not None and (self._holdings.due(now_ms) or self._ready.expires(now_ms))
+        if known or self.present.due(now_ms):
             self.wake()
 
     def slept(self, now_ms: int) -> None:
         """This leader stood still."""
+        self.present.slept(now_ms + self._resume_ms())
         if self._state is not None:
             self._holdings.slept(now_ms)
 
@@ -220,6 +250,7 @@ class Gathering:
             if not asking.in_flight:
                 asking.refuse(error)
         self._unsettled.refuse(error)
+        self.present.end(error)
         for own in self._own:
             own.done(error)
         for sending in self._sendings:
@@ -297,11 +328,12 @@ class Gathering:
             for asking in self._asking.values():
                 asking.refuse(error)
             self._asking.clear()
+            self.present.end(error)
         self._unsettled.refuse(error)
         while self._sendings:
             self._sendings.popleft().lost()
         for asking in self._asking.values():
-            asking.judged = True
+            asking.note_judged()
             if asking.hurry:
                 self.hurry(asking)
 
@@ -313,7 +345,7 @@ class Gathering:
             asking.end = end if asking.end < 0 else asking.end
             looked = not asking.looking and asking.end <= self._ready.of(asking.filter).looked_to(end)
             if asking.reconciled and id(asking) not in chosen and looked:
-                asking.judged = True
+                asking.note_judged()
                 if asking.hurry:
                     self.hurry(asking)
 
@@ -395,6 +427,8 @@ class Gathering:
         settles = self._holdings.expired(now_ms, ordered=self._ready.order is not None)
         tell_expired(self.partition.name, self.group, settles)
         self._by_leader(draft, settles)
+        if self.present.due(now_ms):
+            self._by_leader(draft, self.present.given_up(self._holdings, now_ms, (self.partition.name, self.group)))
 
     def _reconcile(self, draft: Draft, queue: Queue, now_ms: int) -> None:
         """Compare what members name with what they have."""
@@ -410,8 +444,9 @@ class Gathering:
                 continue
             looked += len(self._holdings.members.leases(asking.member)) + len(asking.held)
             self._holdings.members.heard_of(asking.member, asking.working)
+            self.present.heard_of(asking.member)
             self._holdings.claim(asking, queue.settings.lease_ms, now_ms)
-            settles, complete = self._holdings.unclaimed(asking, RETURNED_AT_ONCE)
+            settles, complete = self._holdings.unclaimed(asking, RETURNED_AT_ONCE) if asking.returns else ([], True)
             self._by_leader(draft, settles)
             returned += sum(len(settle.ranges) for settle in settles)
             if settles:
@@ -562,4 +597,4 @@ class Gathering:
         end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
         ready = not self.closed and bool(of.is_ready(wish, self._now_us(), end))
         order, order_by = self._ready.ordered
-        asking.answer(Lent(lease, told, lease_ms, ready, order=order, order_by=order_by))
+        asking.answer(Lent(lease, told, lease_ms, ready, (), order, order_by, lending.choice.bytes))

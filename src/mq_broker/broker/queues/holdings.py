@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -35,6 +35,7 @@ RETURNED_AT_ONCE: Final = 1_000
 
 RAN_OUT: Final = "the lease ran out"
 REPLACED: Final = "the process that held it ended"
+LOST: Final = "the connection of the member that held it broke, and it did not come back"
 
 
 class Holdings:
@@ -109,20 +110,33 @@ class Holdings:
         ranges, and whether those are all."""
         member = asking.member
         charge = min(max(asking.working, 1), WORKING_MAX) if self.members.is_another(member, asking.key) else 0
+        return self._given_back(member, asking.held, charge, REPLACED, most)
+
+    def given_up(self, member: str, most: int, *, lost: bool) -> tuple[list[Settle], bool]:
+        """All that a member has goes back, since its session is over. `lost`: it did not come back, so that it may have
+        died of the first records. At most so many ranges, and whether those are all."""
+        return self._given_back(member, {}, self.members.working(member) if lost else 0, LOST, most)
+
+    def _given_back(
+        self, member: str, held: Mapping[LeaseId, Ranges], charge: int, why: str, most: int
+    ) -> tuple[list[Settle], bool]:
+        """What a member has, but what is `held` (no ranges: all of the lease). So many records, the first ones, are
+        charged."""
         settles: list[Settle] = []
         count = 0
-        for lease in sorted(lease for lease in self.members.leases(member) if lease not in asking.held):
+        for lease in sorted(lease for lease in self.members.leases(member) if held.get(lease) != ()):
             if count >= most:
                 return settles, False
             charged: list[Range] = []
             left: list[Range] = []
-            for first, end in self.of(lease, self._clocks.ranges(lease)):
+            known = self._clocks.ranges(lease)
+            for first, end in self.of(lease, without(known, held[lease]) if lease in held else known):
                 until, taken = first_unsettled(self._state, first, end, charge)
                 charged += [(first, until)] if taken else []
                 charge -= taken
-                left += [(until, end)] if until < end else []
+                left += [(until, end)] if self._state.settled.missing_count(until, end) else []
             rests = joined(left)[: most - count]
-            settles += [Settle(lease, member, joined(charged), Failed(REPLACED, begun_first=True))] if charged else []
+            settles += [Settle(lease, member, joined(charged), Failed(why, begun_first=True))] if charged else []
             settles += [Settle(lease, member, rests, Release())] if rests else []
             count += len(charged) + len(rests)
         return settles, count < most
@@ -189,4 +203,15 @@ def tell_expired(partition: str, group: str, settles: Sequence[Settle]) -> None:
             partition,
             quoted(group),
             quoted(settle.member),
+        )
+
+
+def tell_lost(partition: str, group: str, members: Sequence[str]) -> None:
+    """Log whose connections broke for good, the first ones."""
+    for member in members[:EXPIRED_LOGGED_MAX]:
+        log.info(
+            "%s: member %s of group %s did not come back after its connection broke: what it had is lent to others",
+            partition,
+            quoted(member),
+            quoted(group),
         )

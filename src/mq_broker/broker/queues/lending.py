@@ -35,6 +35,7 @@ CAME_BACK_MAX: Final = 16_000
 
 RECORDS_MAX: Final = 1 << 31
 
+_ANY_BYTES: Final = 1 << 62
 _SIZE_SLACK: Final = 10_000
 
 Run: TypeAlias = tuple[int, int, Mark | None]
@@ -96,7 +97,7 @@ class Choice:
         if self.wish.bytes_max:
             until, size = self.fits(first, until, self.wish.bytes_max - self.bytes)
             if until == first and not self.runs:  # one record may have more than was asked for
-                until = first + 1
+                until, size = first + 1, self.fits(first, first + 1, _ANY_BYTES)[1]
             self.bytes += size
         if until > first:
             begun = self.runs.pop()[0] if self.runs and self.runs[-1][1:] == (first, mark) else first
@@ -262,6 +263,11 @@ class Ready:
     def of(self, text: str) -> Ready:
         """The records that this filter keeps, of those that `use` has named; all for the empty one."""
         return self
+
+    @property
+    def active(self) -> str | None:
+        """The one member that is lent records, "" if there is none yet; None if any may be."""
+        return None
 
     def chose(self, runs: list[Run]) -> None:
         """This turn lends these to somebody."""

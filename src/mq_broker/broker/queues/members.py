@@ -14,7 +14,7 @@ from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import LeaseId
-from mq_protocol.errors import MemberInUse
+from mq_protocol.errors import InvalidRequest, MemberInUse
 from mq_protocol.names import quoted
 
 KEYS_MAX: Final = 10_000
@@ -97,6 +97,10 @@ class Members:
             if len(self._working) > KEYS_MAX:
                 self._working.popitem(last=False)
 
+    def working(self, member: str) -> int:
+        """How many records it works on at a time, as it has said."""
+        return self._working.get(member, 1)
+
     def begun(self, member: str, ranges: Iterable[Range]) -> list[Range]:
         """Of these records, which it has let run out, those that it can have begun: the first unsettled ones, as many
         as it works on at a time, over all that ran out since it was heard of. Asked again, the answer is the same."""
@@ -105,7 +109,7 @@ class Members:
             if len(self._silent) >= self._silent_max:  # who has no lease any more lets none run out
                 self._silent = {name: silent for name, silent in self._silent.items() if self.leases(name)}
                 self._silent_max = max(2 * len(self._silent), _SILENT_MIN)
-            known = self._silent[member] = _Silent(self._working.get(member, 1))
+            known = self._silent[member] = _Silent(self.working(member))
         found: list[Range] = []
         for first, end, charged in list(known.charged.pieces(ranges)):
             until = end
@@ -146,6 +150,14 @@ def replaced(member: str, group: str) -> MemberInUse:
         f"another process works as member {quoted(member)} of queue group {quoted(group)} by now: give each process a "
         "member_id of its own, or give none for a random one. A process that is started anew under the member_id of "
         "one that ended takes its place"
+    )
+
+
+def taken(member: str) -> InvalidRequest:
+    """What the session of a process is told that has asked in another way since."""
+    return InvalidRequest(
+        f"member {quoted(member)} has opened another session for this partition, or asks by Lease: a member has one at "
+        "a time"
     )
 
 

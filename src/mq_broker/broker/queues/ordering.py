@@ -77,6 +77,10 @@ class Single(Ready):
                 self._seen_ms = now_ms
         super().written(steps, now_ms)
 
+    @property
+    def active(self) -> str | None:
+        return self._active
+
     def put_back(self, runs: list[Run]) -> None:
         self._chosen = False
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer, SendDead, Settle
@@ -40,7 +40,8 @@ class LentRun:
 @dataclass(frozen=True, slots=True)
 class Lent:
     """What a member is told. `lease` None: nothing was lent. `gone`: of the leases that it named, those of which it has
-    nothing any more. `ready`: there is more. `order`, `order_by`: of the group."""
+    nothing any more. `ready`: there is more. `order`, `order_by`: of the group. `bytes`: of what was lent, if the
+    request had a bound."""
 
     lease: LeaseId | None = None
     runs: tuple[LentRun, ...] = ()
@@ -49,12 +50,20 @@ class Lent:
     gone: tuple[LeaseId, ...] = ()
     order: Order = Order.NONE
     order_by: str = ""
+    bytes: int = 0
+
+
+_NOTHING: Final[Mapping[LeaseId, Ranges]] = {}
 
 
 class Asking:
     """A member that wants to be lent records, or to know whether there are any (`records_max` 0). `held`: the leases
-    that it knows of. `filter_text`: what it is lent matches that; empty for anything. `watches`: it has room for
-    records, although it asks for none. `leaving`: it will ask no more. Owns its answer."""
+    that it knows of, each with what it has of it, nothing for all. `filter_text`: what it is lent matches that; empty
+    for anything. `watches`: it has room for records, although it asks for none. `leaving`: it will ask no more. Owns
+    its answer."""
+
+    of_session = False
+    returns = True  # what it does not name
 
     def __init__(
         self,
@@ -65,7 +74,7 @@ class Asking:
         bytes_max: int = 0,
         lease_ms: int = 0,
         accept: bool = False,
-        held: frozenset[LeaseId] = frozenset(),
+        held: Mapping[LeaseId, Ranges] = _NOTHING,
         working: int = 1,
         priority: int = 0,
         watches: bool = False,
@@ -91,6 +100,10 @@ class Asking:
         self.end = -1  # of the log, when it was first looked at
         self.looking = False  # there is more to look at for it, in another turn
         self.answered: asyncio.Future[Lent] = asyncio.get_running_loop().create_future()
+
+    def note_judged(self) -> None:
+        """It was looked for what it may be lent, and there is nothing for now."""
+        self.judged = True
 
     def answer(self, lent: Lent) -> None:
         if not self.answered.done():

@@ -98,6 +98,12 @@ class Waiting:
             known.until_ms = min(known.until_ms, self._now_ms() + BROKEN_OFF_MS)
         return True
 
+    def part(self, member: str, *, clean: bool) -> None:
+        """Its session is over; `clean`: by its own word."""
+        known = self._known.get(member)
+        if known is not None:
+            known.until_ms = min(known.until_ms, self._now_ms() + (0 if clean else BROKEN_OFF_MS))
+
     def lent(self, asking: Asking, records: int) -> None:
         """So many of what it asked for. Who was lent less has room for more."""
         self.heard_of(asking.member)

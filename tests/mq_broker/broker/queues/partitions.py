@@ -4,7 +4,7 @@ is written is committed when the test says so."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import wraps
 from types import SimpleNamespace
@@ -184,8 +184,11 @@ class Group:
         self.queue = Queue("g", life, 0, replace(self.queue.settings, **settings))
         self.gathering.wake()
 
-    def ask(self, member: str, records_max: int = 10, *, key: bytes = b"", **fields: Any) -> Asking:
-        asking = Asking(member, key, records_max, **fields)
+    def ask(
+        self, member: str, records_max: int = 10, *, key: bytes = b"", held: Iterable[LeaseId] = (), **fields: Any
+    ) -> Asking:
+        """`held`: whole leases."""
+        asking = Asking(member, key, records_max, held=dict.fromkeys(held, ()), **fields)
         self.gathering.ask(asking)
         return asking
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import leasing as module
-from mq_broker.broker.queues.leasing import DELAY_MS_MAX, NAMED_MAX, Leasing
+from mq_broker.broker.queues import asked as module
+from mq_broker.broker.queues.asked import DELAY_MS_MAX, NAMED_MAX, Asked
+from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent, LentRun
 from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release, Settle
@@ -49,7 +50,8 @@ class World:
         declared: Any = SimpleNamespace(get=lambda _, group: None)
         working: Any = SimpleNamespace(lent=self._lent, settled=self._settled)
         outputs: Any = SimpleNamespace(check=self._check)
-        self.leasing = Leasing(shell, topics, declared, working, outputs, lambda: NOW_US)
+        self.asks = Asked(shell, topics, declared, lambda: NOW_US)
+        self.leasing = Leasing(self.asks, working, outputs)
 
     async def lease(self, *, deadline_s: float = 10.0, **fields: Any) -> pb.LeaseResponse:
         request = pb.LeaseRequest(topic="t", group="g", **{"member": "m", "records_max": 5, **fields})
@@ -102,7 +104,7 @@ async def test_a_member_asks_on_its_own_terms_and_is_told_what_it_was_lent() -> 
     asking, wait_until, deadline = world.asked[0]
     assert (asking.member, asking.key, asking.records_max, asking.bytes_max) == ("m", b"k" * 16, 5, 77)
     assert (asking.lease_ms, asking.accept, asking.working) == (9_000, True, 4)
-    assert asking.held == {LeaseId(EPOCH, 7, 1)}
+    assert asking.held == {LeaseId(EPOCH, 7, 1): ()}
     assert wait_until - world.began == pytest.approx(2.0, abs=0.5)
     assert deadline - world.began == 10.0
     assert (list(told.ranges), list(told.deliveries), list(told.failures)) == ([2, 2, 5, 1], [1, 3], [0, 2])

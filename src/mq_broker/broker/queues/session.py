@@ -1,0 +1,347 @@
+"""One member's session at one partition's leader: how much it may be lent, what it has asked, what it is to be told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.requests import Asking, Item, Lent, Settling
+from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.settling import Answer
+from mq_broker.core.work.steps import LeaseId
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
+from mq_protocol.limits import CREDIT_BYTES_MAX, CREDIT_RECORDS_MAX, SETTLES_MAX
+
+UNANSWERED_MAX: Final = 2 * SETTLES_MAX
+"""Settles of one session that wait for their answers. More are refused: the member asks again."""
+
+UNANSWERED_PER_BROKER_MAX: Final = 500_000
+
+
+@dataclass(slots=True)
+class Load:
+    """How many sessions are open at this broker, and how many of their settles wait for an answer."""
+
+    sessions: int = 0
+    settles: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NumberedAnswer:
+    """Of one settle."""
+
+    number: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Whether more is ready than the credit allows."""
+
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CreditHolds:
+    """The credit that took some back: nothing beyond it is lent any more."""
+
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Leases of which the member has nothing any more."""
+
+    leases: tuple[LeaseId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Active:
+    """Whether the member is the one that is lent records."""
+
+    now: bool
+
+
+News: TypeAlias = NumberedAnswer | Lent | Ready | CreditHolds | Gone | Active | TritonMQError
+
+
+class Standing(Asking):
+    """What a session wants to be lent, for as long as it wants it. Its session hears at once what comes of it."""
+
+    of_session = True
+
+    def __init__(self, session: Session, records_max: int, bytes_max: int, held: dict[LeaseId, Ranges]) -> None:
+        terms = session.terms
+        super().__init__(
+            session.member,
+            session.key,
+            records_max,
+            bytes_max=bytes_max,
+            lease_ms=terms.lease_ms,
+            accept=terms.accept,
+            held=held,
+            working=terms.working,
+            priority=terms.priority,
+            watches=session.watches,
+            filter_text=terms.filter,
+        )
+        self._session = session
+        self.reconciled = session.compared and not held
+        self.returns = not session.compared
+
+    def note_judged(self) -> None:
+        super().note_judged()
+        if self.records_max:
+            self._session.is_dry()
+
+    def answer(self, lent: Lent) -> None:
+        self._session.answered(self, lent)
+
+    def refuse(self, error: TritonMQError) -> None:
+        self._session.refused(self, error)
+
+
+class Spoken(Settling):
+    """Settles of a session, from number `first` on. Each is answered by itself, as soon as it is judged: before what
+    the same entry lends."""
+
+    def __init__(self, items: Sequence[Item], first: int, tell: Callable[[int, Answer], None]) -> None:
+        super().__init__(items)
+        self._first = first
+        self._tell = tell
+
+    def answer(self, number: int, answer: Answer) -> None:
+        if self.answers[number] is None:
+            self._tell(self._first + number, answer)
+        super().answer(number, answer)
+
+    def refuse(self, error: TritonMQError) -> None:
+        for number in list(self.todo):
+            self.answer(number, Answer(error=error))
+        self.todo.clear()
+
+
+class Session:
+    """Owns its credit, and what is to be told. `news`: called when there is something. What is lent is pushed by this
+    session or by none: what comes for it once it is over goes back when its member comes again.
+
+    `records`, `bytes`: that it may be lent in all, and `lent`, `lent_bytes`: that it was. `claims`: what the member
+    says that it has, until that was `compared`; later, leases that it wants to be compared.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        partition: Partition,
+        opened: pb.WorkOpen,
+        claims: dict[LeaseId, Ranges],
+        terms: pb.WorkTerms,
+        news: Callable[[Session], None],
+        load: Load,
+    ) -> None:
+        self.number = number
+        self.partition = partition
+        self.group = opened.group
+        self.member = opened.member
+        self.key = opened.member_key
+        self.terms = terms
+        self.watches = False
+        self.over = False
+        self.told: deque[News] = deque()
+        self.settles = 0  # spoken so far
+        self._gathering: Gathering
+        self._news = news
+        self._load = load
+        self._claims = claims
+        self.compared = False
+        self._records = self._bytes = self._lent = self._lent_bytes = 0
+        self._standing: Standing | None = None
+        self._told_ready: bool | None = None
+        self._told_active: bool | None = None
+        self._echo: int | None = None
+        self._spoken: list[Spoken] = []
+        self._unanswered = 0
+
+    @property
+    def priority(self) -> int:
+        return self.terms.priority
+
+    def begin(self, gathering: Gathering) -> None:
+        """From now on it is asked for what the member wants, and at once what of its claims holds."""
+        self._gathering = gathering
+        gathering.open_session(self)
+        self._ask()
+
+    # ------------------------------------------------------------------ what the member says
+
+    def change_terms(self, terms: pb.WorkTerms) -> None:
+        """For what is lent from now on."""
+        self.terms = terms
+        if self._standing is not None and not self._standing.in_flight:
+            self._drop(self._standing)
+        self._ask()
+
+    def _drop(self, standing: Standing) -> None:
+        """It waits no longer."""
+        self._note_compared(standing)
+        self._gathering.leave(standing)
+        self._standing = None
+
+    def _note_compared(self, standing: Standing) -> None:
+        if standing.reconciled:
+            self.compared = True
+            if standing.held is self._claims:
+                self._claims = {}
+
+    def set_credit(self, credit: pb.WorkCredit) -> None:
+        """Raises `InvalidRequest` for what nobody can mean."""
+        if min(credit.records, credit.bytes) < 0:
+            raise InvalidRequest(f"a credit of {credit.records} records and {credit.bytes} bytes is below 0")
+        records, size = credit.records - self._lent, credit.bytes - self._lent_bytes
+        if records > CREDIT_RECORDS_MAX or size > CREDIT_BYTES_MAX:
+            raise InvalidRequest(
+                f"a credit of {records} more records and {size} more bytes is above {CREDIT_RECORDS_MAX} and "
+                f"{CREDIT_BYTES_MAX}: nobody can hold so much"
+            )
+        if credit.records < self._records or credit.bytes < self._bytes:
+            self._echo = credit.records
+        self._records, self._bytes, self.watches = credit.records, credit.bytes, credit.watch
+        standing = self._standing
+        if standing is None or not standing.in_flight:
+            self._tell_credit()
+            self._told_ready = None
+            self._ask()
+
+    def check(self, leases: Iterable[LeaseId]) -> None:
+        """Which of these are the member's still is compared with the next entry."""
+        self._claims = {**self._claims, **{lease: self._claims.get(lease, ()) for lease in leases}}
+        self.change_terms(self.terms)
+
+    def settle(self, items: Sequence[Item]) -> None:
+        """They are numbered on from those before. Raises nothing: what cannot be taken is answered."""
+        first, self.settles = self.settles + 1, self.settles + len(items)
+        if not items:
+            return
+        spoken = Spoken(items, first, self._answered)
+        self._load.settles += len(items)
+        self._unanswered += len(items)
+        if self._unanswered > UNANSWERED_MAX or self._load.settles > UNANSWERED_PER_BROKER_MAX:
+            spoken.refuse(
+                Overloaded(
+                    f"{self._unanswered} settles of this session wait for their answers, and {self._load.settles} at "
+                    "this broker, more than it takes: ask again once some have come"
+                )
+            )
+            return
+        self._spoken = [each for each in self._spoken if each.todo]
+        self._spoken.append(spoken)
+        self._gathering.settle(spoken)
+
+    def _answered(self, number: int, answer: Answer) -> None:
+        self._unanswered -= 1
+        self._load.settles -= 1
+        if not self.over:
+            self.told.append(NumberedAnswer(number, answer))
+            self._news(self)
+
+    def close(self, *, clean: bool) -> None:
+        """It is over; `clean`: its member has said so."""
+        if not self.over:
+            self.over = True
+            self._leave(withdraw=not clean)
+            self._gathering.close_session(self, clean=clean)
+
+    def _leave(self, *, withdraw: bool) -> None:
+        if self._standing is not None:
+            self._drop(self._standing)
+        for spoken in self._spoken if withdraw else ():
+            left = len(spoken.todo)
+            self._gathering.withdraw(spoken)
+            self._load.settles -= left
+        self._spoken.clear()
+
+    # ------------------------------------------------------------------ what the leader says
+
+    def is_dry(self) -> None:
+        """Nothing is ready for its credit."""
+        if self._told_ready is not False:
+            self._tell_ready(False)
+        self._tell_active()
+
+    def answered(self, standing: Standing, lent: Lent) -> None:
+        if self.over or standing is not self._standing:
+            return  # it is over: its member says what it has when it comes again
+        self._standing = None
+        self._note_compared(standing)
+        if lent.gone:
+            self.told.append(Gone(lent.gone))
+            self._claims = {lease: held for lease, held in self._claims.items() if lease not in lent.gone}
+        if lent.lease is not None:
+            self._lent += sum(run.end - run.first for run in lent.runs)
+            self._lent_bytes += lent.bytes
+            self.told.append(lent)
+            self._tell_active()
+        if lent.lease is not None or lent.ready:
+            self._tell_ready(lent.ready)
+        self._news(self)
+        self._tell_credit()
+        self._ask()
+
+    def refused(self, standing: Standing, error: TritonMQError) -> None:
+        if not self.over and standing is self._standing:
+            self._standing = None
+            self.end(error)
+
+    def end(self, error: TritonMQError) -> None:
+        if not self.over:
+            self.close(clean=False)
+            self.told.append(error)
+            self._news(self)
+
+    def _tell_ready(self, ready: bool) -> None:
+        self._told_ready = ready
+        self.told.append(Ready(ready))
+        self._news(self)
+
+    def _tell_active(self) -> None:
+        active = self._gathering.active
+        if active is not None and (active == self.member) is not self._told_active:
+            self._told_active = active == self.member
+            self.told.append(Active(self._told_active))
+            self._news(self)
+
+    def _tell_credit(self) -> None:
+        """What was taken back is not lent any more."""
+        if self._echo is not None:
+            self.told.append(CreditHolds(self._echo))
+            self._echo = None
+            self._news(self)
+
+    # ------------------------------------------------------------------ what it wants
+
+    def _ask(self) -> None:
+        """Have what it wants wait, once. What it has asked before is changed, if no entry is on its way for it."""
+        if self.over:
+            return
+        records = max(self._records - self._lent, 0)
+        size = self._bytes - self._lent_bytes if self._bytes else 0
+        if self._bytes and size <= 0:
+            records = size = 0
+        wants = bool(records) or (self.watches and not self._told_ready) or bool(self._claims) or not self.compared
+        standing = self._standing
+        if standing is not None and standing.in_flight:
+            return
+        if standing is not None and wants:
+            standing.records_max, standing.bytes_max = records, size
+            standing.has_room = bool(records) or self.watches
+            self._gathering.wake()
+        elif standing is not None:
+            self._drop(standing)
+        elif wants:
+            self._standing = Standing(self, records, size, self._claims)
+            self._gathering.ask(self._standing)

@@ -1,0 +1,220 @@
+"""The method Work: streams of sessions, by which members are pushed their records.
+
+One stream carries the sessions of all members of a process. What they say is heard in its order; what they are told is
+gathered while the stream is busy, so that many answers and leases share a message. Rows are read when they are sent:
+who does not read has nothing of them in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Final
+
+from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
+from mq_broker.broker.queues.lent_rows import ROWS_BYTES_MAX, lent_rows
+from mq_broker.broker.queues.outputs import last_number
+from mq_broker.broker.queues.requests import Lent
+from mq_broker.broker.queues.session import Active, CreditHolds, Gone, Load, News, NumberedAnswer, Ready, Session
+from mq_broker.broker.queues.told import answer_to_wire, lease_to_wire, lent_to_wire
+from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.broker.runtime.streams import in_turns, side_by_side
+from mq_broker.rpc.callers import caller
+from mq_broker.rpc.service import Send
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
+from mq_protocol.limits import FETCH_CHUNK_BYTES, WORK_SESSIONS_MAX, WORK_SESSIONS_PER_BROKER_MAX
+from mq_protocol.names import check_member_key
+
+UNTOLD_MAX: Final = 20_000
+"""Answers and leases that wait to be told to a stream that does not read. What it asks past that waits in TCP."""
+
+
+class Sessions:
+    """Owns how much they are at this broker."""
+
+    def __init__(self, asked: Asked, working: Working, held: Held) -> None:
+        self.asked = asked
+        self.working = working
+        self.held = held
+        self.load = Load()
+
+    async def work(self, requests: AsyncIterator[pb.WorkRequest], send: Send[Envelope[pb.WorkHeader]]) -> None:
+        """One stream, until the client has said its last or goes."""
+        stream = _Stream(self)
+        try:
+            await side_by_side(stream.read(requests), stream.write(send))
+        finally:
+            stream.close()
+
+
+class _Stream:
+    """Owns the sessions of one stream, and which of them have something to tell (`_news`)."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._all = sessions
+        self._sessions: dict[int, Session] = {}
+        self._news: dict[Session, None] = {}
+        self._refused: list[tuple[int, TritonMQError]] = []  # of sessions that were never open
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+        self._ended = False
+
+    # ------------------------------------------------------------------ what the client says
+
+    async def read(self, requests: AsyncIterator[pb.WorkRequest]) -> None:
+        async for request in requests:
+            await self._all.held.room(caller())
+            async for said in in_turns(request.sessions):
+                while self._untold() > UNTOLD_MAX:
+                    self._told.clear()
+                    await self._told.wait()
+                try:
+                    await self._hear(said)
+                except TritonMQError as error:
+                    self._refuse(said.session, error)
+        self._ended = True
+        self._wake.set()
+
+    def _untold(self) -> int:
+        return len(self._refused) + sum(len(session.told) for session in self._news)
+
+    async def _hear(self, said: pb.SessionRequest) -> None:
+        """Raises the error that ends the session."""
+        if said.HasField("open"):
+            await self._open(said)
+            return
+        session = self._sessions.get(said.session)
+        if session is None or session.over:
+            return  # its end is on the way to the client
+        if said.HasField("terms"):
+            await self._all.asked.check_terms(session.partition, said.terms)
+            session.change_terms(said.terms)
+        if said.settles:
+            await self._settle(session, said)
+        if said.HasField("credit"):
+            session.set_credit(said.credit)
+        if said.check:
+            leases = [lease_of(each) for each in said.check]
+            check_epochs(session.partition, leases)
+            session.check(leases)
+        if said.close:
+            session.close(clean=True)
+            self._forget(session)
+
+    async def _open(self, said: pb.SessionRequest) -> None:
+        if said.session in self._sessions:
+            raise InvalidRequest(f"session {said.session} of this stream is open: give another one a number of its own")
+        asked, opened = self._all.asked, said.open
+        check_member_key(opened.member_key)
+        partition = await asked.partition(opened)
+        claims = await asked.claims(partition, opened.held)
+        await asked.check_terms(partition, said.terms)
+        gathering = self._all.working.gathering(partition, opened.group)
+        here = len(gathering.present)
+        if here >= WORK_SESSIONS_MAX or self._all.load.sessions >= WORK_SESSIONS_PER_BROKER_MAX:
+            raise Overloaded(
+                f"{partition.name} has {here} sessions of group {opened.group!r}, and this broker "
+                f"{self._all.load.sessions}, as many as they take: have fewer members, or ask again"
+            )
+        session = Session(said.session, partition, opened, claims, said.terms, self._note, self._all.load)
+        self._sessions[said.session] = session
+        self._all.load.sessions += 1
+        session.begin(gathering)
+        if said.settles and not session.over:
+            await self._settle(session, said)
+        if said.HasField("credit") and not session.over:
+            session.set_credit(said.credit)
+
+    async def _settle(self, session: Session, said: pb.SessionRequest) -> None:
+        if any(each.outputs or each.number for each in said.settles):
+            raise InvalidRequest("an ack with outputs goes by Settle: leave it out of a session")
+        session.settle(await self._all.asked.items(session.partition, session.member, said.settles))
+
+    def _refuse(self, number: int, error: TritonMQError) -> None:
+        session = self._sessions.get(number)
+        if session is not None:
+            session.end(error)
+            return
+        self._refused.append((number, error))
+        self._wake.set()
+
+    def _forget(self, session: Session) -> None:
+        if self._sessions.pop(session.number, None) is not None:
+            self._all.load.sessions -= 1
+
+    def close(self) -> None:
+        """The stream is over: its members may come back by another one."""
+        for session in list(self._sessions.values()):
+            session.close(clean=False)
+            self._forget(session)
+
+    # ------------------------------------------------------------------ what it is told
+
+    def _note(self, session: Session) -> None:
+        self._news[session] = None
+        self._wake.set()
+
+    async def write(self, send: Send[Envelope[pb.WorkHeader]]) -> None:
+        while not self._ended:
+            if not self._news and not self._refused:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            message = self._gather()
+            async with self._all.held.holding(caller(), sum(map(len, message.parts)) + message.header.ByteSize()):
+                await send(message)
+
+    def _gather(self) -> Envelope[pb.WorkHeader]:
+        """The next message: what sessions have to tell, one after the other."""
+        header = pb.WorkHeader()
+        for number, error in self._refused:
+            header.sessions.add(session=number, error=to_wire(error))
+        self._refused.clear()
+        parts: list[Buffer] = []
+        size = 0
+        while self._news and size < FETCH_CHUNK_BYTES:
+            session = next(iter(self._news))
+            said = None
+            while session.told and size < FETCH_CHUNK_BYTES:
+                news = session.told.popleft()
+                if said is None or (said.HasField("lease") and isinstance(news, Lent | NumberedAnswer | Gone)):
+                    said = header.sessions.add(session=session.number)
+                size += self._tell(session, news, said, parts)
+            if not session.told:
+                del self._news[session]
+                if session.over:
+                    self._forget(session)
+        self._told.set()
+        return Envelope(header, tuple(parts))
+
+    @staticmethod
+    def _tell(session: Session, news: News, said: pb.SessionResponse, parts: list[Buffer]) -> int:
+        """How many bytes that is, about."""
+        match news:
+            case NumberedAnswer(number, answer):
+                told = said.answers.add(number=number)
+                told.answer.CopyFrom(answer_to_wire(answer))
+                return told.ByteSize()
+            case Lent():
+                lent = lent_to_wire(news, last_number(session.partition, session.group, session.member))
+                rows = lent_rows(session.partition, [(run.first, run.end) for run in news.runs], ROWS_BYTES_MAX)
+                lent.batches.extend(described for described, _ in rows)
+                parts += [payload for _, payload in rows]
+                said.lease.CopyFrom(lent)
+                said.lent_bytes = news.bytes
+                return lent.ByteSize() + sum(len(payload) for _, payload in rows)
+            case Ready(more):
+                said.ready = more
+            case CreditHolds(records):
+                said.credit = records
+            case Gone(leases):
+                said.gone.extend(map(lease_to_wire, leases))
+            case Active(now):
+                said.active = now
+            case _:
+                said.error.CopyFrom(to_wire(news))
+        return 64

@@ -1,0 +1,48 @@
+"""What members are told, as it goes over the wire."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mq_broker.broker.queues.requests import Lent
+from mq_broker.core.work.ranges import Ranges, to_gaps
+from mq_broker.core.work.settling import Answer
+from mq_broker.core.work.steps import LeaseId
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import to_wire
+from mq_protocol.queue_settings import Order
+
+_ORDERS: Final = {Order.NONE: pb.ORDER_NONE, Order.KEY: pb.ORDER_KEY, Order.ALL: pb.ORDER_ALL}
+
+
+def lent_to_wire(lent: Lent, number: int) -> pb.LeaseResponse:
+    """`number`: of the member's last ack with outputs."""
+    ranges: Ranges = tuple((run.first, run.end) for run in lent.runs)
+    response = pb.LeaseResponse(
+        ranges=to_gaps(ranges),
+        deliveries=[run.deliveries for run in lent.runs],
+        failures=[run.failures for run in lent.runs],
+        lease_ms=lent.lease_ms,
+        ready=lent.ready,
+        number=number,
+        order=_ORDERS[lent.order],
+        order_by=lent.order_by,
+        gone=map(lease_to_wire, lent.gone),
+    )
+    if lent.lease is not None:
+        response.lease.CopyFrom(lease_to_wire(lent.lease))
+    return response
+
+
+def answer_to_wire(answer: Answer) -> pb.SettleAnswer:
+    told = pb.SettleAnswer(lost=to_gaps(answer.lost))
+    for lease, ranges in answer.pulled:
+        told.pulled.add(lease=lease_to_wire(lease), ranges=to_gaps(ranges))
+    if answer.error is not None:
+        told.error.CopyFrom(to_wire(answer.error))
+    return told
+
+
+def lease_to_wire(lease: LeaseId) -> pb.LeaseId:
+    epoch, entry, step = lease
+    return pb.LeaseId(leader_epoch=epoch, entry=entry, step=step)

@@ -1,0 +1,297 @@
+"""A member's sessions: one with the leader of each partition, by which it is pushed records and says what becomes of
+them. On the event loop, under the keeper's lock.
+
+When to open one, what to say on it, and what is to be done with what it tells. What breaks a session loses nothing: the
+next one says what is held, and what had no answer is said again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from mq_client.cluster.connection import Connection
+from mq_client.consuming.slices import StoredSlice
+from mq_client.errors import InternalError, TritonMQError
+from mq_client.queueing.answered_rows import slices_in
+from mq_client.queueing.answers import Answers
+from mq_client.queueing.holdings import Holdings
+from mq_client.queueing.leases import DONE, LeaseId
+from mq_client.queueing.offsets import runs_count, to_gaps
+from mq_client.queueing.places import Call, Credit, Place, Terms
+from mq_client.queueing.settling import RANGES_MAX, RELEASE, Line, Tally, to_wire
+from mq_client.queueing.shares import Account, Shares
+from mq_client.queueing.work_streams import Told, WorkStream, WorkStreams
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire
+from mq_protocol.transport import MethodUnknown
+
+OLD_S: Final = 30.0
+"""For so long a broker that knows no sessions is asked by requests of their own, before it is tried again."""
+
+
+class PlaceSession:
+    """With the leader of one partition. `waiting`: outcomes and extensions without an answer, by number. `sent_at`: of
+    the first of them."""
+
+    def __init__(self, place: Place, stream: WorkStream, now: float) -> None:
+        self.place = place
+        self.stream = stream
+        self.call = Call(stream.address, now)
+        self.account = Account(place.partition)
+        self.waiting: dict[int, tuple[Call, Line]] = {}
+        self.number = 0
+        self.terms: Terms | None = None
+        self.active = True
+        self._spoken = 0
+
+    def speak(self, request: pb.SessionRequest, lines: list[Line], now: float) -> None:
+        """These go with the request."""
+        call = Call(self.call.address, now, lines=lines)
+        for line in lines:
+            self._spoken += 1
+            self.waiting[self._spoken] = call, line
+            if line.word.outcome != pb.OUTCOME_EXTEND:
+                self.account.sent += len(line.indexes)
+        request.settles.extend(to_wire(lines))
+
+    def hear(self, number: int) -> tuple[Call, Line] | None:
+        """What this answers."""
+        found = self.waiting.pop(number, None)
+        if found is not None and found[1].word.outcome != pb.OUTCOME_EXTEND:
+            self.account.sent -= len(found[1].indexes)
+        return found
+
+    @property
+    def oldest(self) -> float:
+        """When the first of what waits was said."""
+        return min((call.sent_at for call, _ in self.waiting.values()), default=math.inf)
+
+
+class Sessions:
+    """Owns them, by partition."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        holdings: Holdings,
+        answers: Answers,
+        streams: Callable[[], WorkStreams],
+        heard: Callable[[Callable[[float], list[Tally]]], None],
+        first: int,
+    ) -> None:
+        """`heard`: has something done in the keeper's next turn. `first`: the partition that comes first."""
+        self._connection = connection
+        self._holdings = holdings
+        self._answers = answers
+        self._streams = streams
+        self._heard = heard
+        self._sessions: dict[int, PlaceSession] = {}
+        self._old: dict[str, float] = {}
+        self._shares = Shares(first)
+        self.lent = False
+        self.error: TritonMQError | None = None
+
+    def carries(self, address: str, now: float) -> bool:
+        """Whether that broker is spoken to by sessions, as far as is known."""
+        return self._old.get(address, -math.inf) <= now
+
+    def has(self, place: Place) -> bool:
+        return place.partition in self._sessions
+
+    @property
+    def quiet(self) -> bool:
+        """Nothing waits for an answer, and nothing more can be pushed."""
+        return all(
+            not session.waiting and not session.account.out and session.account.recalled is None
+            for session in self._sessions.values()
+        )
+
+    @property
+    def credit_out(self) -> Credit:
+        accounts = [session.account for session in self._sessions.values()]
+        return Credit(sum(each.out for each in accounts), sum(each.out_bytes for each in accounts if each.out))
+
+    @property
+    def active(self) -> bool:
+        """Whether some leader lends this member records, where only one member is lent any."""
+        return not self._sessions or any(session.active for session in self._sessions.values())
+
+    # ------------------------------------------------------------------ what is said
+
+    def open(self, place: Place, address: str, terms: Terms, working: int, topic_id: str, now: float) -> PlaceSession:
+        """The session with that leader; a new one if there is none."""
+        session = self._sessions.get(place.partition)
+        if session is not None and session.call.address != address:
+            self._give_up(session)
+            session = None
+        if session is None:
+            stream = self._streams().to(address, self._connection.client)
+            session = self._sessions[place.partition] = PlaceSession(place, stream, now)
+            session.number = stream.open(self._listener(session, terms))
+            session.terms = terms
+            place.unsure = False
+            request = pb.SessionRequest(session=session.number, terms=_terms(terms, working))
+            request.open.CopyFrom(
+                pb.WorkOpen(
+                    topic=terms.topic,
+                    partition=place.partition,
+                    group=terms.group,
+                    topic_id=topic_id,
+                    member=terms.member,
+                    member_key=terms.key,
+                    held=_claims(place),
+                )
+            )
+            stream.say(request)
+        return session
+
+    def _listener(self, session: PlaceSession, terms: Terms) -> Callable[[Told | TritonMQError], None]:
+        def listen(told: Told | TritonMQError) -> None:
+            rows: Sequence[StoredSlice] = ()
+            if isinstance(told, Told):
+                view = self._connection.known_topic(terms.topic)
+                rows = slices_in(told.said.lease, told.payloads, view)
+            self._heard(lambda now: self._hear(session, told, rows, now))
+
+        return listen
+
+    def say(self, session: PlaceSession, lines: list[Line], terms: Terms, working: int, now: float) -> None:
+        """These outcomes and extensions, and all else that its leader is to hear."""
+        request = pb.SessionRequest(session=session.number)
+        if lines:
+            session.speak(request, lines, now)
+        if session.terms != terms:
+            session.terms = terms
+            request.terms.CopyFrom(_terms(terms, working))
+        if session.place.unsure:
+            session.place.unsure = False
+            request.check.extend(name.to_wire() for name in session.place.leases)
+        account = session.account
+        if account.changed:
+            account.changed = False
+            records, size = account.recalled or (account.records, account.bytes)
+            request.credit.CopyFrom(pb.WorkCredit(records=records, bytes=size, watch=True))
+        if len(request.ListFields()) > 1:
+            session.stream.say(request)
+
+    def hand_out(self, sessions: Mapping[int, PlaceSession], whole: Credit, held: Credit, *, hungry: bool) -> None:
+        self._shares.hand_out((each.account for each in sessions.values()), whole, held, hungry=hungry)
+
+    def take_back(self, session: PlaceSession) -> None:
+        """Nothing more is to be lent."""
+        if session.account.out and session.account.recalled is None:
+            session.account.recall(0)
+
+    def close(self) -> None:
+        """What is pushed from now on goes back."""
+        for session in self._sessions.values():
+            session.stream.say(pb.SessionRequest(session=session.number, close=True))
+            session.stream.forget(session.number)
+        self._sessions.clear()
+
+    def drain(self) -> list[Line]:
+        """All that has no answer, taken out."""
+        lines = [line for session in self._sessions.values() for _, line in session.waiting.values()]
+        for session in self._sessions.values():
+            session.waiting.clear()
+        return lines
+
+    def _give_up(self, session: PlaceSession) -> None:
+        """It is over. What had no answer is said again."""
+        del self._sessions[session.place.partition]
+        session.stream.forget(session.number)
+        lines = [line for _, line in session.waiting.values()]
+        for box, extensions in ((session.place.settles, False), (session.place.extensions, True)):
+            box.put_back([each for each in lines if (each.word.outcome == pb.OUTCOME_EXTEND) == extensions], again=True)
+
+    # ------------------------------------------------------------------ what is heard
+
+    def _hear(
+        self, session: PlaceSession, told: Told | TritonMQError, rows: Sequence[StoredSlice], now: float
+    ) -> list[Tally]:
+        if self._sessions.get(session.place.partition) is not session:
+            return []
+        if isinstance(told, TritonMQError):
+            self._broke(session, told, now)
+            return []
+        said, place, account = told.said, session.place, session.account
+        tallies: list[Tally] = []
+        for each in said.answers:
+            found = session.hear(each.number)
+            if found is not None:
+                extends = found[1].word.outcome == pb.OUTCOME_EXTEND
+                judge = self._answers.extended if extends else self._answers.settled
+                tallies += judge(place, *found, each.answer, now)
+        if said.answers:
+            place.settle_backoff.reset()
+        self._holdings.lose(place, map(LeaseId.from_wire, said.gone))
+        if said.HasField("lease"):
+            self._lent(session, said, rows, now)
+        if said.HasField("ready"):
+            account.ready = said.ready
+        if said.HasField("active"):
+            session.active = said.active
+        if said.HasField("credit"):
+            account.confirm(said.credit)
+        if said.HasField("error"):
+            self._broke(session, from_wire(said.error), now)
+        return tallies
+
+    def _lent(self, session: PlaceSession, said: pb.SessionResponse, rows: Sequence[StoredSlice], now: float) -> None:
+        place, account = session.place, session.account
+        # Outputs go by requests of their own, whose answers may overtake what was lent before them
+        losses = place.losses if not place.number else -1
+        call = Call(
+            session.call.address, now, account.records - account.lent, max(said.lent_bytes, 1), rows=rows, losses=losses
+        )
+        try:
+            lease = self._answers.pushed(place, call, said.lease, now)
+        except InternalError as error:
+            self.error = error
+            return
+        if lease is not None:
+            self.lent = True
+            account.note_lent(lease.open, said.lent_bytes)
+
+    def _broke(self, session: PlaceSession, error: TritonMQError, now: float) -> None:
+        self._give_up(session)
+        if isinstance(error, MethodUnknown):
+            self._old[session.call.address] = now + OLD_S
+            return
+        self.error = self._answers.lease_failed(session.place, session.call, error, now) or self.error
+
+    def give_back(self, place: Place, now: float) -> None:
+        """What was lent while the queue closes."""
+        for lease in list(place.leases.values()):
+            left = lease.without_outcome()
+            if len(left):
+                self._holdings.say(lease, left, RELEASE, None, now)
+
+
+def _terms(terms: Terms, working: int) -> pb.WorkTerms:
+    return pb.WorkTerms(
+        lease_ms=terms.lease_ms,
+        accept=terms.accept,
+        working=working,
+        priority=terms.priority,
+        filter=terms.filter,
+    )
+
+
+def _claims(place: Place) -> list[pb.HeldLease]:
+    """What is held of the partition. Of a lease in very many pieces, all of it: what is not held runs out."""
+    claims = []
+    room = RANGES_MAX
+    for lease in place.leases.values():
+        claim = pb.HeldLease(lease=lease.id.to_wire())
+        if lease.open < len(lease.offsets):
+            offsets = lease.offsets[np.flatnonzero(lease.states < DONE)]
+            if runs_count(offsets) <= room:
+                room -= runs_count(offsets)
+                claim.ranges.extend(to_gaps(offsets))
+        claims.append(claim)
+    return claims

@@ -1,0 +1,170 @@
+"""How a member's credit is handed out to the leaders with which it has sessions. Pure.
+
+While nothing waits to be worked on, every leader has a share, so that whoever has a record may push it at once. While
+the application is busy, credit goes in large pieces to one leader after the other: each lease is an entry in the
+journal. Of a credit too small to be shared one leader has all; it is taken back when nothing comes there and another
+one has something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from mq_client.queueing.places import STAYS_MAX, Credit
+
+SHARE_BYTES_MIN: Final = 64 << 10
+"""Credit is not shared so far that a leader may lend fewer bytes."""
+
+
+@dataclass(eq=False, slots=True)
+class Account:
+    """The credit of one session. All in all, since it began: `records` and `bytes` that it may be lent, `lent` and
+    `lent_bytes` that it was. `sent`: records whose outcomes are on their way. `ready`: its leader has more. `recalled`:
+    what is to hold once the leader says so, after some was taken back. `stayed`: how often in a row it was given credit
+    for records that it had just settled. `changed`: the leader is to hear of it."""
+
+    partition: int
+    records: int = 0
+    bytes: int = 0
+    lent: int = 0
+    lent_bytes: int = 0
+    sent: int = 0
+    ready: bool = False
+    recalled: tuple[int, int] | None = None
+    stayed: int = 0
+    changed: bool = field(default=False)
+
+    @property
+    def out(self) -> int:
+        """What its leader may lend still."""
+        return max(self.records - self.lent, 0) if self.out_bytes else 0
+
+    @property
+    def out_bytes(self) -> int:
+        return max(self.bytes - self.lent_bytes, 0)
+
+    def note_lent(self, records: int, size: int) -> None:
+        self.lent += records
+        self.lent_bytes += size
+
+    def give(self, records: int, size: int) -> None:
+        """So much more may be lent. Records without bytes, and bytes without records, are not kept."""
+        spent = not self.out
+        self.records = (self.lent if spent else self.records) + records
+        self.bytes = (self.lent_bytes if spent else self.bytes) + size
+        self.changed = True
+
+    def recall(self, records: int) -> None:
+        """No more than so many records are to be lent, once the leader has heard of it."""
+        self.recalled = self.lent + records, self.bytes
+        self.changed = True
+
+    def confirm(self, records: int) -> None:
+        """The leader has heard of what was taken back."""
+        if self.recalled is not None and records == self.recalled[0]:
+            self.records, self.bytes = self.recalled
+            self.recalled = None
+
+
+class Shares:
+    """Owns whose turn it is."""
+
+    def __init__(self, first: int) -> None:
+        self._next = first
+
+    def hand_out(self, accounts: Iterable[Account], whole: Credit, held: Credit, *, hungry: bool) -> None:
+        """Give to some of these, and take from others. `held`: what the member holds, and what others may lend it."""
+        every = list(accounts)
+        if not every:
+            return
+        first = self._next % (max(account.partition for account in every) + 1)
+        every.sort(key=lambda account: (account.partition < first, account.partition))
+        turn = _Turn(every, whole, held)
+        ready = [account for account in every if account.ready]
+        if turn.is_over:
+            turn.cut()
+        elif not ready:
+            turn.share(hungry=hungry)
+        elif hungry or turn.is_much:
+            turn.give(ready, hungry=hungry)
+            if hungry and all(account.out == 0 for account in ready):
+                turn.take_back()
+        if turn.moved_on is not None:
+            self._next = turn.moved_on + 1
+
+
+class _Turn:
+    """What is left of the credit while it is handed out."""
+
+    def __init__(self, accounts: list[Account], whole: Credit, held: Credit) -> None:
+        self._accounts = accounts
+        self._whole = whole
+        self._records = whole.records - held.records - sum(account.out for account in accounts)
+        self._bytes = whole.bytes - held.bytes - sum(account.out_bytes for account in accounts if account.out)
+        parts = max(1, min(len(accounts), whole.records, whole.bytes // SHARE_BYTES_MIN))
+        self._share = Credit(max(1, whole.records // parts), max(1, whole.bytes // parts))
+        self._spread = parts == len(accounts)
+        self.moved_on: int | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more is out than the member may hold, since that was lowered."""
+        return self._records + sum(account.sent for account in self._accounts) < 0
+
+    def cut(self) -> None:
+        """Take back as much as is out too much, wherever it is."""
+        for account in self._accounts:
+            much = min(account.out, -self._records)
+            if much > 0:
+                self._records += much
+                if account.recalled is None:
+                    account.recall(account.out - much)
+
+    @property
+    def is_much(self) -> bool:
+        sent = sum(account.sent for account in self._accounts)
+        return (self._records + sent) * 2 >= self._whole.records and self._bytes * 2 >= self._whole.bytes
+
+    def share(self, *, hungry: bool) -> None:
+        """Nothing is ready: each has its share, and is given it again once half of it was lent."""
+        for account in self._accounts:
+            if account.out * 2 <= self._share.records and (hungry or self.is_much):
+                self._give(account, self._share)
+
+    def give(self, ready: list[Account], *, hungry: bool) -> None:
+        most = max(self._share.records, self._whole.records // len(ready)) if hungry else self._whole.records
+        size = max(self._share.bytes, self._whole.bytes // len(ready)) if hungry else self._whole.bytes
+        others = len(ready) > 1
+        for account in sorted(ready, key=lambda each: not each.sent):  # who has just settled may have more at once
+            if not self._spread and others and account.sent and account.stayed >= STAYS_MAX:
+                account.stayed = 0
+                continue
+            if self._give(account, Credit(most, size)):
+                account.stayed = account.stayed + 1 if account.sent else 0
+                if not account.sent or not hungry:
+                    self.moved_on = account.partition
+                if not hungry:
+                    return
+
+    def _give(self, account: Account, most: Credit) -> bool:
+        """Up to so much, with what it has. Records whose outcomes are on their way to its leader are free there."""
+        if account.recalled is not None:
+            return False
+        out_bytes = account.out_bytes if account.out else 0
+        records = min(most.records - account.out, self._records + account.sent)
+        size = max(min(most.bytes - out_bytes, self._bytes), 0)
+        if records < 1 or not (size or out_bytes):
+            return False
+        self._records -= records
+        self._bytes -= size
+        account.give(records, size)
+        return True
+
+    def take_back(self) -> None:
+        """From those with whom nothing comes: all but one record each, where it was shared."""
+        keep = 1 if self._spread and self._whole.records >= 2 * len(self._accounts) else 0
+        for account in self._accounts:
+            if not account.ready and account.out > keep and account.recalled is None:
+                account.recall(keep)

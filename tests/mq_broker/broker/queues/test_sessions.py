@@ -1,0 +1,413 @@
+"""Sessions of members of a queue group, at a broker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import sessions
+from mq_protocol import limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
+from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.mq_broker.broker.queues.spoken import ack, failed, speaking
+
+
+async def described(broker: Broker) -> pb.QueuePartition:
+    [told] = (
+        await broker.ask("DescribeQueue", pb.DescribeQueueRequest(topic="t", group="g", partitions=[0]))
+    ).partitions
+    assert isinstance(told, pb.QueuePartition)
+    return told
+
+
+def test_records_are_pushed_as_far_as_the_credit_goes_and_as_they_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as member:
+            await member.open(records=4)
+            first = await member.lease()
+            assert (ranges(first), list(first.deliveries), first.ready) == ([0, 4], [1], True)
+            assert member.rows[1] == [0, 1, 2, 3], "their rows come with them"
+            await member.settle(ack(first.lease, 0, 4), records=20)
+            answered = await member.hear(lambda said: said.answers)
+            assert [(each.number, each.answer) for each in answered.answers] == [(1, pb.SettleAnswer())]
+            second = answered.lease if answered.HasField("lease") else await member.lease()
+            assert (ranges(second), second.ready) == ([4, 6], False)
+            assert second.lease.entry == first.lease.entry + 1, "one entry settled, and lent what comes next"
+            await broker.produce("t", 10, 11)
+            assert ranges(await member.lease()) == [10, 2], "nobody has asked for it"
+            await member.settle(ack(second.lease, 4, 6))
+            await member.hear(lambda said: [each.number for each in said.answers] == [2])
+        async with standalone(tmp_path) as broker:
+            await until(lambda: _is(broker, "accepted", 10))
+            assert (await described(broker)).leased == 2, "what was settled stays so"
+
+    asyncio.run(scenario())
+
+
+def test_a_member_without_credit_is_told_once_that_there_is_something(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
+            await member.open()
+            await broker.produce("t", 1)
+            await member.hear(lambda said: said.HasField("ready") and said.ready)
+            await broker.produce("t", 2)
+            await member.credit(1)
+            lent = await member.hear(lambda said: said.HasField("lease"))
+            assert (ranges(lent.lease), lent.ready) == ([0, 1], True)
+            await member.credit(9)
+            lent = await member.hear(lambda said: said.HasField("lease"))
+            assert (ranges(lent.lease), lent.ready) == ([1, 1], False)
+
+    asyncio.run(scenario())
+
+
+def test_credit_that_is_taken_back_is_told_when_it_holds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
+            await member.open(records=5)
+            await member.hear(lambda said: said.HasField("ready") and not said.ready)
+            await member.credit(0)
+            await member.hear(lambda said: said.HasField("credit") and said.credit == 0)
+            await broker.produce("t", 1, 2, 3)
+            await member.hear(lambda said: said.HasField("ready") and said.ready)
+            await member.credit(2)
+            assert ranges(await member.lease()) == [0, 2]
+
+    asyncio.run(scenario())
+
+
+def test_bytes_bound_what_is_pushed_and_one_record_may_pass_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as member:
+            await member.open(watch=False)
+            await member.credit(10, bytes_max=1)
+            lent = await member.hear(lambda said: said.HasField("lease"))
+            assert ranges(lent.lease) == [0, 1]
+            assert lent.lent_bytes > 1, "what counts is told"
+            await member.credit(10, bytes_max=lent.lent_bytes + 1)
+            assert ranges(await member.lease()) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_member_is_answered_before_it_is_pushed_what_the_same_entry_lends(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, records=1) as broker, speaking(broker) as member:
+            await member.open(records=1)
+            first = await member.lease()
+            await member.settle(failed(first.lease, 0, 1), records=2)
+            said = await member.hear(lambda said: said.answers or said.HasField("lease"))
+            assert said.answers, "not the lease of what it gave back"
+            again = said.lease if said.HasField("lease") else await member.lease()
+            assert (ranges(again), list(again.deliveries), list(again.failures)) == ([0, 1], [2], [1])
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_comes_back_in_time_keeps_what_it_names_and_the_rest_goes_back_uncharged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, resume_ms="10m") as broker:
+            async with speaking(broker) as member:
+                await member.open(records=4)
+                lent = await member.lease()
+            async with speaking(broker) as member:
+                await member.open(held=(pb.HeldLease(lease=lent.lease, ranges=[1, 2]),), records=10)
+                rest = await member.lease()
+                assert (ranges(rest), list(rest.deliveries), list(rest.failures)) == (
+                    [0, 1, 2, 1, 0, 6],
+                    [2, 2, 1],
+                    [0, 0, 0],
+                )
+                await member.settle(ack(lent.lease, 1, 2))
+                [answer] = (await member.hear(lambda said: said.answers)).answers
+                assert answer.answer == pb.SettleAnswer()
+            assert (await described(broker)).charged == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_member_that_does_not_come_back_is_charged_for_what_it_worked_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, resume_ms="300ms", retry_ms="0") as broker, speaking(broker) as other:
+            async with speaking(broker) as member:
+                await member.open(records=10, working=2)
+                await member.lease()
+                broke_at = time.monotonic()
+            await other.open(member="b", records=10)
+            lent = await other.lease()
+            assert time.monotonic() - broke_at > 0.29
+            assert (ranges(lent), list(lent.failures)) == ([0, 2, 0, 8], [1, 0]), "the first ones, as many as it said"
+
+    asyncio.run(scenario())
+
+
+def test_a_session_that_is_closed_gives_all_back_at_once_and_uncharged(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, resume_ms="10m") as broker, speaking(broker) as stream:
+            await stream.open(1, "a", records=10)
+            lent = await stream.lease(1)
+            await stream.open(2, "b", records=10)
+            await stream.say(pb.SessionRequest(session=1, settles=[ack(lent.lease, 0, 3)], close=True))
+            rest = await stream.lease(2)
+            assert (ranges(rest), list(rest.failures)) == ([3, 7], [0])
+
+    asyncio.run(scenario())
+
+
+def test_what_was_lent_to_a_session_that_is_over_is_not_pushed_into_the_next_one(tmp_path: Path) -> None:
+    """The entry is on its way while the member opens anew."""
+
+    async def scenario() -> None:
+        async with queue(tmp_path, records=3) as broker, speaking(broker) as stream:
+            await stream.say(
+                pb.SessionRequest(
+                    session=1,
+                    open=pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16),
+                    credit=pb.WorkCredit(records=3),
+                )
+            )
+            await stream.open(2, records=3)
+            lent = await stream.lease(2)
+            assert ranges(lent) == [0, 3]
+            assert list(lent.deliveries) in ([1], [2]), "it went back before it was lent again, if it had been lent"
+            with pytest.raises(TritonMQError, match="another session"):
+                raise await stream.error(1)
+            assert (await described(broker)).charged == 0
+
+    asyncio.run(scenario())
+
+
+def test_another_process_of_the_name_takes_its_place_and_the_former_is_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, retry_ms="0") as broker, speaking(broker) as stream:
+            await stream.open(1, records=10)
+            await stream.lease(1)
+            await stream.open(2, key=b"z" * 16, records=10)
+            assert isinstance(await stream.error(1), MemberInUse)
+            assert list((await stream.lease(2)).failures) == [1, 0]
+            await stream.open(3, records=10)
+            assert isinstance(await stream.error(3), MemberInUse), "and is told so again"
+
+    asyncio.run(scenario())
+
+
+def test_pull_and_push_are_the_same_leases(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open(records=4)
+            pushed = await stream.lease()
+            await Member(broker).ack(pushed.lease, 0, 1)
+            pulled = await Member(broker).lease(3, held=[pushed.lease])
+            assert ranges(pulled) == [4, 3]
+            with pytest.raises(InvalidRequest, match="asks by Lease"):
+                raise await stream.error()
+            await stream.open(2, held=tuple(pb.HeldLease(lease=each.lease) for each in (pushed, pulled)))
+            await stream.settle(ack(pushed.lease, 1, 3), ack(pulled.lease, 4, 3), session=2)
+            told = await stream.hear(lambda said: len(said.answers) == 2, 2)
+            assert all(each.answer == pb.SettleAnswer() for each in told.answers)
+
+    asyncio.run(scenario())
+
+
+def test_a_member_is_told_which_of_its_leases_are_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        late = {"lease_ms": "1s", "retry_ms": "1h", "retry_ms_max": "1h"}
+        async with queue(tmp_path, **late) as broker, speaking(broker) as stream:
+            await stream.open(records=1)
+            lent = await stream.lease()
+            await until(lambda: _is(broker, "charged", 1))
+            await stream.say(pb.SessionRequest(session=1, check=[lent.lease]))
+            gone = await stream.hear(lambda said: said.gone)
+            assert list(gone.gone) == [lent.lease]
+
+    asyncio.run(scenario())
+
+
+async def _is(broker: Broker, field: str, value: int) -> bool:
+    return bool(getattr(await described(broker), field) == value)
+
+
+def test_of_an_ordered_group_one_member_is_active_and_knows_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path, order="all", priority="ignore") as broker, speaking(broker) as stream:
+            await stream.open(1, "a", records=1)
+            assert (await stream.hear(lambda said: said.HasField("active"), 1)).active
+            await stream.open(2, "b", records=1)
+            assert not (await stream.hear(lambda said: said.HasField("active"), 2)).active
+
+    asyncio.run(scenario())
+
+
+def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open(records=20, watch=False)
+            await stream.lease()
+            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_DELETE))
+            await broker.produce("t", 1)
+            assert isinstance(await stream.error(), UnknownQueue)
+
+    asyncio.run(scenario())
+
+
+# ---------------------------------------------------------------- what nobody means
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (pb.SessionRequest(credit=pb.WorkCredit(records=-1)), "is below 0"),
+        (pb.SessionRequest(credit=pb.WorkCredit(records=1, bytes=-1)), "is below 0"),
+        (pb.SessionRequest(credit=pb.WorkCredit(records=(1 << 31) + 2)), "nobody can hold so much"),
+        (pb.SessionRequest(credit=pb.WorkCredit(records=1, bytes=1 << 50)), "nobody can hold so much"),
+        (pb.SessionRequest(settles=[ack(pb.LeaseId(), 0, 0)]), "cannot be settled"),
+        (pb.SessionRequest(settles=[ack(pb.LeaseId(), 0, 99)]), "beyond the end of the log"),
+        (pb.SessionRequest(settles=[ack(pb.LeaseId(), *[1, 1] * 8_001)]), "at most 8000 ranges"),
+        (pb.SessionRequest(settles=[pb.SettleOne(ranges=[0, 1], number=1)]), "goes by Settle"),
+        (pb.SessionRequest(terms=pb.WorkTerms(lease_ms=1)), "lease_ms of 1"),
+        (pb.SessionRequest(terms=pb.WorkTerms(priority=32)), "priority 32"),
+        (pb.SessionRequest(terms=pb.WorkTerms(filter="n >")), "filter"),
+        (pb.SessionRequest(open=pb.WorkOpen(topic="t", group="g", member="c", member_key=b"k" * 16)), "is open"),
+        (pb.SessionRequest(check=[pb.LeaseId(leader_epoch=99)]), "another broker may lead"),
+    ],
+)
+def test_what_cannot_be_meant_ends_its_session_and_no_other(
+    tmp_path: Path, said: pb.SessionRequest, words: str
+) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open(1, "a", records=1)
+            await stream.open(2, "b")
+            await stream.lease(1)
+            said.session = 1
+            await stream.say(said)
+            assert words in str(await stream.error(1))
+            await stream.credit(1, 2)
+            assert ranges(await stream.lease(2)) == [1, 1]
+            await stream.say(said, pb.SessionRequest(session=77, close=True))
+            await stream.credit(2, 2)
+            assert ranges(await stream.lease(2)) == [2, 1], "what is said of no session is passed over"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("opened", "words"),
+    [
+        (pb.WorkOpen(topic="t", group="g", member="", member_key=b"k" * 16), "member"),
+        (pb.WorkOpen(topic="t", group="h", member="a", member_key=b"k" * 16), "'h'"),
+        (pb.WorkOpen(topic="u", group="g", member="a", member_key=b"k" * 16), "'u'"),
+        (pb.WorkOpen(topic="t", partition=3, group="g", member="a", member_key=b"k" * 16), "partition"),
+        (
+            pb.WorkOpen(
+                topic="t", group="g", member="a", member_key=b"k" * 16, held=[pb.HeldLease(ranges=[1, 1] * 8_001)]
+            ),
+            "at most 8000 ranges",
+        ),
+        (
+            pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16, held=[pb.HeldLease(), pb.HeldLease()]),
+            "is named twice",
+        ),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_by_name(tmp_path: Path, opened: pb.WorkOpen, words: str) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.say(pb.SessionRequest(session=1, open=opened))
+            assert words in str(await stream.error(1))
+            await stream.open(1, records=1)
+            assert ranges(await stream.lease()) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_claims_of_what_others_have_are_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open(1, "a", records=5)
+            lent = await stream.lease(1)
+            await stream.open(2, "b", held=(pb.HeldLease(lease=lent.lease, ranges=[0, 5]),))
+            assert list((await stream.hear(lambda said: said.gone, 2)).gone) == [lent.lease]
+            await stream.settle(ack(lent.lease, 0, 5), session=2)
+            [answer] = (await stream.hear(lambda said: said.answers, 2)).answers
+            assert list(answer.answer.lost) == [0, 5]
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_names_too_much_ends_its_stream_and_no_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as other:
+            await other.open(member="b")
+            for request in (
+                [pb.SessionRequest(session=number) for number in range(limits.WORK_SESSIONS_AT_ONCE_MAX + 1)],
+                [pb.SessionRequest(session=1, settles=[pb.SettleOne()] * (limits.SETTLES_MAX + 1))],
+                [pb.SessionRequest(session=1, settles=[ack(pb.LeaseId(), *[1] * 1_100_000)])],
+            ):
+                async with speaking(broker) as stream:
+                    await stream.say(*request)
+                    with pytest.raises(RequestTooLarge):
+                        await stream.heard()
+            await other.credit(1)
+            assert ranges(await other.lease()) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "WORK_SESSIONS_MAX", 20)
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            for number in range(1, 21):
+                await stream.open(number, f"m{number}")
+            await stream.open(21, "m21")
+            assert isinstance(await stream.error(21), Overloaded)
+            await stream.credit(1, 20)
+            assert ranges(await stream.lease(20)) == [0, 1]
+            await stream.say(pb.SessionRequest(session=1, close=True))
+            await stream.open(22, "m22", records=1)
+            assert ranges(await stream.lease(22)) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_of_a_stream_that_does_not_read_no_more_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
+    monkeypatch.setattr(sessions, "UNTOLD_MAX", 100)
+    work, heard = sessions.Sessions.work, list[pb.WorkRequest]()
+
+    async def deaf(self: Any, requests: AsyncIterator[pb.WorkRequest], send: Any) -> None:
+        async def counted() -> AsyncIterator[pb.WorkRequest]:
+            async for request in requests:
+                heard.append(request)
+                yield request
+
+        async def never(_message: object) -> None:
+            await asyncio.Event().wait()
+
+        await (work(self, requests, send) if heard else work(self, counted(), never))
+
+    monkeypatch.setattr(sessions.Sessions, "work", deaf)
+
+    async def scenario() -> None:
+        extend = [pb.SettleOne(ranges=[offset, 1], outcome=pb.OUTCOME_EXTEND) for offset in range(10)] * 4
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open()
+            for _ in range(50):
+                await stream.settle(*extend)
+            async with speaking(broker) as other:
+                await other.open(member="b", records=1)
+                assert ranges(await other.lease()) == [0, 1], "others are not held up"
+            assert len(heard) < 10
+
+    asyncio.run(scenario())

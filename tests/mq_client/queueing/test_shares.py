@@ -1,0 +1,179 @@
+"""How a member's credit goes to the leaders of its partitions."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mq_client.queueing.places import STAYS_MAX, Credit
+from mq_client.queueing.shares import SHARE_BYTES_MIN, Account, Shares
+
+WHOLE = Credit(600, 60 << 20)
+NOTHING = Credit(0, 0)
+
+
+def accounts(count: int) -> list[Account]:
+    return [Account(number) for number in range(count)]
+
+
+def outs(of: list[Account]) -> list[int]:
+    return [account.out for account in of]
+
+
+def test_while_nothing_is_known_every_leader_may_push_its_share_at_once() -> None:
+    of = accounts(6)
+    Shares(0).hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert outs(of) == [100] * 6
+    assert all(account.changed for account in of)
+    assert sum(account.out_bytes for account in of) <= WHOLE.bytes
+
+
+def test_a_share_is_given_again_once_half_of_it_was_lent_and_settled() -> None:
+    shares, of = Shares(0), accounts(6)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    of[0].changed = False
+    of[0].note_lent(49, 1)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert (of[0].out, of[0].changed) == (51, False)
+    of[0].note_lent(1, 1)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert (of[0].out, of[0].changed) == (100, True)
+
+
+def test_while_the_application_is_busy_credit_goes_in_large_pieces_to_one_after_the_other() -> None:
+    shares, of = Shares(0), accounts(3)
+    for account in of:
+        account.ready = True
+    shares.hand_out(of, WHOLE, Credit(301, 0), hungry=False)
+    assert outs(of) == [0, 0, 0], "less than half is free"
+    given = []
+    for _ in range(3):
+        shares.hand_out(of, WHOLE, Credit(300, 0), hungry=False)
+        given += [account.partition for account in of if account.out]
+        for account in of:
+            account.note_lent(account.out, 1)
+    assert given == [0, 1, 2]
+
+
+def test_who_has_something_and_no_credit_is_given_what_lies_idle_with_others() -> None:
+    shares, of = Shares(0), accounts(3)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    of[1].note_lent(200, 1)
+    of[1].ready = True
+    shares.hand_out(of, WHOLE, Credit(200, 0), hungry=True)
+    assert [account.recalled and account.recalled[0] for account in of] == [1, None, 1], "all but one record each"
+    assert sum(outs(of)) == 400, "until they say so it may be lent still"
+    for account in (of[0], of[2]):
+        account.confirm(1)
+    shares.hand_out(of, WHOLE, Credit(200, 0), hungry=True)
+    assert outs(of) == [1, 398, 1]
+
+
+def test_a_word_about_credit_that_was_taken_back_before_counts_for_nothing() -> None:
+    account = Account(0)
+    account.give(5, 100)
+    account.recall(0)
+    account.confirm(3)
+    assert account.out == 5
+    account.note_lent(2, 10)
+    account.confirm(0)
+    assert (account.out, account.recalled) == (0, None)
+
+
+def test_a_credit_of_one_is_with_one_leader_and_follows_what_is_ready() -> None:
+    one = Credit(1, 16 << 20)
+    shares, of = Shares(2), accounts(6)
+    shares.hand_out(of, one, NOTHING, hungry=True)
+    assert outs(of) == [0, 0, 1, 0, 0, 0]
+    of[4].ready = True
+    shares.hand_out(of, one, NOTHING, hungry=True)
+    assert outs(of) == [0, 0, 1, 0, 0, 0]
+    of[2].confirm(0)
+    shares.hand_out(of, one, NOTHING, hungry=True)
+    assert outs(of) == [0, 0, 0, 0, 1, 0]
+
+
+def test_whoever_is_just_settled_with_may_lend_at_once_but_not_for_ever() -> None:
+    one = Credit(1, 16 << 20)
+    shares, of = Shares(0), accounts(2)
+    for account in of:
+        account.ready = True
+    given = []
+    held = 0
+    for _ in range(2 * STAYS_MAX):
+        shares.hand_out(of, one, Credit(held, 0), hungry=True)
+        lender = next((account for account in of if account.out), None)
+        if lender is None:  # until what it settles is committed
+            assert given[-STAYS_MAX:] == [given[-1]] * STAYS_MAX
+            for account in of:
+                account.sent = 0
+            held = 0
+            continue
+        given.append(lender.partition)
+        lender.note_lent(1, 10)
+        held = 1
+        for account in of:
+            account.sent = 0
+        lender.sent = 1
+    assert set(given) == {0, 1}
+
+
+def test_bytes_are_not_shared_into_crumbs() -> None:
+    small = Credit(600, 2 * SHARE_BYTES_MIN)
+    of = accounts(6)
+    Shares(0).hand_out(of, small, NOTHING, hungry=True)
+    assert [account.partition for account in of if account.out] == [0, 1]
+    assert sum(account.out_bytes for account in of) <= small.bytes
+
+
+def test_what_is_out_is_taken_back_once_the_member_may_hold_less() -> None:
+    shares, of = Shares(0), accounts(3)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    for _ in range(2):
+        shares.hand_out(of, Credit(250, WHOLE.bytes), NOTHING, hungry=True)
+        assert [account.recalled and account.recalled[0] for account in of] == [0, 50, None]
+    for account in of[:2]:
+        assert account.recalled is not None
+        account.confirm(account.recalled[0])
+    assert sum(outs(of)) == 250
+    shares.hand_out(of, Credit(0, WHOLE.bytes), NOTHING, hungry=True)
+    assert [account.recalled and account.recalled[0] for account in of] == [None, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_leaders_do_a_member_never_has_more_than_it_may_and_never_starves(seed: int) -> None:
+    random = Random(seed)
+    whole = Credit(random.choice((1, 2, 5, 100)), random.choice((1, 1_000, 16 << 20)))
+    shares, of = Shares(random.randrange(9)), accounts(random.choice((1, 2, 6)))
+    backlog = [random.randrange(50) for _ in of]
+    held: list[tuple[int, int, int]] = []
+    lent, wanted = 0, sum(backlog)
+    for _ in range(20_000):
+        records, size = sum(each[1] for each in held), sum(each[2] for each in held)
+        shares.hand_out(of, whole, Credit(records, size), hungry=not held or random.random() < 0.5)
+        assert sum(outs(of)) + records - sum(account.sent for account in of) <= whole.records
+        account = random.choice(of)
+        match random.randrange(3):
+            case 0:
+                if account.recalled is not None:
+                    account.confirm(account.recalled[0])
+                some = min(account.out, backlog[account.partition], random.randint(1, 9))
+                if some:
+                    account.note_lent(some, 100 * some)
+                    backlog[account.partition] -= some
+                    lent += some
+                    held.append((account.partition, some, 100 * some))
+                account.ready = bool(backlog[account.partition])
+            case 1 if held and not any(account.sent for account in of):
+                partition, some, _ = random.choice(held)
+                of[partition].sent = some
+            case _:
+                for sent in of:
+                    done = next((each for each in held if sent.sent and each[:2] == (sent.partition, sent.sent)), None)
+                    if done is not None:
+                        held.remove(done)
+                    sent.sent = 0
+        if lent == wanted:
+            return
+    raise AssertionError(f"{wanted - lent} records were never lent: {of}")
