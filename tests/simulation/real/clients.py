@@ -31,6 +31,9 @@ KEYS = 3
 PRIORITIES = (0, 4, 5, 9)
 """Of records, two on each side of where `weighted` counts them as high."""
 
+LIVES_MS = (1, 400, 1_500, 4_000, 60_000)
+"""Of batches, beside those that never expire."""
+
 SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("k", pa.int8()), pa.field("f", pa.int8())])
 """`k` is the key by which queue groups may put rows in order, `f` what their filters look at."""
 
@@ -165,6 +168,8 @@ class Producer(Client):
         self.cluster.values[batch.uuid] = values
         if self.cluster.plan.priority:
             self.cluster.priorities[batch.uuid] = self.random.choice(PRIORITIES)
+        if self.cluster.plan.lives and self.random.random() < 0.6:
+            self.cluster.lives_ms[batch.uuid] = self.random.choice(LIVES_MS)
         self._unanswered[batch.uuid] = batch
         return batch
 
@@ -183,6 +188,8 @@ class Producer(Client):
         )
         if batch.uuid in self.cluster.priorities:
             header.attributes.priority = self.cluster.priorities[batch.uuid]
+        if batch.uuid in self.cluster.lives_ms:
+            header.attributes.ttl_ms = self.cluster.lives_ms[batch.uuid]
         await call.write(encode(Envelope(header, (payload_of(batch.values),))))
         if self.random.random() < 0.01:  # a retry that need not have been
             sent[correlation + 1] = batch

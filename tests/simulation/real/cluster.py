@@ -108,6 +108,7 @@ class Machine:
         process.oracle = self.cluster.oracle
         process.clock_ahead_s = self.cluster.loop.random.uniform(-2, 2)
         process.believable_s = max(0.0, process.clock_ahead_s)
+        process.least_ahead_s = min(0.0, process.clock_ahead_s)
         config = BrokerConfig(
             self.broker,
             f"{self.name}:9000",
@@ -187,6 +188,7 @@ class Cluster:
         self.history: list[dict[str, Any]] = []
         self.values: dict[bytes, list[int]] = {}  # of batches, by UUID
         self.priorities: dict[bytes, int] = {}  # the same, of those that have one
+        self.lives_ms: dict[bytes, int] = {}  # and of those that expire by themselves
         self.ledgers: dict[tuple[str, int], Ledger] = {}
         self.scheduled: dict[str, ScheduledTruth] = {}  # by the name of a partition
         self.unsaid: set[tuple[str, int]] = set()  # refusals that were lost: the process and the id of what it sent

@@ -7,7 +7,7 @@ it knew is noted when the entry is written (`Facts`), and judged once the entry 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +18,7 @@ from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import Drop, Lease, LeaseId, Reason
 from tests.mq_broker.core.work.model import Model, Record, offsets_of
 from tests.simulation.real.clients import KEYS, fourth_of
+from tests.simulation.real.substitutes import EPOCH_S
 
 if TYPE_CHECKING:
     from tests.simulation.real.loop import Process
@@ -36,6 +37,7 @@ HIGH_IN_A_ROW: Final = 6
 """Leases of the high levels, after which one of the low ones must have come, if it could. Some entries are refused."""
 
 LENGTH_MAX: Final = 12
+FOR_EVER_MS: Final = 10**12
 PRESENT_S: Final = 10.0
 BROKEN_OFF_S: Final = 3.0
 HEARD_S: Final = 1.0
@@ -45,11 +47,13 @@ HEARD_S: Final = 1.0
 @dataclass(frozen=True, slots=True)
 class Facts:
     """What the leader knew that wrote an entry: the settings of the group, or either of two if they have changed just
-    now, and offsets below `end`."""
+    now, and offsets below `end`. The time that it believed was between the last two."""
 
     settings: tuple[Mapping[str, str], ...]
     end: int
     at: float
+    earliest_us: int
+    latest_us: int
 
     def all(self, name: str) -> set[str]:
         return {each.get(name, "") for each in self.settings}
@@ -70,10 +74,12 @@ class _Known:
         while len(self._ends) > 2 and self._ends[1][0] < now - 0.001:
             self._ends.popleft()
 
-    def facts(self, now: float) -> Facts:
+    def facts(self, now: float, process: Process) -> Facts:
         known = list(self._settings)
         old = [settings for (_, settings), (until, _) in pairwise(known) if until > now - HEARD_S]
-        return Facts((*old, known[-1][1]), self._ends[0][1], now)
+        earliest_us = round((EPOCH_S + now + process.least_ahead_s) * 1e6)
+        latest_us = round((EPOCH_S + now + process.believable_s) * 1e6)
+        return Facts((*old, known[-1][1]), self._ends[0][1], now, earliest_us, latest_us)
 
 
 @dataclass(slots=True)
@@ -96,6 +102,7 @@ class LendingTruth:
         self._plan = truth.cluster.plan
         self._values: dict[int, int] = {}
         self._levels: dict[int, int] = {}
+        self._expire_us: dict[int, int] = {}
         self._known: dict[str, _Known] = {}
         self._facts: dict[tuple[int, int], Facts] = {}
         self._asked: dict[str, set[str]] = {}  # filters, by member
@@ -109,12 +116,17 @@ class LendingTruth:
     @property
     def wanted(self) -> bool:
         plan = self._plan
-        return bool(plan.filter or plan.sieves or plan.priority or plan.length)
+        bounds = plan.length or plan.lives or plan.ttl_s
+        return bool(plan.filter or plan.sieves or plan.priority or bounds)
 
-    def published(self, first: int, uuid: bytes, values: Iterable[int]) -> None:
+    def published(self, first: int, uuid: bytes, values: Iterable[int], at_us: int) -> None:
         level = self._truth.cluster.priorities.get(uuid, PRIORITY_USUAL)
+        life_ms = min(
+            self._truth.cluster.lives_ms.get(uuid, FOR_EVER_MS), round(self._plan.ttl_s * 1000) or FOR_EVER_MS
+        )
         for offset, value in enumerate(values, first):
             self._values[offset], self._levels[offset] = value, level
+            self._expire_us[offset] = at_us + life_ms * 1_000
 
     # ------------------------------------------------------------------ what leaders know when they write
 
@@ -129,7 +141,7 @@ class LendingTruth:
         """It has put the entry into its journal."""
         if process.name not in self._known or entry.leader_epoch != replica.leader_epoch or not replica.leading:
             return
-        facts = self._known[process.name].facts(self._truth.cluster.loop.time())
+        facts = self._known[process.name].facts(self._truth.cluster.loop.time(), process)
         self._facts[index, entry.leader_epoch] = facts
         if isinstance(entry.operation, Append) and facts.all("overflow") == {"reject"}:
             self._check_room(replica, index)
@@ -169,7 +181,9 @@ class LendingTruth:
         self._ready = {
             o: self._levels[o]
             for o, each in free.items()
-            if o in self._levels and (self._may_be_lent(each) if each.mark is not None else o < fresh_end)
+            if o in self._levels
+            and self._expire_us[o] > facts.latest_us
+            and (self._may_be_lent(each) if each.mark is not None else o < fresh_end)
         }
 
     def _may_be_lent(self, record: Record) -> bool:
@@ -188,12 +202,16 @@ class LendingTruth:
         found = ((o, model.records.get(o)) for o in offsets_of(step.ranges))
         free = {o: each for o, each in found if each is not None and not each.settled and each.lease is None}
         if isinstance(step, Drop):
-            self._check_drop(step, free, facts, model)
+            self._check_drop(step, free, facts, model, at)
             return
         texts = facts.all("filter")
         self._check_kept(free, texts, f"is lent to {step.member}, and the group's filter does not keep it")
         mine = self._asked.get(step.member, {""})
         self._check_kept(free, mine, f"is lent to {step.member}, whose filter does not keep it")
+        for offset in free:
+            early_us = facts.earliest_us - self._expire_us.get(offset, facts.latest_us + 1)
+            if early_us >= 0:
+                self._truth._fail(f"offset {offset} is lent to {step.member}, {early_us} microseconds after it expired")
         self._check_turn(step.member, at, facts)
         if texts == mine == {""} and self._plan.order == "none" and not any(map(self._is_last, free.values())):
             self._check_level(free, facts, at, model)
@@ -204,12 +222,28 @@ class LendingTruth:
             if value is not None and not any(FILTERS[text](value) for text in texts):
                 self._truth._fail(f"offset {offset} {what}: {sorted(texts)}")
 
-    def _check_drop(self, step: Drop, free: Mapping[int, Record], facts: Facts, model: Model) -> None:
+    def check_expired(self, offsets: Collection[int], at: LeaseId, fate: str) -> None:
+        """They are about to be dropped, or sent as dead letters, since they have expired."""
+        facts = self._facts.get((at.entry, at.leader_epoch))
+        if facts is None:
+            return
+        wanted = "drop" if self._plan.tight else self._plan.expired
+        if offsets and fate != wanted:
+            self._truth._fail(f"offsets {sorted(offsets)} have expired, and become {fate} instead of {wanted}")
+        for offset in offsets:
+            early_us = self._expire_us.get(offset, 0) - facts.latest_us
+            if early_us > 0:
+                self._truth._fail(f"offset {offset} is taken as expired {early_us} microseconds before it is")
+        self._truth.cluster.done[f"records expired: {fate}"] += len(offsets)
+
+    def _check_drop(self, step: Drop, free: Mapping[int, Record], facts: Facts, model: Model, at: LeaseId) -> None:
         if step.reason is Reason.FILTERED:
             for offset in free:
                 value = self._values.get(offset)
                 if value is not None and all(FILTERS[text](value) for text in facts.all("filter")):
                     self._truth._fail(f"offset {offset} is dropped, and the group's filter keeps it")
+        elif step.reason is Reason.EXPIRED:
+            self.check_expired(free, at, "drop")
         elif step.reason is Reason.LENGTH and free:
             left = [o for o, each in model.records.items() if not each.settled and each.lease is None and o not in free]
             if facts.all("overflow") != {"drop_head"} or len(left) < LENGTH_MAX:

@@ -48,6 +48,7 @@ class Process:
         """When it went on after it had stood still for long."""
         self.clock_ahead_s = 0.0
         self.believable_s = 0.0  # how far ahead its clock may be that it believes: not by a jump, within an hour
+        self.least_ahead_s = 0.0  # and at least
         self.deferred: deque[asyncio.Handle] = deque()
         self.at_death: list[Callable[[], None]] = []
         self.context = Context()

@@ -135,6 +135,7 @@ class Nemesis:
             jump_s = self.random.choice((-3600.0, -1.0, 1.0, 60.0, 86400.0))
             machine.process.clock_ahead_s += jump_s
             machine.process.believable_s += jump_s if jump_s == 1.0 else 0.0
+            machine.process.least_ahead_s = min(machine.process.least_ahead_s, machine.process.clock_ahead_s)
 
     def decided(self, decision: Any) -> None:
         """A micro-batch is decided, and nothing of it is published: one of those who are to publish it goes."""

@@ -7,6 +7,7 @@ from random import Random
 
 PRIORITY = "strict", "weighted", "ignore"
 LENGTH = "reject", "drop_head"
+EXPIRED = "drop", "dead"
 
 
 @dataclass(slots=True)
@@ -20,7 +21,8 @@ class Plan:
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
-    records and members have priorities. `length`: what happens at the bound that groups have then.
+    records and members have priorities. `length`: what happens at the bound that groups have then. `lives`: some
+    batches have a time to live. `ttl_s`: of the groups, 0 for none. `expired`: what becomes of what has expired.
     `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC.
     `idles`: there is a group that goes when nobody has it open.
     `recoveries`: there is an operator who has partitions go on of which every named log is lost."""
@@ -57,6 +59,9 @@ class Plan:
     hidden_link_ports: int = 0
     idles: bool = False
     recoveries: bool = False
+    lives: bool = False
+    ttl_s: float = 0.0
+    expired: str = "drop"
 
     @property
     def purges(self) -> bool:
@@ -100,11 +105,14 @@ class Plan:
         plan.length = next((each for each in LENGTH if each in needs), "")
         plan.hidden_link_ports = 2 if "hidden link ports" in needs else 0
         plan.idles = "idles" in needs
+        plan.lives, plan.ttl_s = "lives" in needs, 3.0 if "ttl" in needs else 0.0
+        plan.expired = next((each for each in EXPIRED if each in needs), "drop")
         kinds = set(needs) - {
             "hidden link ports",
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
             *("idles", "pushed", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk"),
             *(*PRIORITY, *LENGTH),
+            *("lives", "ttl", *EXPIRED),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -169,12 +177,17 @@ class Plan:
         plan._lend(seed)
         plan.hidden_link_ports = Random(f"link ports {seed}").choice((0, 0, 0, 0, 0, 1, 2, 3))
         plan._lose(seed, power=power)
+        plan._choose_expiry(Random(f"expiry {seed}"))
         schedules = Random(f"schedules {seed}")
         plan.schedules, plan.later_s = schedules.random() < 0.5, schedules.choice((2.0, 8.0, 20.0))
         plan.idles = Random(f"idles {seed}").random() < 0.3 and not plan.recoveries
         if not (plan.priority or plan.sieves or plan.recoveries or plan.idles):
             plan.pushed = Random(f"pushed {seed}").choice((0.0, 0.5, 1.0))
         return plan
+
+    def _choose_expiry(self, random: Random) -> None:
+        self.lives, self.ttl_s = random.random() < 0.4, random.choice((0.0, 0.0, 0.0, 1.5, 5.0))
+        self.expired = random.choice(EXPIRED)
 
     def _lend(self, seed: int) -> None:
         """By which settings queue groups lend."""

@@ -225,7 +225,7 @@ class QueueTruth:
                 uuid = self._written[change.index, self._epochs[change.index]].entry.uuid
                 values = self.cluster.values.get(uuid, ())
                 self.order.published(change.base_offset, values)
-                self.lending.published(change.base_offset, uuid, values)
+                self.lending.published(change.base_offset, uuid, values, change.timestamp_us)
 
     def _begins(self, life: int, recovery: int) -> None:
         if life > self._life:
@@ -309,6 +309,10 @@ class QueueTruth:
         for offset, record in self._unsettled(step.ranges):
             if step.member and record.lease is not None:
                 self._has_cause(record.lease, offset, ACK_WITH_OUTPUT, "is settled with an output")
+            elif record.lease is not None:
+                self._fail(f"offset {offset} is sent as a dead letter, and is in {record.lease}")
+            elif step.reason is Reason.EXPIRED:
+                self.lending.check_expired({offset}, at, "dead")
             elif not (record.mark or NO_MARK).doomed(DELIVERY_LIMIT):
                 self._fail(f"offset {offset} is sent as a dead letter, and is not doomed: {record}")
 

@@ -18,7 +18,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
-from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, Client, payload_of
+from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, LIVES_MS, Client, payload_of
 from tests.simulation.real.substitutes import EPOCH_S
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ class Scheduler(Client):
         else:
             batch.due_us = round((EPOCH_S + self.loop.time() + later_s) * 1e6)
         self.cluster.values[uuid] = values
+        if self.cluster.plan.lives and self.random.random() < 0.6:
+            self.cluster.lives_ms[uuid] = self.random.choice(LIVES_MS)
         self._truth.batches[uuid] = batch
         self.cluster.write(
             batch.writer,
@@ -205,6 +207,8 @@ class Scheduler(Client):
             due_us=batch.due_us,
             delay_ms=batch.delay_ms,
         )
+        if batch.uuid in self.cluster.lives_ms:
+            header.attributes.ttl_ms = self.cluster.lives_ms[batch.uuid]
         try:
             async with asyncio.timeout(ANSWER_S):
                 await call.write(encode(Envelope(header, (payload_of(batch.values),))))

@@ -23,7 +23,7 @@ from typing import Any
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues import idle, leftovers
+from mq_broker.broker.queues import expiring, idle, leftovers, lives
 from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
@@ -342,6 +342,10 @@ def in_place_of(
     if tight:
         undo += [(work_state, name, getattr(work_state, name)) for name in ("SPAN_MAX", "RUNS_MAX")]
         vars(work_state).update(SPAN_MAX=40, RUNS_MAX=8)
+        undo += [(lives, name, getattr(lives, name)) for name in ("_BLOCK", "BATCHES_MAX", "READ_AT_ONCE")]
+        vars(lives).update(_BLOCK=3, BATCHES_MAX=12, READ_AT_ONCE=4)
+        undo.append((expiring, "FOUND_AT_ONCE", expiring.FOUND_AT_ONCE))
+        vars(expiring).update(FOUND_AT_ONCE=1)
     limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     vars(limits).update(OFFSETS_OF_A_LIFE=OFFSETS_OF_A_LIFE)
     try:

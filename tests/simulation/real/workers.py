@@ -425,6 +425,9 @@ async def declare(operator: Client, topic: str) -> bool:
         settings |= {"length_max": str(LENGTH_MAX), "overflow": plan.length}
     if plan.priority:
         settings["priority"] = plan.priority
+    if plan.ttl_s:
+        settings["ttl_ms"] = f"{round(plan.ttl_s * 1000)}ms"
+    settings["expired"] = plan.expired
     request = pb.AlterQueueRequest(topic=topic, group=GROUP, settings=settings)
     await operator.ask(operator.any_broker(), "AlterQueue", request)
     return True
