@@ -272,8 +272,8 @@ class Overloaded(RetriableError):
 
 
 class QueueFull(RetriableError):
-    """A queue group of the topic keeps as many records as its `length_max` allows. Work some off, or raise the bound.
-    Producers try again by themselves for as long as they wait for an acknowledgement."""
+    """A queue group of the topic keeps as much as its `length_max` or `bytes_max` allows. Work some off, or raise the
+    bound. Producers try again by themselves for as long as they wait for an acknowledgement."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
 

@@ -18,6 +18,7 @@ from mq_protocol.names import (
     did_you_mean,
     parse_duration,
     parse_flag,
+    parse_size,
 )
 
 T = TypeVar("T", int, float)
@@ -32,6 +33,7 @@ MEMBER_PRIORITY_MAX: Final = 31
 RESUME_MS_CEILING: Final = 600_000
 RETRY_MS_CEILING: Final = 7 * 24 * _HOUR_MS
 LENGTH_MAX_CEILING: Final = 16_777_216
+BYTES_MAX_CEILING: Final = 1 << 40
 TTL_MS_FLOOR: Final = 1_000
 IDLE_MS_FLOOR: Final = 60_000
 """A member that is started anew, on another machine perhaps, is to find its group."""
@@ -61,6 +63,13 @@ class Overflow(Enum):
     DROP_HEAD = "drop_head"
 
 
+class Dropped(Enum):
+    """What becomes of records that `overflow=drop_head` drops: they are settled unworked, or become dead letters."""
+
+    DROP = "drop"
+    DEAD = "dead"
+
+
 class Expired(Enum):
     """What becomes of records that are older than `ttl_ms`: they are settled unworked, or become dead letters."""
 
@@ -84,7 +93,7 @@ DEAD_SUFFIX: Final = ".dead"
 class QueueSettings:
     """The settings of a queue group, every one with its value. Times in milliseconds. `dead_letter`: a topic's name, or
     what becomes of dead letters without one. `order_by`: the column whose values are the keys; empty for the record's
-    key. `length_max`: records of a partition; 0 for no bound. `filter`: text, which is compared with the topic's
+    key. `length_max`, `bytes_max`: of a partition; 0 for no bound. `filter`: text, which is compared with the topic's
     columns elsewhere; empty for none. `ttl_ms`, `idle_ms`: 0 for ever."""
 
     lease_ms: int = 30_000
@@ -106,6 +115,8 @@ class QueueSettings:
     ttl_ms: int = 0
     expired: Expired = Expired.DROP
     idle_ms: int = 0
+    bytes_max: int = 0
+    dropped: Dropped = Dropped.DROP
 
 
 QUEUE_SETTINGS: Mapping[str, Setting] = {
@@ -178,11 +189,25 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
             live=True,
         ),
         Setting(
+            "bytes_max",
+            "0",
+            "0 to 1024GiB",
+            "the same in bytes, as they are stored; 0 for no bound",
+            live=True,
+        ),
+        Setting(
             "overflow",
             "reject",
             "reject or drop_head",
-            "what happens at length_max: reject refuses what is published until there is room, drop_head drops the "
-            "oldest records",
+            "what happens at length_max and bytes_max: reject refuses what is published until there is room, drop_head "
+            "drops the oldest records",
+            live=True,
+        ),
+        Setting(
+            "dropped",
+            "drop",
+            "drop or dead",
+            "what becomes of a record that overflow=drop_head drops: drop settles it, dead makes it a dead letter",
             live=True,
         ),
         Setting(
@@ -234,9 +259,6 @@ QUEUE_SETTINGS: Mapping[str, Setting] = {
     )
 }
 
-NOT_BUILT: Final = ("bytes_max", "dropped")
-"""Settings that are planned: whoever gives one is told so."""
-
 
 def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool = False) -> QueueSettings:
     """The settings of a group of that topic, defaults filled in. Times are milliseconds, or a number with a unit, such
@@ -246,14 +268,13 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
     nearest right one.
     """
     for name in given:
-        if name in NOT_BUILT:
-            raise InvalidSetting(f"queue setting {name!r} is not built yet: leave it out")
         if name not in QUEUE_SETTINGS:
             raise InvalidSetting(
                 f"unknown queue setting {name!r}{did_you_mean(name, QUEUE_SETTINGS)} (settings are: "
                 f"{', '.join(QUEUE_SETTINGS)})"
             )
     usual = QueueSettings()
+    _check_dropped(given, topic, partly=partly)
     order = _choice(given, "order", usual.order, Order)
 
     def time_ms(name: str, default: int, low: int, high: int) -> int:
@@ -272,7 +293,9 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         order=order,
         order_by=_order_by(given.get("order_by", ""), order, partly=partly and "order" not in given),
         length_max=_number(given, "length_max", usual.length_max, 0, LENGTH_MAX_CEILING, _whole),
+        bytes_max=_number(given, "bytes_max", usual.bytes_max, 0, BYTES_MAX_CEILING, parse_size),
         overflow=_choice(given, "overflow", usual.overflow, Overflow),
+        dropped=_choice(given, "dropped", usual.dropped, Dropped),
         filter=given.get("filter", ""),
         spill=_spill(given, order),
         priority=_priority(given, order),
@@ -280,6 +303,16 @@ def parse_queue_settings(given: Mapping[str, str], topic: str, *, partly: bool =
         expired=_choice(given, "expired", usual.expired, Expired),
         idle_ms=_ms_or_for_ever(given, "idle_ms", IDLE_MS_FLOOR, IDLE_MS_CEILING),
     )
+
+
+def _check_dropped(given: Mapping[str, str], topic: str, *, partly: bool) -> None:
+    """Records that would be parked would be kept, and be too many still."""
+    parked = given.get("dead_letter", "" if partly else usual_dead_letter(topic)) == DeadLetter.PARK.value
+    if parked and given.get("dropped") == Dropped.DEAD.value:
+        raise InvalidSetting(
+            "dropped=dead needs a topic for dead letters, and dead_letter=park keeps them in the queue: give "
+            "dead_letter=TOPIC too, or leave dropped out"
+        )
 
 
 def _ms_or_for_ever(given: Mapping[str, str], name: str, low: int, high: int) -> int:

@@ -6,9 +6,9 @@ import pytest
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.queue_settings import (
-    NOT_BUILT,
     QUEUE_SETTINGS,
     DeadLetter,
+    Dropped,
     Expired,
     Order,
     Overflow,
@@ -52,6 +52,8 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         "ttl_ms": "36h",
         "expired": "dead",
         "idle_ms": "2h",
+        "bytes_max": "64MiB",
+        "dropped": "dead",
     }
     assert given.keys() == QUEUE_SETTINGS.keys()
     parsed = parse_queue_settings(given, "orders")
@@ -60,7 +62,19 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
     length = (9_000, Overflow.DROP_HEAD)
     ttl = (129_600_000, Expired.DEAD)
     assert parsed == QueueSettings(
-        *times, DeadLetter.DROP, 7, True, *order, *length, "amount > 5", True, Priority.IGNORE, *ttl, 7_200_000
+        *times,
+        DeadLetter.DROP,
+        7,
+        True,
+        *order,
+        *length,
+        "amount > 5",
+        True,
+        Priority.IGNORE,
+        *ttl,
+        7_200_000,
+        64 << 20,
+        Dropped.DEAD,
     )
     for never in ("forever", " Forever "):
         unbounded = parse_queue_settings({"ttl_ms": never, "idle_ms": never}, "orders")
@@ -82,6 +96,9 @@ def test_times_have_units_and_every_setting_is_taken() -> None:
         ("length_max", "-1", "0 to 16777216"),
         ("length_max", "16777217", "0 to 16777216"),
         ("overflow", "drop-head", "did you mean 'drop_head'.*give reject or drop_head"),
+        ("bytes_max", "1025g", "0 to 1024GiB"),
+        ("bytes_max", "much", "0 to 1024GiB"),
+        ("dropped", "dad", "did you mean 'dead'.*give drop or dead"),
         ("ttl_ms", "0", "1s to 365d, or forever"),
         ("ttl_ms", "999", "1s to 365d, or forever"),
         ("ttl_ms", "60", r"\(60 means 60 ms, write 60s for seconds\)"),
@@ -120,15 +137,16 @@ def test_what_is_not_allowed_is_refused_with_what_is(name: str, value: str, why:
     assert name in str(refused.value)
 
 
+def test_what_is_dropped_becomes_no_dead_letter_where_those_are_parked() -> None:
+    for given, topic in (({"dead_letter": "park"}, "orders"), ({}, "orders.dead")):
+        with pytest.raises(InvalidSetting, match="dropped=dead needs a topic for dead letters"):
+            parse_queue_settings({"dropped": "dead", **given}, topic)
+    assert parse_queue_settings({"dropped": "dead"}, "orders.dead", partly=True).dropped is Dropped.DEAD
+    assert parse_queue_settings({"dropped": "dead", "dead_letter": "drop"}, "orders").dropped is Dropped.DEAD
+
+
 def test_dead_letters_may_go_to_a_topic() -> None:
     assert parse_queue_settings({"dead_letter": "failed.orders"}, "orders").dead_letter == "failed.orders"
-
-
-def test_what_is_planned_is_not_taken_in_silence() -> None:
-    assert not QUEUE_SETTINGS.keys() & set(NOT_BUILT)
-    for name in NOT_BUILT:
-        with pytest.raises(InvalidSetting, match="not built yet"):
-            parse_queue_settings({name: "1"}, "orders")
 
 
 def test_a_column_of_keys_is_refused_where_there_are_no_keys_and_taken_where_order_is_not_named() -> None:

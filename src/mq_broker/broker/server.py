@@ -64,6 +64,7 @@ from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
+from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
@@ -225,7 +226,7 @@ class _Broker:
         held = self._held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
         self._clock = RetentionClock()
         self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
-        self._producing = Producing(shell, self._topics, held, self._scheduled, lambda at: room(self._declared, at))
+        self._producing = Producing(shell, self._topics, held, self._scheduled, self._room)
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(
@@ -330,6 +331,10 @@ class _Broker:
             self._leftovers,
             self._idle,
         )
+
+    def _room(self, partition: Partition) -> Room | None:
+        """How far batches may be appended."""
+        return room(self._declared, self._working.kept, partition)
 
     def _look(self, gathering: Gathering, ready: lending.Ready) -> None:
         """At the records of a queue group."""

@@ -130,11 +130,15 @@ class AreStaged:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """How far batches may be appended: a queue group keeps `length_max` records once the log ends at `end_max`."""
+    """How far batches may be appended. Queue group `group` keeps `length_max` records once the log ends at `end_max`.
+    `heavy_group` keeps `bytes_max` bytes once `bytes_left` more are appended; empty if none has such a bound."""
 
     end_max: int
     group: str
     length_max: int
+    heavy_group: str = ""
+    bytes_left: int = 0
+    bytes_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

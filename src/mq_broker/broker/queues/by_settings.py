@@ -8,9 +8,10 @@ from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.broker.queues.sifting import ByLevelAndFilter, Unordered
+from mq_broker.broker.queues.surplus import Surplus
 from mq_broker.core.work.state import WorkState
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import DeadLetter, Expired, Order, Overflow, Priority, QueueSettings
+from mq_protocol.queue_settings import DeadLetter, Dropped, Expired, Order, Overflow, Priority, QueueSettings
 
 
 def ready_of(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> Ready:
@@ -20,11 +21,15 @@ def ready_of(state: WorkState, settings: QueueSettings, index: OffsetIndex) -> R
     if settings.ttl_ms or index.has_lives:
         ordered = ready.order is not None
         ready.expiring = Expiring(state, index, settings.ttl_ms, fate_of(settings), ordered=ordered)
+    if makes_letters_of_surplus(settings):
+        ready.surplus = Surplus(state, ordered=ready.order is not None)
     return ready
 
 
 def suits(ready: Ready, settings: QueueSettings, index: OffsetIndex) -> bool:
     """Whether it would be made like this now."""
+    if (ready.surplus is not None) is not makes_letters_of_surplus(settings):
+        return False
     if ready.order is None and ready.priority is not _priority(settings, index):
         return False
     expiring = ready.expiring
@@ -43,12 +48,19 @@ def fate_of(settings: QueueSettings) -> Fate:
     return Fate.PARKED if settings.dead_letter is DeadLetter.PARK else Fate.SENT
 
 
+def makes_letters_of_surplus(settings: QueueSettings) -> bool:
+    """Whether what is too much becomes dead letters in a topic."""
+    drops = settings.overflow is Overflow.DROP_HEAD and settings.dropped is Dropped.DEAD
+    return drops and not isinstance(settings.dead_letter, DeadLetter)
+
+
 def goes_by_itself(queue: Queue | None, index: OffsetIndex) -> bool:
     """Whether what becomes readable may go though nobody asks: it may be too much for the group, or too old."""
     if queue is None:
         return False
     settings = queue.settings
-    return bool(index.has_lives or settings.ttl_ms or (settings.length_max and settings.overflow is Overflow.DROP_HEAD))
+    drops = settings.length_max and settings.overflow is Overflow.DROP_HEAD
+    return bool(index.has_lives or settings.ttl_ms or settings.bytes_max or drops)
 
 
 def _priority(settings: QueueSettings, index: OffsetIndex) -> Priority:

@@ -126,19 +126,27 @@ class DeadLetters:
             queue = group.gathering.queue
             if queue is None or not isinstance(queue.settings.dead_letter, str):
                 break
-            runs = group.gathering.take_doomed(RUNS_AT_ONCE)
-            expired = [] if runs else group.gathering.take_doomed(RUNS_AT_ONCE, expired=True)
-            if not runs and not expired:
+            runs, reason = self._next(group.gathering)
+            if not runs:
                 break
             try:
-                await self._send_some(group, queue, queue.settings.dead_letter, runs or expired, has_expired=not runs)
+                await self._send_some(group, queue, queue.settings.dead_letter, runs, reason)
                 attempt, group.alarm = 0, ""
             except TritonMQError as error:
-                group.gathering.doomed_again(runs or expired)
+                group.gathering.doomed_again(runs)
                 if not error.retriable or attempt >= RETRIED_UNTOLD:
                     self._tell(group, queue.settings.dead_letter, error)
                 await asyncio.sleep(AGAIN_S[min(attempt, len(AGAIN_S) - 1)])
                 attempt += 1
+
+    @staticmethod
+    def _next(gathering: Gathering) -> tuple[list[Run], Reason | None]:
+        """What is to be sent next, and why, if not since it failed or was rejected."""
+        for reason in (None, Reason.EXPIRED, Reason.LENGTH):
+            runs = gathering.take_doomed(RUNS_AT_ONCE, reason)
+            if runs:
+                return runs, reason
+        return [], None
 
     def _tell(self, group: _Group, target: str, error: TritonMQError) -> None:
         if not group.alarm:
@@ -154,9 +162,9 @@ class DeadLetters:
     # ------------------------------------------------------------------ one round
 
     async def _send_some(
-        self, group: _Group, queue: Queue, name: str, runs: list[Run], *, has_expired: bool = False
+        self, group: _Group, queue: Queue, name: str, runs: list[Run], why: Reason | None = None
     ) -> None:
-        """As many as one batch may have. Raises why nothing of them was sent."""
+        """As many as one batch may have. Raises why nothing of them was sent. `why`: if they were not doomed."""
         gathering, partition = group.gathering, group.gathering.partition
         deadline = asyncio.get_running_loop().time() + ATTEMPT_S
         target = await self._target(partition, name, deadline)
@@ -164,7 +172,7 @@ class DeadLetters:
         others = [run for run in runs if run[2].rejected != rejected]
         chosen = sorted((run for run in runs if run[2].rejected == rejected), key=lambda run: run[0])
         pieces, left = _read(partition, chosen, group.records_max)
-        reason = Reason.REJECTED if rejected else Reason.EXPIRED if has_expired else Reason.DELIVERY_LIMIT
+        reason = why or (Reason.REJECTED if rejected else Reason.DELIVERY_LIMIT)
         origin = _origin(gathering, reason)
         made = await self._making.run(partition.name, _make, pieces, origin, target, DECODED_AT_ONCE)
         await self._send_made(group, queue, target, made, reason, deadline)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mq_broker.broker.queues.lending import Choice
+from mq_broker.broker.queues.holdings import Holdings
+from mq_broker.broker.queues.lending import Choice, Run
 from mq_broker.broker.queues.requests import Asking, OwnSteps, Sending, Settling
 from mq_broker.core.work.ranges import joined
+from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Backoff, Settle
 from mq_broker.core.work.state import Mark
 from mq_broker.core.work.steps import Begin, Drop, End, LeaseId, Park, Reason, Step
@@ -71,3 +73,16 @@ def dead_letters(doomed: list[tuple[int, int, Mark]], dead_letter: DeadLetter) -
     failed = joined((a, b) for a, b, mark in ascending if not mark.rejected)
     steps = ((rejected, Reason.REJECTED), (failed, Reason.DELIVERY_LIMIT))
     return [Drop(ranges, reason) for ranges, reason in steps if ranges]
+
+
+def runs_of(lending: Lending, lease: LeaseId, holdings: Holdings, start: int) -> list[Run]:
+    """What of it was lent by that lease, now that the entry is committed. `start`: of the log; what is before it was
+    lost meanwhile."""
+    lent: RunMap[bool] = RunMap((first, end, True) for first, end in joined(lending.lent.lent))
+    runs: list[Run] = []
+    for first, end, mark in lending.choice.runs:
+        if lending.asking.accept:
+            runs += [(max(a, start), b, mark) for a, b, _ in lent.covered(((first, end),)) if start < b]
+        else:
+            runs += [(a, b, mark) for a, b in holdings.of(lease, ((first, end),))]
+    return runs

@@ -14,26 +14,25 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.queues.bounding import Bounding
 from mq_broker.broker.queues.by_settings import goes_by_itself, ready_of, suits
 from mq_broker.broker.queues.choosing import HELD_AT_ONCE, Choosing
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, tell_sendings
+from mq_broker.broker.queues.draft import Draft, Lending, backoff_of, dead_letters, is_rare, runs_of, tell_sendings
 from mq_broker.broker.queues.holdings import INHERITED_LEASE_MS_MIN, RETURNED_AT_ONCE, Holdings, tell_expired
-from mq_broker.broker.queues.lending import Ready, Run
-from mq_broker.broker.queues.length import beyond_length
+from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.members import replaced
 from mq_broker.broker.queues.ordering import ByKey, Single
 from mq_broker.broker.queues.presence import Presence, Session
-from mq_broker.broker.queues.requests import Asking, Lent, LentRun, OwnSteps, Sending, Settling
+from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending, Settling
+from mq_broker.broker.queues.told import told_of
 from mq_broker.broker.queues.unsettled import Unsettled
 from mq_broker.broker.queues.waiting import Waiting
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Done, Refused, Result
-from mq_broker.core.work.ranges import joined
-from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Lend, Setting, Settle, gather
-from mq_broker.core.work.state import NO_MARK, Mark, WorkState
-from mq_broker.core.work.steps import LeaseId, Send, why_not_one_entry
+from mq_broker.core.work.state import Mark, WorkState
+from mq_broker.core.work.steps import LeaseId, Reason, Send, why_not_one_entry
 from mq_protocol.errors import Overloaded, TritonMQError, UnknownQueue
 from mq_protocol.queue_settings import DeadLetter
 
@@ -97,6 +96,7 @@ class Gathering:
         self._state: WorkState | None = None
         self._holdings: Holdings
         self._ready: Ready
+        self.bounding = Bounding(partition)
         self._scanned = False
         self._for_trim: asyncio.TimerHandle | None = None
         self._left_out = False  # what this leader wants by itself had no room in the last entry
@@ -174,14 +174,14 @@ class Gathering:
         self._sendings.append(sending)
         self.wake()
 
-    def take_doomed(self, most: int, *, expired: bool = False) -> list[tuple[int, int, Mark]]:
-        """Unsettled records that are to become dead letters, about so many runs: they are forgotten here until
-        `doomed_again`. `expired`: those that are too old, instead."""
+    def take_doomed(self, most: int, reason: Reason | None = None) -> list[tuple[int, int, Mark]]:
+        """Unsettled records that are to become dead letters, for that reason or since they failed, about so many runs:
+        they are forgotten here until `doomed_again`."""
         if self._state is None or not self._scanned:
             return []
         missing = self._state.settled.missing
-        taken = self._ready.take_expired(most) if expired else self._ready.take_doomed(most)
-        if expired and not taken and self._ready.sends:
+        taken = self._ready.take(most, reason)
+        if reason is not None and not taken and self._ready.sends:
             self.wake()  # there is more to look at
         return [(low, high, mark) for a, b, mark in taken for low, high in missing(a, b)]
 
@@ -301,8 +301,8 @@ class Gathering:
                 self._choosing.choose(draft, queue, self._ready, self._holdings, now_ms, now_us)
         self._judge(draft, state, queue, now_us)
         self._add_own(draft, queue)
-        draft.steps = (*draft.steps, *beyond_length(state, queue.settings, self.partition.next_offset, draft.steps))
         if self._scanned:
+            draft.steps = self.bounding.bounded(draft.steps, state, queue.settings, self._ready)
             self._were_judged(draft)
             if self._ready.sends and isinstance(queue.settings.dead_letter, str):
                 self._on_doomed(self)
@@ -355,6 +355,7 @@ class Gathering:
         if state is not self._state:
             self._state, self._scanned = state, False
             self._choosing.begin(state)
+            self.bounding.begin()
             self._holdings, self._ready = Holdings(state, self.epoch), ready_of(state, queue.settings, index)
         elif not suits(self._ready, queue.settings, index):
             self._ready, self._scanned = ready_of(state, queue.settings, index), False
@@ -370,6 +371,8 @@ class Gathering:
             self._keep_time()
         if state.outbox:
             self._on_outbox(self, state)
+        if not self.bounding.keep_up(state, queue.settings):
+            self.wake()
         self._ready.trimmed(self.partition.replica.machine.log_start_offset)
         refused = self._ready.use({asking.filter for asking in self._asking.values()}, now_ms)
         for asking in self._asking.values() if refused else ():
@@ -509,9 +512,10 @@ class Gathering:
 
     def _propose(self, draft: Draft, life: int) -> None:
         self._flight = draft
-        work = Work(self.group, life, draft.steps)
         # It has no deadline: it is on its way until it is committed or the leadership is over. Requests have theirs.
-        self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)
+        self.partition.propose(
+            Work(self.group, life, draft.steps), lambda result: self._replied(draft, result), math.inf
+        )
 
     def _replied(self, draft: Draft, result: Result) -> None:
         self._flight = None
@@ -559,6 +563,7 @@ class Gathering:
 
     def _note_written(self, draft: Draft) -> None:
         self._ready.written(draft.steps, self._now_ms())
+        self.bounding.written(draft.steps)
         for asking, complete, _ in draft.reconciled:
             asking.reconciled = complete
             self._holdings.members.seen(asking.member, asking.key)
@@ -577,14 +582,7 @@ class Gathering:
         self._asking.leave(asking)
         assert state is not None
         lease_ms = asking.lease_ms or (queue.settings.lease_ms if queue is not None else INHERITED_LEASE_MS_MIN)
-        lent: RunMap[bool] = RunMap((first, end, True) for first, end in joined(lending.lent.lent))
-        start = self.partition.replica.machine.log_start_offset
-        runs: list[Run] = []
-        for first, end, mark in lending.choice.runs:
-            if asking.accept:
-                runs += [(max(a, start), b, mark) for a, b, _ in lent.covered(((first, end),)) if start < b]
-            else:
-                runs += [(a, b, mark) for a, b in self._holdings.of(lease, ((first, end),))]
+        runs = runs_of(lending, lease, self._holdings, self.partition.replica.machine.log_start_offset)
         if not runs:
             asking.answer(Lent())
             return
@@ -592,7 +590,7 @@ class Gathering:
         if not asking.accept:
             self._holdings.lent(lease, asking.member, ((a, b) for a, b, _ in runs), lease_ms, self._now_ms())
             self._keep_time()
-        told = tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
+        told = told_of(runs)
         wish = self._choosing.wish(asking, 1, self._now_ms(), alone=False)
         end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
         ready = not self.closed and bool(of.is_ready(wish, self._now_us(), end))

@@ -15,10 +15,11 @@ from typing import Final, TypeAlias
 from mq_broker.broker.queues.dropping import Dropping
 from mq_broker.broker.queues.expiring import Expiring
 from mq_broker.broker.queues.sieve import Sieve, Wanting
+from mq_broker.broker.queues.surplus import Surplus
 from mq_broker.core.work.order import Order
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
-from mq_broker.core.work.steps import Reject, Reset, Return, Step
+from mq_broker.core.work.steps import Reason, Reject, Reset, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.queue_settings import Order as Ordered
@@ -134,6 +135,9 @@ class Ready:
     expiring: Expiring | None = None
     """By the group's `ttl_ms`."""
 
+    surplus: Surplus | None = None
+    """What is too much by the group's bounds and becomes dead letters."""
+
     priority = Priority.IGNORE
     """By which priorities of records it goes."""
 
@@ -219,7 +223,7 @@ class Ready:
             each.written(steps)
 
     def _droppings(self) -> list[Dropping]:
-        return [each for each in (self.expiring, self.sieve) if each is not None]
+        return [each for each in (self.expiring, self.surplus, self.sieve) if each is not None]
 
     def with_drops(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """These steps of an entry, and behind them those that drop what this leader wants to be gone, if they fit."""
@@ -287,7 +291,8 @@ class Ready:
     def held_back(self) -> bool:
         """Whether nothing may be lent for now."""
         expired = self.expiring is not None and self.expiring.held_back(self.limit)
-        return expired or (self.sieve is not None and self.sieve.held_back)
+        too_many = self.surplus is not None and self.surplus.held_back(self.limit)
+        return expired or too_many or (self.sieve is not None and self.sieve.held_back)
 
     def upto(self, end: int) -> int:
         """Where the records end that may be lent, of a log that ends at `end`."""
@@ -354,14 +359,19 @@ class Ready:
                             found.append((a, b, mark))
         return found
 
-    def take_expired(self, most: int) -> list[tuple[int, int, Mark]]:
-        """The same of those that have expired, and were not doomed before."""
-        return [] if self.expiring is None else self.expiring.take(most, self.limit)
+    def take(self, most: int, reason: Reason | None) -> list[tuple[int, int, Mark]]:
+        """The same of those that have expired, or are too many, and were not doomed before. None: those that are."""
+        if reason is None:
+            return self.take_doomed(most)
+        of = self.expiring if reason is Reason.EXPIRED else self.surplus
+        return [] if of is None else of.take(most, self.limit)
 
     def doomed_again(self, runs: list[tuple[int, int, Mark]]) -> None:
         self._doomed += [(first, end) for first, end, _ in runs]
         if self.expiring is not None:
             self.expiring.give_back(runs)
+        if self.surplus is not None:
+            self.surplus.give_back(runs)
 
     @property
     def dooms(self) -> bool:
@@ -371,7 +381,8 @@ class Ready:
     @property
     def sends(self) -> bool:
         """Whether something may have to become dead letters that go to a topic."""
-        return bool(self._doomed) or (self.expiring is not None and self.expiring.sends)
+        leaving = (self.expiring, self.surplus)
+        return bool(self._doomed) or any(each is not None and each.sends for each in leaving)
 
     # ------------------------------------------------------------------ choosing
 
@@ -461,6 +472,8 @@ class Ready:
         unsettled = self._state.settled.missing(first, end)
         if self.expiring is not None:
             unsettled = self.expiring.fit(unsettled)
+        if self.surplus is not None:
+            unsettled = self.surplus.fit(unsettled)
         return unsettled if self.sieve is None else self.sieve.fit(unsettled)
 
     def _choose_of(self, candidate: Range, choice: Choice) -> int:

@@ -97,7 +97,7 @@ class Sifted(Ready):
         self._of = of
         self._heard = of.came_back_end
         super().__init__(state, of.limit)
-        self.sieve, self.expiring = of.sieve, of.expiring
+        self.sieve, self.expiring, self.surplus = of.sieve, of.expiring, of.surplus
 
     def begin(self) -> None:
         super().begin()
@@ -120,7 +120,7 @@ class Sifted(Ready):
         return min(known, super().looked_to(end))
 
     def choose(self, wish: Wish, now_us: int, end: int, fits: Fits) -> Choice:
-        self.sieve, self.expiring = self._of.sieve, self._of.expiring
+        self.sieve, self.expiring, self.surplus = self._of.sieve, self._of.expiring, self._of.surplus
         if self.overgrown():
             self.begin()
         heard = self._hear()

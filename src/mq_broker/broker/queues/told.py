@@ -1,18 +1,26 @@
-"""What members are told, as it goes over the wire."""
+"""What members are told, and how it goes over the wire."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
-from mq_broker.broker.queues.requests import Lent
+from mq_broker.broker.queues.lending import Run
+from mq_broker.broker.queues.requests import Lent, LentRun
 from mq_broker.core.work.ranges import Ranges, to_gaps
 from mq_broker.core.work.settling import Answer
+from mq_broker.core.work.state import NO_MARK
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from mq_protocol.queue_settings import Order
 
 _ORDERS: Final = {Order.NONE: pb.ORDER_NONE, Order.KEY: pb.ORDER_KEY, Order.ALL: pb.ORDER_ALL}
+
+
+def told_of(runs: Iterable[Run]) -> tuple[LentRun, ...]:
+    """With how often they were lent and how often they failed."""
+    return tuple(LentRun(a, b, (mark or NO_MARK).deliveries + 1, (mark or NO_MARK).failures) for a, b, mark in runs)
 
 
 def lent_to_wire(lent: Lent, number: int) -> pb.LeaseResponse:

@@ -19,6 +19,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.by_settings import goes_by_itself
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.gathering import Gathering
+from mq_broker.broker.queues.kept import Kept
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.requests import Asking, Item, Lent, OwnSteps, Settling
 from mq_broker.core.work.settling import Answer
@@ -213,6 +214,12 @@ class Working:
             led = self._groups[partition] = _Led(partition.replica.leader_epoch, lambda: self._changed(partition))
             partition.observers.add(led.observer)
         return led
+
+    def kept(self, partition: Partition, group: str) -> Kept | None:
+        """How many bytes are kept for the group, if that is known here."""
+        led = self._groups.get(partition)
+        gathering = led.groups.get(group) if led is not None and led.epoch == partition.replica.leader_epoch else None
+        return gathering.bounding.kept if gathering is not None else None
 
     def blocked_by(self, partition: Partition, group: str) -> int | None:
         """The record that others of the group wait for, which is not lent for now."""

@@ -81,6 +81,7 @@ class Overlay:
         self._work: dict[str, int] = {}
         self.scheduled = 0  # batches that are on their way to wait until they are due
         self.appended = 0  # records that are on their way
+        self.appended_bytes = 0
         self.trims = 0
         for entry in tail:
             self.add(entry)
@@ -98,6 +99,7 @@ class Overlay:
             self.scheduled += 1
         if isinstance(entry.operation, Append):
             self.appended += entry.record_count
+            self.appended_bytes += entry.payload_bytes
         self.trims += isinstance(entry.operation, Trim)
 
     def remove(self, entry: Entry) -> None:
@@ -115,6 +117,7 @@ class Overlay:
             self.scheduled -= 1
         if isinstance(entry.operation, Append):
             self.appended -= entry.record_count
+            self.appended_bytes -= entry.payload_bytes
         self.trims -= isinstance(entry.operation, Trim)
 
     def uuid_index(self, uuid: bytes) -> int | None:
@@ -330,9 +333,10 @@ def _judge_batch(
             return WaitFor(fence)
     if isinstance(operation, Schedule) and len(machine.due_times) + overlay.scheduled >= propose.scheduled_max:
         return _refuse(_schedule_full(propose.scheduled_max))
-    room = propose.room
-    if room is not None and isinstance(operation, Append) and machine.next_offset + overlay.appended >= room.end_max:
-        return _refuse(_queue_full(room))
+    if propose.room is not None and isinstance(operation, Append):
+        full = _why_full(propose.room, machine, overlay)
+        if full:
+            return _refuse(QueueFull(full))
     after = propose.after
     if after and after not in machine.uuids and overlay.uuid_index(after) is None:
         return _refuse(
@@ -417,10 +421,17 @@ def _judge_carry(uuid: bytes, carry: Carry, machine: PartitionMachine, overlay: 
     return Admit(carry) if waits else Answer(Done(0, duplicate=True))
 
 
-def _queue_full(room: Room) -> QueueFull:
-    return QueueFull(
-        f"queue group {room.group!r} keeps {room.length_max} records of this partition, as many as its length_max "
-        "allows, or more: work some off, purge it, or raise length_max (`tritonmq queue alter`)"
+def _why_full(room: Room, machine: PartitionMachine, overlay: Overlay) -> str:
+    """Why nothing more is taken in; empty if something is."""
+    if machine.next_offset + overlay.appended >= room.end_max:
+        group, kept, setting = room.group, f"{room.length_max} records", "length_max"
+    elif room.heavy_group and overlay.appended_bytes >= room.bytes_left:
+        group, kept, setting = room.heavy_group, f"{room.bytes_max} bytes", "bytes_max"
+    else:
+        return ""
+    return (
+        f"queue group {group!r} keeps {kept} of this partition, as many as its {setting} allows, or more: work some "
+        f"off, purge it, or raise {setting} (`tritonmq queue alter`)"
     )
 
 

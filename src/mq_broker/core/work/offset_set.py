@@ -98,6 +98,11 @@ class OffsetSet:
             offset = self._next_chunk(chunk) << _SHIFT if (end - offset) >> _SHIFT > 64 else (chunk + 1) << _SHIFT
         return end
 
+    def top(self) -> int:
+        """Nothing at or above it is settled. It is not the lowest such offset."""
+        partial = max(self._chunks, default=-1) + 1
+        return max(self.base, max(partial, self._full_ends[-1] if self._full_ends else 0) << _SHIFT)
+
     def missing(self, first: int, end: int) -> Iterator[Range]:
         """The ranges of `[first, end)` that are not settled."""
         at = self.next_missing(first)

@@ -414,7 +414,7 @@ class _Entry:
     # ------------------------------------------------------------------ dead letters
 
     def send(self, send: SendDead) -> Answer | None:
-        """None if it does not fit into this entry. They must be doomed or expired, each of them, and nobody's: what was
+        """None if it does not fit into this entry. They must be doomed, expired or surplus, and nobody's: what was
         purged, reset, parked or settled since the letters were made is not sent, nor what goes with it."""
         why = why_wrong(send.ranges, self._setting.end)
         if why or not send.ranges:
@@ -428,7 +428,7 @@ class _Entry:
             doomed = mark is not None and mark.doomed(limit)
             parked = mark is not None and mark.parked
             unsettled = state.settled.missing_count(first, end) == end - first
-            if parked or not unsettled or not (doomed or send.reason is Reason.EXPIRED):
+            if parked or not unsettled or not (doomed or send.reason in (Reason.EXPIRED, Reason.LENGTH)):
                 return Answer(lost=send.ranges)
         if len(state.outbox) + self._outputs >= OUTBOX_MAX:
             return Answer(error=Overloaded("too many decisions of the group are not published yet"))

@@ -244,12 +244,12 @@ async def test_those_that_become_letters_are_handed_out_once_and_again_when_they
     assert told
     assert group.led.proposed == []
     assert group.gathering.take_doomed(9) == []
-    taken = group.gathering.take_doomed(9, expired=True)
+    taken = group.gathering.take_doomed(9, Reason.EXPIRED)
     assert [(first, end) for first, end, _ in taken] == [(0, 5)]
-    assert group.gathering.take_doomed(9, expired=True) == []
+    assert group.gathering.take_doomed(9, Reason.EXPIRED) == []
     group.gathering.doomed_again([(1, 3, taken[0][2]), (6, 8, taken[0][2])])
     await rounds()
-    assert [run[:2] for run in group.gathering.take_doomed(9, expired=True)] == [(1, 3)]
+    assert [run[:2] for run in group.gathering.take_doomed(9, Reason.EXPIRED)] == [(1, 3)]
 
 
 @scenario
@@ -257,7 +257,7 @@ async def test_in_an_order_nothing_is_lent_while_letters_of_what_is_too_old_are_
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD, order=Order.ALL)
     group.gathering.wake()
     await rounds()
-    taken = group.gathering.take_doomed(9, expired=True)
+    taken = group.gathering.take_doomed(9, Reason.EXPIRED)
     asking, hurried = group.ask("a", 100), group.ask("b", 1)
     group.gathering.hurry(hurried)
     await rounds()

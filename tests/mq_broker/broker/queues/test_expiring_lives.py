@@ -127,8 +127,8 @@ async def test_those_that_become_letters_are_handed_out_once_each() -> None:
     group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
     group.gathering.wake()
     await rounds()
-    assert [run[:2] for run in group.gathering.take_doomed(9, expired=True)] == [(0, 5), (10, 15)]
-    assert group.gathering.take_doomed(9, expired=True) == []
+    assert [run[:2] for run in group.gathering.take_doomed(9, Reason.EXPIRED)] == [(0, 5), (10, 15)]
+    assert group.gathering.take_doomed(9, Reason.EXPIRED) == []
     assert await lent(group, "a", 100) == [(5, 10), (15, 20)]
 
 

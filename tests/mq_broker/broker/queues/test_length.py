@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mq_broker.broker.queues import length
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.length import beyond_length, room
+from mq_broker.broker.queues.kept import Kept
+from mq_broker.broker.queues.length import drop_of, excess_of, surplus_of, with_drop
 from mq_broker.core.entries import Append, Entry, Schedule
 from mq_broker.core.machine.admission import Admit, Overlay, judge
-from mq_broker.core.messages import Propose, Refused, Room
-from mq_broker.core.work.settling import Failed, Release
-from mq_broker.core.work.state import RUNS_MAX
-from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Send
+from mq_broker.core.messages import Propose, Published, Refused, Room
+from mq_broker.core.work.settling import Backoff, Failed, Release, SendDead, Setting, gather
+from mq_broker.core.work.state import NO_MARK, RUNS_MAX
+from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Send, Step
 from mq_protocol.errors import QueueFull
-from mq_protocol.queue_settings import Overflow, QueueSettings
+from mq_protocol.queue_settings import DeadLetter, Dropped, Order, Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds, scenario
 
 DROPS = QueueSettings(length_max=10, overflow=Overflow.DROP_HEAD)
@@ -24,6 +29,19 @@ DROPS = QueueSettings(length_max=10, overflow=Overflow.DROP_HEAD)
 
 def declared(*queues: Queue) -> Any:
     return SimpleNamespace(of=lambda _: {queue.group: queue for queue in queues})
+
+
+def room(queues: Any, partition: Any, kept: Kept | None = None) -> Room | None:
+    return length.room(queues, lambda *_: kept, partition)
+
+
+def beyond_length(partition: Any, settings: QueueSettings, end: int, steps: Sequence[Step]) -> list[Step]:
+    """What is dropped behind these steps."""
+    excess = excess_of(partition.state, settings, end, steps, None, partition.index)
+    if excess is None:
+        return []
+    behind = with_drop(tuple(steps), drop_of(partition.state, partition.index, end, excess))
+    return list(behind[len(steps) :])
 
 
 def queue(group: str = "g", life: int = 1, **settings: Any) -> Queue:
@@ -192,12 +210,11 @@ def test_records_that_the_same_entry_takes_are_left_out_of_the_count() -> None:
     partition = led(20)
     partition.apply("g", 1, Lease(((0, 4),), "m"))
     partition.apply("g", 1, Return(((0, 4),)))
-    state = partition.state
     late = Accept(((0, 4),))  # of records that nobody has any more
-    assert beyond_length(state, DROPS, 20, [late]) == [Drop(((0, 10),), Reason.LENGTH)]
-    assert beyond_length(state, DROPS, 20, [late, Lease(((4, 10),), "m")]) == []
-    assert beyond_length(state, DROPS, 20, [Lease(((12, 16),), "m")]) == [Drop(((0, 6),), Reason.LENGTH)]
-    assert beyond_length(state, DROPS, 10, []) == []
+    assert beyond_length(partition, DROPS, 20, [late]) == [Drop(((0, 10),), Reason.LENGTH)]
+    assert beyond_length(partition, DROPS, 20, [late, Lease(((4, 10),), "m")]) == []
+    assert beyond_length(partition, DROPS, 20, [Lease(((12, 16),), "m")]) == [Drop(((0, 6),), Reason.LENGTH)]
+    assert beyond_length(partition, DROPS, 10, []) == []
 
 
 def test_dead_letters_of_the_same_entry_are_left_out_of_the_count() -> None:
@@ -205,16 +222,183 @@ def test_dead_letters_of_the_same_entry_are_left_out_of_the_count() -> None:
     partition.apply("g", 1, Lease(((0, 4),), "m"))
     partition.apply("g", 1, Reject(((0, 4),)))
     send = Send(((0, 4),), Reason.REJECTED, 1, ())
-    assert beyond_length(partition.state, DROPS, 20, [send]) == [Drop(((0, 10),), Reason.LENGTH)]
-    assert beyond_length(partition.state, DROPS, 14, [send]) == []
+    assert beyond_length(partition, DROPS, 20, [send]) == [Drop(((0, 10),), Reason.LENGTH)]
+    assert beyond_length(partition, DROPS, 14, [send]) == []
 
 
 def test_an_entry_without_room_leaves_it_to_the_next() -> None:
     partition = led(20)
     scattered = tuple(Accept(((0, 1),)) for _ in range(RUNS_MAX))
-    assert beyond_length(partition.state, DROPS, 20, scattered) == []
+    assert beyond_length(partition, DROPS, 20, scattered) == []
 
 
 def test_only_drop_head_drops() -> None:
-    assert beyond_length(led(20).state, QueueSettings(length_max=5), 20, []) == []
-    assert beyond_length(led(20).state, QueueSettings(overflow=Overflow.DROP_HEAD), 20, []) == []
+    assert beyond_length(led(20), QueueSettings(length_max=5), 20, []) == []
+    assert beyond_length(led(20), QueueSettings(overflow=Overflow.DROP_HEAD), 20, []) == []
+
+
+# ---------------------------------------------------------------- a bound in bytes
+
+
+def kept_of(partition: Any) -> Kept:
+    kept = Kept(partition.state, partition.index)
+    assert kept.count()
+    return kept
+
+
+def test_room_in_bytes_is_what_nobody_has_and_the_group_with_the_least_says_it() -> None:
+    partition = led(20)  # ten bytes each
+    partition.apply("h", 1, Begin(15))
+    partition.apply("g", 1, Lease(((0, 5),), "m"))
+    assert room(declared(queue(bytes_max=160)), partition, kept_of(partition)) == Room(1 << 62, "", 0, "g", 10, 160)
+    both = declared(queue(bytes_max=500, length_max=30), queue("h", bytes_max=9))
+    assert room(both, partition, kept_of(partition)) == Room(35, "g", 30, "h", -141, 9)
+    assert room(declared(queue(bytes_max=160)), partition) == Room(1 << 62, "", 0, "g", -40, 160), "not counted yet"
+
+
+def test_a_batch_is_taken_while_there_is_room_for_a_byte_and_what_is_on_its_way_takes_room() -> None:
+    machine, overlay = led(20).machine, Overlay([])
+    tail = Entry(50, EPOCH, 0, Append(), (70).to_bytes(16), 3, 30)
+    overlay.add(tail)
+    full: Any = judge(propose(uuid=90, room=Room(1 << 62, "", 0, "g", 30, 99)), machine, overlay, 1)
+    assert isinstance(full.result.error, QueueFull)
+    assert "queue group 'g' keeps 99 bytes of this partition, as many as its bytes_max allows" in str(full.result.error)
+    assert isinstance(judge(propose(uuid=90, room=Room(1 << 62, "", 0, "g", 31, 99)), machine, overlay, 1), Admit)
+    overlay.remove(tail)
+    assert isinstance(judge(propose(uuid=90, room=Room(1 << 62, "", 0, "g", 1, 99)), machine, overlay, 1), Admit)
+
+
+@scenario
+async def test_the_oldest_records_go_until_the_rest_has_few_enough_bytes() -> None:
+    group = Group(records=10, bytes_max=75, overflow=Overflow.DROP_HEAD)
+    group.gathering.wake()
+    await rounds()
+    assert [each.steps for each in group.led.proposed] == [(Drop(((0, 3),), Reason.LENGTH),)]
+    asking = group.ask("m", 2)
+    await rounds()
+    assert offsets(asking) == [(3, 5)]
+    group.led.append(2)
+    group.gathering.wake()
+    await rounds()
+    assert len(group.led.proposed) == 2, "two are lent, and seven are kept"
+    group.outcome(Release(0), "m", asking.answered.result().lease, (3, 4))
+    await rounds()
+    assert (group.state.base, dict(group.state.totals.dropped)) == (4, {Reason.LENGTH: 4})
+    group.declare(length_max=2)
+    await rounds()
+    assert group.state.unlent(12) == 2, "both bounds hold"
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(seed)
+    monkeypatch.setattr("mq_broker.broker.queues.kept._CHUNK", rng.choice((1, 4, 1_024)))
+    monkeypatch.setattr("mq_broker.broker.queues.kept.COUNTED_AT_ONCE", rng.choice((1, 200)))
+    partition, sizes = led(0), list[int]()
+    kept = Kept(partition.state, partition.index)
+    for number in range(120):
+        state, end = partition.state, partition.next_offset
+        if rng.random() < 0.3 or not end:
+            count, size = rng.randrange(1, 6), rng.randrange(100)
+            batch = Published(end, count, number + 1, 0, size * count, size * count)
+            partition.machine.next_offset += count
+            partition.index.append(batch)
+            sizes += [size] * count
+            continue
+        first = rng.randrange(end)
+        ranges = ((first, min(end, first + rng.choice((1, 2, 9)))),)
+        step = rng.choice(
+            (Lease(ranges, "m"), Accept(ranges), Return(ranges), Drop(ranges, Reason.PURGED), Park(ranges))
+        )
+        if rng.random() < 0.05:
+            partition.trim(rng.randrange(partition.index.log_start_offset, end))
+        partition.apply("g", 1, step)
+        kept.written([step])
+        if rng.random() < 0.3:
+            kept.count()
+        held = {offset for low, high, _ in state.unleased(state.base, end) for offset in range(low, high)}
+        while not kept.count():
+            pass
+        assert kept.bytes() == sum(sizes[offset] for offset in held)
+    anew = Kept(partition.state, partition.index)
+    while not anew.count():
+        pass
+    assert anew.bytes() == kept.bytes()
+
+
+def test_what_was_not_counted_yet_counts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mq_broker.broker.queues.kept._CHUNK", 4)
+    monkeypatch.setattr("mq_broker.broker.queues.kept.COUNTED_AT_ONCE", 1)
+    partition = led(20)
+    partition.apply("g", 1, Lease(((0, 12),), "m"))
+    kept = Kept(partition.state, partition.index)
+    told = [(kept.count(), kept.bytes()) for _ in range(3)]
+    assert told == [(False, 160), (False, 120), (True, 80)]
+
+
+# ---------------------------------------------------------------- what is too much becomes dead letters
+
+
+DEAD: dict[str, Any] = {"overflow": Overflow.DROP_HEAD, "dropped": Dropped.DEAD, "dead_letter": "t.dead"}
+
+
+@scenario
+async def test_the_oldest_that_are_too_many_become_letters_and_are_lent_to_nobody() -> None:
+    told: list[object] = []
+    group = Group(records=30, length_max=10, **DEAD)
+    group.gathering._on_doomed = told.append
+    asking = group.ask("m", 15)
+    await rounds()
+    assert offsets(asking) == [(0, 15)], "what is lent in the same turn is not too much"
+    assert told
+    assert [run[:2] for run in group.gathering.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
+    assert group.gathering.take_doomed(99, Reason.LENGTH) == []
+    other = group.ask("n", 100)
+    await rounds()
+    assert offsets(other) == [(20, 30)], "members are lent what comes after"
+    group.gathering.doomed_again([(15, 20, NO_MARK)])
+    await rounds()
+    assert [run[:2] for run in group.gathering.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
+    assert group.led.proposed[-1].steps == (Lease(((20, 30),), "n"),), "nothing is dropped"
+
+
+def test_what_is_parked_is_passed_over_and_what_is_doomed_goes_in_any_case() -> None:
+    partition = led(20)
+    partition.apply("g", 1, Park(((0, 3),)), Lease(((3, 5),), "m"))
+    partition.apply("g", 1, Reject(((3, 5),)))
+    excess = excess_of(partition.state, replace(DROPS, length_max=14), 20, [], None, partition.index)
+    assert excess is not None
+    assert surplus_of(partition.state, partition.index, 20, excess, 0) == [(5, 9)]
+
+
+@scenario
+async def test_in_an_order_nothing_is_lent_before_what_is_too_much_is_gone() -> None:
+    group = Group(records=12, length_max=10, order=Order.ALL, **DEAD)
+    group.gathering.wake()
+    await rounds()
+    asking = group.ask("m", 100)
+    await rounds()
+    assert not asking.answered.done()
+    group.gathering.take_doomed(99, Reason.LENGTH)
+    group.led.apply("g", 1, Send(((0, 2),), Reason.LENGTH, 1, ()))
+    group.gathering.wake()
+    await rounds()
+    assert offsets(asking) == [(2, 12)]
+
+
+@scenario
+async def test_without_a_topic_for_them_they_are_dropped() -> None:
+    group = Group(records=12, length_max=10, **{**DEAD, "dead_letter": DeadLetter.DROP})
+    group.gathering.wake()
+    await rounds()
+    assert dict(group.state.totals.dropped) == {Reason.LENGTH: 2}
+
+
+def test_letters_of_what_is_too_much_are_decided_though_nothing_failed() -> None:
+    partition = led(20)
+    setting = Setting(EPOCH, 20, 1, 7 << 32, Backoff(1, 2.0, 1), 0, None)
+    send = SendDead(((0, 2),), Reason.LENGTH, ())
+    [step] = gather(partition.state, [], [], setting, [send]).steps
+    assert step == Send(((0, 2),), Reason.LENGTH, 7 << 32, ())

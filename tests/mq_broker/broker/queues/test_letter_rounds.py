@@ -55,7 +55,7 @@ def payload(first: int, hops: dict[int, int]) -> bytes:
 class World:
     """Partition 7 of topic `t`, of which the group `g` sends dead letters to `t.dead`, which has two partitions.
     `staged`: what letters were staged: batch and values; `decided`: what the group was asked to send, answered by what
-    stands in `answers`. `steps`: what was written besides. `have_expired`: the records are not doomed, but too old.
+    stands in `answers`. `steps`: what was written besides. `why`: the records are not doomed, but too old, or too many.
     `stages`: what staging is answered with."""
 
     def __init__(self, *doomed: tuple[int, int, Mark]) -> None:
@@ -69,7 +69,7 @@ class World:
         self.steps: list[Step] = []
         self.hops: dict[int, int] = {}
         self.trimmed = 0
-        self.have_expired = False
+        self.why: Reason | None = None
         self.reads = 0
         self.in_hand: list[frozenset[bytes]] = []
         self.slept: list[float] = []
@@ -131,8 +131,8 @@ class World:
     def sent(self) -> list[tuple[Reason, tuple[tuple[int, int], ...]]]:
         return [(each.send.reason, each.send.ranges) for each in self.decided]
 
-    def _take_doomed(self, most: int, *, expired: bool = False) -> list[tuple[int, int, Mark]]:
-        if expired is not self.have_expired:
+    def _take_doomed(self, most: int, reason: Reason | None) -> list[tuple[int, int, Mark]]:
+        if reason is not self.why:
             return []
         taken, self.doomed = sorted(self.doomed)[:most], set()
         return [(at, at + 1, self.marks[at]) for at in taken]
@@ -209,12 +209,16 @@ async def test_rejected_records_and_those_that_failed_too_often_are_letters_of_t
     assert world.sent == [(Reason.REJECTED, ((1, 2), (8, 9))), (Reason.DELIVERY_LIMIT, ((3, 4),))]
 
 
-@scenario
-async def test_records_that_are_too_old_are_letters_by_that_reason() -> None:
-    world = World((1, 3, Mark()), (7, 8, Mark(1, 1)))
-    world.have_expired = True
-    await world.send()
-    assert [(each.send.reason, each.send.ranges) for each in world.decided] == [(Reason.EXPIRED, ((1, 3), (7, 8)))]
+@pytest.mark.parametrize("why", [Reason.EXPIRED, Reason.LENGTH])
+def test_records_that_are_too_old_or_too_many_are_letters_by_that_reason(why: Reason) -> None:
+    @scenario
+    async def run() -> None:
+        world = World((1, 3, Mark()), (7, 8, Mark(1, 1)))
+        world.why = why
+        await world.send()
+        assert [(each.send.reason, each.send.ranges) for each in world.decided] == [(why, ((1, 3), (7, 8)))]
+
+    run()
 
 
 @scenario

@@ -146,3 +146,16 @@ def test_a_set_that_begins_later_knows_nothing_of_what_was_before() -> None:
     assert held.frozen() == (3 * 4096 + 9, (), ())
     assert [held.next_settled(offset, 1 << 40) for offset in (0, 3 * 4096 + 9)] == [0, 1 << 40]
     assert held.next_settled(7, 5) == 5
+
+
+def test_nothing_is_settled_at_the_top_or_above() -> None:
+    for seed in range(30):
+        rng = random.Random(seed)
+        known = OffsetSet(rng.randrange(10_000))
+        highest = known.base
+        for _ in range(5):
+            first = rng.randrange(40_000)
+            end = first + rng.choice((1, 7, 9_000))
+            known.add([(first, end)])
+            highest = max(highest, end)
+            assert highest <= known.top() < highest + 2 * 4_096
