@@ -102,12 +102,23 @@ class FramedWire(asyncio.BufferedProtocol):
 
     async def send(self, message: LinkMessage) -> None:
         """As `Wire.send`."""
-        transport = self._check_up()
-        for piece in _joined(encode(message.header.SerializeToString(), message.parts)):
-            transport.write(piece)
+        self._check_up()
+        self.write(message)
         if not self._room.is_set():
             await self._room.wait()
             self._check_up()
+
+    @property
+    def has_room(self) -> bool:
+        """A message can be written at once."""
+        return self._room.is_set() and self._error is None
+
+    def write(self, message: LinkMessage) -> None:
+        """As `send`, without waiting: to be asked for where there is room. Nothing, once the connection has ended."""
+        transport = self._transport
+        assert transport is not None
+        for piece in _joined(encode(message.header.SerializeToString(), message.parts)):
+            transport.write(piece)
 
     async def listen(self, hear: Hear) -> None:
         """As `Wire.listen`. Always raises: `Unreachable` where the far side has ended the connection."""

@@ -99,6 +99,8 @@ class Links:
         self._tls = tls
         self._peers: dict[int, Peer] = {}
         self._dialling: dict[int, asyncio.Task[None]] = {}
+        self._in_turn = False
+        self._due: dict[int, Peer] = {}  # was sent something in this turn
         self._closed = False
 
     # -- what the shell says
@@ -137,16 +139,33 @@ class Links:
     def send_entries(self, to: int, message: pb.AppendEntries, parts: Sequence[Buffer]) -> None:
         """Dropped when there is no link or its buffer is full."""
         size = FIXED_BYTES + sum(message.frame_bytes)
-        self._peer(to).put(Outgoing(message, None, parts, size))
+        self._put(to, Outgoing(message, None, parts, size))
 
     def send_ack(self, to: int, message: pb.AppendAck) -> None:
         """As `send_entries`."""
-        self._peer(to).put(Outgoing(None, message, (), FIXED_BYTES))
+        self._put(to, Outgoing(None, message, (), FIXED_BYTES))
 
     def send_snapshot(self, to: int, head: pb.SnapshotPart, data: bytes) -> None:
         """In parts that are like `head`. Dropped when there is no link, or while an earlier one of that partition is on
         its way."""
         self._peer(to).put_snapshot(head, data)
+
+    def turn_begins(self) -> None:
+        """What is sent from now on gathers until `turn_ends`."""
+        self._in_turn = True
+
+    def turn_ends(self) -> None:
+        """It goes now to those that can take it at once. A task of each link brings it to the others."""
+        self._in_turn = False
+        due, self._due = self._due, {}
+        for peer in due.values():
+            wire = peer.wire
+            while wire is not None and peer.has_something and wire.has_room:
+                wire.write(self._next_message(peer))
+            if peer.has_something:
+                peer.something.set()
+            else:
+                peer.written.set()
 
     def connected(self) -> list[int]:
         return sorted(broker for broker, peer in self._peers.items() if peer.ended is not None)
@@ -213,6 +232,14 @@ class Links:
         if peer is None:
             peer = self._peers[broker] = Peer(broker)
         return peer
+
+    def _put(self, to: int, outgoing: Outgoing) -> None:
+        peer = self._peer(to)
+        if peer.put(outgoing):
+            if self._in_turn:
+                self._due[to] = peer
+            else:
+                peer.something.set()
 
     async def _greet(self, wire: Wire) -> tuple[Peer, int]:
         """Who dialled, once that is proved. Nothing about that broker is believed, or remembered, before."""
@@ -350,6 +377,7 @@ class Links:
         self._end(peer)
         peer.incarnation = incarnation
         peer.ended = ended
+        peer.wire = wire if isinstance(wire, FramedWire) else None
         peer.beat()  # before anything else: what is heard from now on is heard in contact
         log.info("link to broker %d is up", peer.broker)
         self._listener.link_up(peer.broker)
@@ -376,6 +404,7 @@ class Links:
     def _end(self, peer: Peer) -> None:
         if peer.ended is not None:
             ended, peer.ended = peer.ended, None
+            peer.wire = None
             peer.forget()
             ended.set()
             log.info("link to broker %d is down", peer.broker)
@@ -412,15 +441,22 @@ class Links:
     async def _write(self, peer: Peer, wire: Wire, ended: asyncio.Event) -> None:
         while not ended.is_set():
             await peer.something.wait()
-            if not ended.is_set():
-                dropped = peer.dropped
-                message = peer.take()
-                if dropped and not peer.dropped:
-                    peer.beat()
-                    self._listener.link_dropped(peer.broker)
-                await wire.send(message)
-                if not peer.waiting:
-                    peer.written.set()
+            if ended.is_set():
+                return
+            if not peer.has_something:  # it went at the end of a turn
+                peer.something.clear()
+                continue
+            await wire.send(self._next_message(peer))
+            if not peer.waiting:
+                peer.written.set()
+
+    def _next_message(self, peer: Peer) -> LinkMessage:
+        dropped = peer.dropped
+        message = peer.take()
+        if dropped and not peer.dropped:
+            peer.beat()
+            self._listener.link_dropped(peer.broker)
+        return message
 
 
 async def _beat(peer: Peer, ended: asyncio.Event) -> None:

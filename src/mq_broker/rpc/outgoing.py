@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from mq_broker.measured import LINK_BYTES, LINK_DROPPED
+from mq_broker.rpc.framed import FramedWire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.limits import LINK_BUFFER_BYTES_MAX, LINK_MESSAGE_BYTES, SNAPSHOT_PART_BYTES
@@ -85,10 +86,18 @@ class Peer:
         self.written = asyncio.Event()
         self.written.set()
         self.ended: asyncio.Event | None = None
+        self.wire: FramedWire | None = None
+        """What can be written to at once."""
 
-    def put(self, outgoing: Outgoing) -> None:
+    @property
+    def has_something(self) -> bool:
+        """To be taken."""
+        return bool(self.waiting or self.snapshots or self.beat_due)
+
+    def put(self, outgoing: Outgoing) -> bool:
+        """Whether it waits to go now. Say so by `something`."""
         if self.ended is None:
-            return
+            return False
         # Alone, the largest batch goes too
         if self.waiting and self.waiting_bytes + outgoing.size > LINK_BUFFER_BYTES_MAX:
             if self.dropped == 0:
@@ -99,11 +108,11 @@ class Peer:
             self.dropped += 1
             self.beat_tells_dropped = True
             LINK_DROPPED.add(str(self.broker))
-            return
+            return False
         self.waiting.append(outgoing)
         self.waiting_bytes += outgoing.size
-        self.something.set()
         self.written.clear()
+        return True
 
     def beat(self) -> None:
         """With the next message."""

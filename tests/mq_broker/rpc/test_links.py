@@ -12,6 +12,7 @@ from mq_broker.rpc import links, wire
 from mq_broker.rpc.links import PeerAddress
 from mq_broker.rpc.outgoing import Outgoing
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.wire import LinkMessage
 from mq_broker.storage.codec.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -22,7 +23,19 @@ from mq_protocol.limits import (
     LINK_MESSAGE_BYTES,
     MESSAGE_BYTES_MAX,
 )
-from tests.mq_broker.rpc.linked import DEADLINE_S, FRAMED, SECRET, Node, Spoken, door, impostor, nodes, transport, until  # noqa: F401 - a fixture
+from tests.mq_broker.rpc.linked import (  # noqa: F401 - a fixture
+    DEADLINE_S,
+    FRAMED,
+    OVER,
+    SECRET,
+    Node,
+    Spoken,
+    door,
+    impostor,
+    nodes,
+    transport,
+    until,
+)
 
 
 def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
@@ -170,6 +183,56 @@ def test_what_did_not_fit_a_full_link_is_told_at_both_ends_once_there_is_room() 
             await until(lambda: (1, True) in two.heard.beats)
             assert one.heard.events.count(("dropped", 2)) == 1
             assert two.heard.beats.count((1, True)) == 1
+
+    asyncio.run(scenario())
+
+
+def test_what_is_said_in_a_turn_goes_at_its_end_in_one_message() -> None:
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await until(lambda: one.heard.beats and two.heard.beats)
+            peer, taken = one.links._peer(2), []
+            take = peer.take
+
+            def noted() -> LinkMessage:
+                taken.append(message := take())
+                return message
+
+            peer.take = noted  # type: ignore[method-assign]
+            one.links.turn_begins()
+            for n in range(3):
+                one.send_ack(2, n)
+            assert not peer.something.is_set()
+            one.links.turn_ends()
+            if OVER[0] == FRAMED:
+                assert one.links.waiting_bytes(2) == 0, "it was written at once"
+                assert peer.written.is_set()
+            assert [event for event in two.heard.events if event[0] == "ack"] == []
+            await two.heard.until(lambda events: events[-3:] == [("ack", 0), ("ack", 1), ("ack", 2)])
+            assert [len(message.header.ack) for message in taken if message.header.ack] == [3]
+            one.send_ack(2, 3)  # not in a turn
+            await two.heard.until(lambda events: events[-1:] == [("ack", 3)])
+
+    asyncio.run(scenario())
+
+
+def test_what_a_turn_says_to_a_broker_that_reads_slowly_goes_as_it_reads() -> None:
+    async def scenario() -> None:
+        one, two = Node(1), Node(2)
+        async with nodes(one, two):
+            one.knows(two)
+            await one.heard.until(lambda events: events == [("up", 2)])
+            one.links.turn_begins()
+            for n in range(20):
+                one.send_entries(2, n, bytes(1 << 20))
+            one.links.turn_ends()
+            assert one.links.waiting_bytes(2) > 0
+            await two.heard.until(lambda events: len(events) == 21)
+            assert [event[1] for event in two.heard.events[1:]] == list(range(20))
+            async with asyncio.timeout(DEADLINE_S):
+                await one.links.flush(DEADLINE_S)
 
     asyncio.run(scenario())
 

@@ -109,8 +109,12 @@ class Shell:
     def _end_turn(self) -> None:
         touched, self._touched = self._touched, []
         now_ms = self.now_ms()
-        for partition in touched:
-            partition.end_turn(now_ms)
+        self.links.turn_begins()
+        try:
+            for partition in touched:
+                partition.end_turn(now_ms)
+        finally:
+            self.links.turn_ends()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """A task of this broker's: it ends with the broker, and if it fails the broker does."""
