@@ -71,10 +71,9 @@ def version_of(data: Buffer) -> int:
         raise InvalidRequest(f"a link of versions {oldest} to {newest}: there is none")
     chosen = min(newest, VERSION)
     if chosen < max(oldest, VERSION_OLDEST):
-        older = "this end" if oldest > VERSION else "the far side"
         raise IncompatibleVersion(
-            f"links of versions {VERSION_OLDEST} to {VERSION} here and {oldest} to {newest} there have none in common: "
-            f"upgrade {older}"
+            f"one broker speaks versions {VERSION_OLDEST} to {VERSION} of links, the other one {oldest} to {newest}: "
+            "upgrade the one with the lower ones"
         )
     return int(chosen)
 

@@ -142,7 +142,7 @@ def test_both_ends_speak_the_newest_version_that_both_know() -> None:
     assert framing.version_of(preamble()) == framing.VERSION
     assert framing.version_of(preamble(newest=9)) == framing.VERSION
     assert framing.version_of(preamble(newest=1)) == 1
-    with pytest.raises(IncompatibleVersion, match="upgrade this end"):
+    with pytest.raises(IncompatibleVersion, match="upgrade the one with the lower"):
         framing.version_of(preamble(newest=9, oldest=framing.VERSION + 1))
 
 

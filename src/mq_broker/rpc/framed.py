@@ -52,6 +52,9 @@ SILENCE_MS: Final = 15_000
 LINGER_S: Final = 1.0
 """How long the far side is given to read why a link ends."""
 
+LINGER_BYTES_MAX: Final = 1 << 20
+"""What it may go on sending meanwhile."""
+
 WRITE_BUFFER_BYTES: Final = 256 << 10
 """What waits to be written, in a connection: beyond it messages gather."""
 
@@ -80,6 +83,7 @@ class FramedWire(asyncio.BufferedProtocol):
         self._arrived = asyncio.Event()
         self._room = asyncio.Event()
         self._room.set()
+        self._left_bytes = LINGER_BYTES_MAX
 
     # ------------------------------------------------------------------ what links ask
 
@@ -169,7 +173,10 @@ class FramedWire(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._over.is_set():
-            return  # nobody listens any more: the next bytes take its place
+            self._left_bytes -= nbytes  # nobody listens any more: the next bytes take its place
+            if self._left_bytes < 0 and self._transport is not None:
+                self._transport.abort()
+            return
         self._receiver.received(nbytes)
         if self._hear is None:
             assert self._transport is not None
@@ -267,7 +274,8 @@ def bind(address: str, option: str) -> tuple[socket.socket, int]:
         family, *_, where = socket.getaddrinfo(
             host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.create_server(where[:2], family=family, backlog=_BACKLOG)
+        both = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
+        listener = socket.create_server(where[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raise InvalidSetting(
             f"cannot listen on {address}: it is taken, or no address of this machine; choose another {option}"

@@ -145,7 +145,7 @@ def test_a_broker_of_another_version_of_links_is_told_which_end_to_upgrade() -> 
         two = Node(2)
         async with nodes(two), connection(two) as (reader, writer):
             writer.write(framing.preamble(newest=9, oldest=8))
-            assert b"upgrade this end" in await closed(reader)
+            assert b"the other one 8 to 9: upgrade" in await closed(reader)
             assert two.refusals.counts == {("PEER_INCOMPATIBLE", 0): 1}
 
     asyncio.run(scenario())
@@ -285,8 +285,33 @@ def test_a_port_that_is_taken_is_refused_with_the_option_that_gives_another() ->
     listener, port = bind("127.0.0.1:0", "--link-listen")
     with listener, pytest.raises(InvalidSetting, match="choose another --link-listen"):
         bind(f"127.0.0.1:{port}", "--link-listen")
-    with pytest.raises(InvalidSetting):
+    with pytest.raises(InvalidSetting, match="choose another"):
         bind("no-such-host.invalid:1", "--link-listen")
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@pytest.mark.parametrize("anywhere", ["[::]:0", "0.0.0.0:0", ":0"])
+def test_a_port_at_any_address_is_reached_by_ipv4(anywhere: str) -> None:
+    listener, port = bind(anywhere, "--link-listen")
+    with listener, socket.create_connection(("127.0.0.1", port), DEADLINE_S):
+        pass
+
+
+def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "LINGER_S", 60.0)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), connection(two) as (reader, writer):
+            writer.write(b"nonsense")
+            assert b"a link begins with hello" in await closed(reader)
+            async with asyncio.timeout(DEADLINE_S):
+                with contextlib.suppress(ConnectionError):
+                    while True:
+                        writer.write(bytes(1 << 20))
+                        await writer.drain()
+
+    asyncio.run(scenario())
 
 
 # ---------------------------------------------------------------------- TLS
