@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, Producer, Reader
+from mq_client import Admin, Consumer, ConsumerRecord, IncompatibleVersion, InvalidRequest, Producer, Queue, Reader
 from mq_client.producing.futures import RecordFuture
 from mq_protocol.versions import LEVEL
 from tests.cluster.harness import Cluster, wait_until
@@ -175,10 +175,13 @@ def test_a_cluster_is_rolled_to_this_release_and_back_and_its_level_is_raised(
         mixed = cluster.admin.upgrade_cluster(plan=True)
         assert (mixed.level, mixed.target) == (1, 1)
         assert cluster.admin.upgrade_cluster().level == 1
+        with pytest.raises(IncompatibleVersion, match=r"upgrade broker 2 \(release 0\.2\.0 or older"):
+            cluster.admin.declare_queue(TOPIC, "workers")
     for broker in back:
         rolling.restart(broker, old=False, load=load)
 
     assert cluster.admin.upgrade_cluster().level == LEVEL
+    _a_queue_works(cluster)
     load.until_acknowledged()
     _an_old_broker_takes_no_part(rolling, load)
     rolling.restart(3, old=False, load=load)
@@ -190,6 +193,23 @@ def test_a_cluster_is_rolled_to_this_release_and_back_and_its_level_is_raised(
         "nothing is lost, and nothing is there twice"
     )
     assert set(load.heard) == set(there)
+
+
+def _a_queue_works(cluster: Cluster) -> None:
+    """As soon as brokers have heard of the level. None is restarted for it."""
+
+    def declared() -> bool:
+        try:
+            cluster.admin.declare_queue(TOPIC, "workers", start="earliest")
+        except IncompatibleVersion:
+            return False
+        return True
+
+    wait_until(declared, "every broker has heard of the level")
+    with Queue(cluster.bootstrap, TOPIC, "workers", in_flight_max=10) as queue:
+        record = queue.take(timeout_ms=30_000)
+        assert record is not None
+        record.ack().result(30)
 
 
 def _a_client_of_the_last_release_is_served(rolling: Rolling) -> None:

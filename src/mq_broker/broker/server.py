@@ -296,7 +296,7 @@ class _Broker:
         self, shell: Shell, held: Held
     ) -> tuple[Declaring, Leasing, Sessions, Describing, Sweeping, Staging, Leftovers, Idle]:
         """Their parts; what is returned serves methods."""
-        self._declared = Declared(shell)
+        self._declared = Declared(shell, lambda: self.cluster.brokers)
         outbox = Outbox(shell, self._topics, self._transactions)
         staging = Staging(shell, self._topics)
         letters = DeadLetters(shell, self._topics, self._admin, self._transactions, staging)
