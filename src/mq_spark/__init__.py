@@ -15,6 +15,7 @@ from mq_spark.session import configure
 if TYPE_CHECKING:
     from mq_spark.decoding import dead_letters, or_dead_letter, try_decode, try_from_json
     from mq_spark.lag import LAG_SCHEMA, LagListener, QueryLag, TopicLag
+    from mq_spark.settling import settle
 
 __all__ = [
     "configure",
@@ -26,10 +27,12 @@ __all__ = [
     "try_decode",
     "or_dead_letter",
     "dead_letters",
+    "settle",
 ]
 
 _HOMES = {
     "lag": ("LagListener", "QueryLag", "TopicLag", "LAG_SCHEMA"),
+    "settling": ("settle",),
     "decoding": ("try_from_json", "try_decode", "or_dead_letter", "dead_letters"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         configure,
         dead_letters,
         or_dead_letter,
+        settle,
         try_decode,
         try_from_json,
     )
@@ -40,6 +41,7 @@ _FOR_SPARK: Final = (
     "try_decode",
     "or_dead_letter",
     "dead_letters",
+    "settle",
 )
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "configure",
     "dead_letters",
     "or_dead_letter",
+    "settle",
     "try_decode",
     "try_from_json",
 ]

@@ -1,4 +1,5 @@
-"""A query that works off a queue, its driver killed on the way: real Spark, real processes."""
+"""Spark as a member of a queue: a query whose driver is killed on the way, and a batch read. Real Spark, real
+processes."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+import tritonmq
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from tests.spark.sink_driver import work_off
@@ -44,3 +46,34 @@ def test_a_queue_is_worked_off_once_although_the_driver_is_killed_and_poison_row
     queue = admin.describe_queue(source, "spark").partitions
     assert [(each.ready, each.leased, each.returned) for each in queue] == [(0, 0, 0)] * 2
     assert sum(each.accepted for each in queue) == ROWS
+
+
+def test_a_batch_read_leases_its_rows_once_and_settle_is_what_settles_them(
+    spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Callable[[str], str]
+) -> None:
+    topic = name("jobs")
+    admin.create_topic(topic, partitions=2, replicas=1)
+    for number in range(10):
+        producer.publish(topic, f"{number}".encode(), key=f"{number}".encode())
+    producer.flush()
+    options = {"bootstrap.servers": cluster.bootstrap, "subscribe": topic, "lease.group": "batch"}
+
+    def counts() -> tuple[int, int, int]:
+        parts = admin.describe_queue(topic, "batch").partitions
+        return sum(p.ready for p in parts), sum(p.leased for p in parts), sum(p.accepted for p in parts)
+
+    jobs = spark.read.format("tritonmq").options(**options, **{"lease.rows": "6"}).load()
+    assert counts() == (4, 6, 0), "one lease for one load"
+    rows = {row.value for row in jobs.collect()}
+    assert len(rows) == 6
+    producer.publish(topic, b"later", key=b"later").result(10)
+    odd = jobs.where("cast(cast(value as string) as int) % 2 = 1").select("value")
+    assert {row.value for row in odd.collect()} == {value for value in rows if int(value) % 2}
+    assert jobs.count() == 6
+    assert counts() == (5, 6, 0), "reading settles nothing"
+    assert tritonmq.settle(odd) == 6, "all that was lent, whatever was filtered out"
+    assert counts() == (5, 0, 6)
+    assert {row.value for row in jobs.collect()} == rows
+    left = spark.read.format("tritonmq").options(**options).load()
+    assert not {row.value for row in left.collect()} & rows
+    assert tritonmq.settle(left) == 5

@@ -145,11 +145,11 @@ class Cluster:
         for stored in pieces:
             yield StoredRows(stored.batch, stored.base_offset, stored.timestamp_us, stored.offsets, stored.end_offset)
 
-    def leasing(self, lease: LeaseOptions, topics: Sequence[Topic]) -> Leasing:
-        """Be a member of a queue group of each of these topics."""
+    def leasing(self, lease: LeaseOptions, topics: Sequence[Topic], *, declare: bool = True) -> Leasing:
+        """Be a member of a queue group of each of these topics. `declare`: it is declared if it is not there."""
         from mq_spark.datasource.leasing import Leasing
 
-        return Leasing(self._connection, lease, topics, self._timeout_ms)
+        return Leasing(self._connection, lease, topics, self._timeout_ms, declare=declare)
 
     def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
         """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises."""

@@ -67,7 +67,16 @@ _Ask = Callable[[str, Place, Deadline], _Answer]
 class Leasing:
     """Owns the leases that are held, and the thread that keeps them alive. Every question ends within `timeout_ms`."""
 
-    def __init__(self, connection: Connection, options: LeaseOptions, topics: Sequence[Topic], timeout_ms: int) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        options: LeaseOptions,
+        topics: Sequence[Topic],
+        timeout_ms: int,
+        *,
+        declare: bool = True,
+    ) -> None:
+        """`declare`: make sure that the queue is there, and not in order. Who has leases of it knows."""
         self._connection = connection
         self._options = options
         self._topics = {topic.name: topic for topic in topics}
@@ -83,7 +92,7 @@ class Leasing:
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(_ASKED_AT_ONCE, "tritonmq-leasing")
         self._thread: threading.Thread | None = None
-        for topic in topics:
+        for topic in topics if declare else ():
             self._check_queue(topic.name)
 
     # -------------------------------------------------------------- for Spark's calls
@@ -142,6 +151,11 @@ class Leasing:
                 self._held.pop(lease.key, None)
             self._settled = {lease.key for lease in leases} if wanted else self._settled
             return lost
+
+    def release(self, leases: Iterable[Lease]) -> None:
+        """They go back, and nothing of them counts as failed."""
+        with self._lock:
+            self._say(list(leases), pb.OUTCOME_RELEASE)
 
     def why_lost(self, lost: dict[LeaseKey, list[int]], what: str) -> LeaseLost:
         """The error that names these records."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from pyspark.sql.datasource import DataSource
 
-from mq_protocol.errors import TritonMQError
+from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_spark.supported import check_pyspark
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mq_spark.datasource.batch_reader import BatchReader
     from mq_spark.datasource.batch_writer import BatchWriter
+    from mq_spark.datasource.lease_batch import LeaseBatchReader, Lent
     from mq_spark.datasource.lease_reader import LeaseReader
     from mq_spark.datasource.stream_reader import StreamReader
     from mq_spark.datasource.stream_writer import StreamWriter
@@ -49,6 +50,7 @@ class TritonMQSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         check_pyspark()
         self.options = dict(options)
+        self.lent: Lent | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -56,8 +58,8 @@ class TritonMQSource(DataSource):
 
     @_without_our_frames
     def schema(self) -> StructType:
-        """The columns of the topics that are subscribed to. Raises `TritonMQError` within the option
-        requestTimeoutMs."""
+        """The columns of the topics that are subscribed to. Of a batch read in lease mode they carry what it is lent:
+        that is asked for here, once for each `load()`. Raises `TritonMQError` within the option requestTimeoutMs."""
         from mq_spark.datasource.cluster import connect
         from mq_spark.datasource.schemas import stream_schema
         from mq_spark.datasource.subscribed import check_filter, topics_meant
@@ -74,19 +76,37 @@ class TritonMQSource(DataSource):
             return plain
         from mq_spark.datasource.lease_rows import lease_schema
 
-        return lease_schema(plain, topics[0], include_metadata=options.include_metadata)
+        wanted = lease_schema(plain, topics[0], include_metadata=options.include_metadata)
+        if options.lease.member:  # a stream, which is lent micro-batches
+            return wanted
+        from mq_spark.datasource.lease_batch import Lent
+
+        self.lent = Lent.lend(options, topics)
+        return self.lent.marked(wanted)
 
     @_without_our_frames
-    def reader(self, schema: StructType) -> BatchReader:
+    def reader(self, schema: StructType) -> BatchReader | LeaseBatchReader:
         from mq_spark.datasource.batch_reader import BatchReader
         from mq_spark.planning.options import parse_source
 
-        return BatchReader(parse_source(self.options, streaming=False), schema)
+        options = parse_source(self.options, streaming=False)
+        if options.lease is None:
+            return BatchReader(options, schema)
+        from mq_spark.datasource.lease_batch import LeaseBatchReader
+
+        if self.lent is None:
+            raise InvalidSetting(
+                "a batch read with lease.group takes its columns from the topic, since they say what it was lent: "
+                "leave .schema(...) out, and select the columns that you want"
+            )
+        return LeaseBatchReader(options, schema, self.lent)
 
     @_without_our_frames
     def streamReader(self, schema: StructType) -> StreamReader | LeaseReader:  # noqa: N802 - Spark's name
         from mq_spark.planning.options import parse_source
 
+        if self.lent is not None:  # it was taken for a batch read, since lease.member is missing
+            self.lent.give_back()
         options = parse_source(self.options, streaming=True)
         if options.lease is not None:
             from mq_spark.datasource.lease_reader import LeaseReader

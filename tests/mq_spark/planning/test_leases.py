@@ -108,7 +108,9 @@ def test_lease_options_have_their_defaults() -> None:
 @pytest.mark.parametrize(
     ("streaming", "given", "told"),
     [
-        (False, {}, r"lease\.group has no meaning in a batch read: use readStream with trigger\(availableNow=True\)"),
+        (False, {}, r"lease\.member has no meaning in a batch read.*use readStream with trigger\(availableNow=True\)"),
+        (True, {"lease.rows": "5"}, r"lease\.rows has no meaning in a stream: use maxOffsetsPerTrigger"),
+        (None, {"lease.rows": "0"}, r"lease\.rows=0 is out of range"),
         (True, {"lease.ms": "10"}, r"lease\.ms=10 is out of range: give 1000 or more"),
         (True, {"lease.ms": "99999999999"}, "is too long: give at most 43200000"),
         (True, {"leaseLost": "skipp"}, "did you mean 'skip'"),
@@ -128,5 +130,11 @@ def test_lease_options_need_each_other() -> None:
     options = {"bootstrap.servers": "h:1", "subscribe": "jobs"}
     with pytest.raises(InvalidSetting, match=r"lease\.member is missing: name this query"):
         parse_source({**options, "lease.group": "g"}, streaming=True)
+    for streaming in (False, None):
+        lease = parse_source({**options, "lease.group": "g", "lease.rows": "5"}, streaming=streaming).lease
+        assert lease is not None
+        assert (lease.member, lease.rows) == ("", 5)
+    with pytest.raises(InvalidSetting, match=r"endingOffsets cannot be used with lease\.group: a queue lends what is"):
+        parse_source({**options, "lease.group": "g", "endingOffsets": "latest"}, streaming=False)
     with pytest.raises(InvalidSetting, match=r"leaseLost has no meaning without lease\.group"):
         parse_source({**options, "leaseLost": "skip"}, streaming=True)
