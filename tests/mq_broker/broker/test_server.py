@@ -26,6 +26,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.measured import TOPIC_RECORDS_IN
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.storage.journal.recovery import recover
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
@@ -320,12 +321,16 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
         _beginning=SimpleNamespace(topics_changed=lambda: did.append("begin queues")),
         _working=SimpleNamespace(settings_changed=lambda: did.append("settings")),
     )
-    topics: Any = {"a": None, "b": None}
+    topics: Any = {name: SimpleNamespace(spec=SimpleNamespace(name=name)) for name in ("a", "b")}
     for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
         did.clear()
+        for name in ("a", "gone"):
+            TOPIC_RECORDS_IN.add(name)
         server._Broker._on_topics(stand_in, topics, changed)
         gone = ["forget", "keep", "keep groups"] if forgotten else []
         assert did == ["follow", *gone, "wake", "begin queues", "settings"], changed
+        assert {name for (name,) in TOPIC_RECORDS_IN.rows()} & {"a", "gone"} == ({"a"} if forgotten else {"a", "gone"})
+    TOPIC_RECORDS_IN.keep(())
 
 
 def test_queue_groups_that_waited_for_the_level_of_features_are_looked_at_once_it_is_raised() -> None:
