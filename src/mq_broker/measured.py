@@ -52,7 +52,7 @@ OF_TOPICS: Final = (TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT)
 GAUGES: Final = (IN_FLIGHT, STREAMS)
 """Of those that count: what goes down again."""
 
-for _alarm in ("audit", "damage", "log_replaced", "queue_stuck"):
+for _alarm in ("audit", "damage", "log_replaced", "queue_stuck", "ready_without_sync"):
     ALARMS.add(_alarm, n=0)  # a rule that looks at increases needs the zero before
 for _level in ("warning", "error"):
     LOG_MESSAGES.add(_level, n=0)

@@ -20,6 +20,7 @@ from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
 from mq_process.allocator import keep_freed_memory
 from mq_process.imports import without_pandas
+from mq_process.logs import dump_stacks_when_asked
 from mq_process.polling import wait_without_event_engine
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
@@ -165,6 +166,14 @@ _LEVELS = ["debug", "info", "warning", "error"]
     ),
 )
 @click.option(
+    "--ready-in-sync-timeout-s",
+    type=click.FloatRange(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="After this time the broker counts as ready although some of its replicas are not in sync.",
+)
+@click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),
     default=SESSION_TIMEOUT_MS,
@@ -184,6 +193,13 @@ _LEVELS = ["debug", "info", "warning", "error"]
     default="info",
     show_default=True,
     help="The lowest level that is written to standard error.",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="Lines for people, or a JSON object a line.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug.")
 @click.option(
@@ -207,13 +223,14 @@ def broker(
     auto_create_partitions: int,
     auto_create_replicas: int | None,
     log_level: str,
+    log_format: str,
     verbose: bool,
     stop_at_eof: bool,
     **settings: Any,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
     _check_company(zookeeper, peer_listen or peer_advertise or link_listen or link_advertise, standalone=standalone)
-    _log_to_stderr("debug" if verbose else log_level)
+    _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig
     from mq_protocol.errors import InvalidSetting
@@ -297,6 +314,7 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
             loop.remove_reader(sys.stdin.fileno())
             stop.set()
 
+    dump_stacks_when_asked(loop)
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked_to_stop)
     if stop_at_eof:
@@ -381,8 +399,8 @@ def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
                 _log.error("ZooKeeper cannot be started: %s", error)
 
 
-def _log_to_stderr(level: str) -> None:
-    log_to_stderr(level)
+def _log_to_stderr(level: str, *, as_json: bool, broker: int) -> None:
+    log_to_stderr(level, as_json=as_json, broker=broker)
     if level == "info":
         # Tells of every connection
         logging.getLogger("mq_broker.coordination.kazoo_session.kazoo").setLevel(logging.WARNING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -10,6 +11,7 @@ from mq_cli.cluster_summary import OLD, ClusterSummary
 from mq_cli.command_group import CommandGroup
 from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
 from mq_cli.output import (
+    Seconds,
     bootstrap_option,
     counted,
     json_option,
@@ -23,21 +25,30 @@ from mq_cli.output import (
 if TYPE_CHECKING:
     from mq_client import Admin, ClusterDescription
 
+_WAIT_LOOK_S = 0.5
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
 
 
-@click.group(cls=CommandGroup)
+@click.group(
+    cls=CommandGroup,
+    lazy={"log-level": ("mq_cli.log_level:log_level", "Have a broker log more, or less, for a while.")},
+)
 def cluster() -> None:
     """Show the brokers, balance replicas and leaders, drain a broker."""
 
 
 @cluster.command()
+@click.option("--check", is_flag=True, help="Exit with 1 if something is wrong.")
 @json_option
 @bootstrap_option
 @timeout_option
-def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """The brokers that are registered, what each leads and holds, and what is missing."""
+def status(check: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+    """The brokers that are registered, what each leads and holds, and what is missing.
+
+    With --check, what is wrong is said, and the exit status is 1: a broker that is absent or does not answer, a
+    partition without a leader or not fully in sync, a lost session with ZooKeeper.
+    """
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_cluster()
         observed = admin.observe("partitions")
@@ -45,6 +56,14 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
     if observed.silent:
         say(f"no answer from {', '.join(observed.silent)}: what only they know is missing here")
     summary = ClusterSummary(described, topics)
+    _write_status(summary, described, as_json=as_json)
+    wrong = summary.wrong(observed.silent) if check else []
+    for each in wrong:
+        say(f"wrong: {each}")
+    return 1 if wrong else 0
+
+
+def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_json: bool) -> None:
     if as_json:
         write_json(summary.document())
         return
@@ -58,6 +77,49 @@ def status(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_table(*summary.not_in_sync(_SHOWN_MAX))
         if len(summary.out_of_sync) > _SHOWN_MAX:
             say(f"and {len(summary.out_of_sync) - _SHOWN_MAX} more: --json names all")
+
+
+@cluster.command()
+@click.option("--brokers", "count", type=click.IntRange(min=1), default=1, show_default=True, help="So many must live.")
+@click.option("--in-sync", is_flag=True, help="Every partition must have a leader and all its replicas in sync.")
+@click.option(
+    "--for",
+    "wait_s",
+    type=Seconds(min=0),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait.",
+)
+@bootstrap_option
+@timeout_option
+def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: float) -> int:
+    """Wait until the cluster is well. Exit status 1: it is not in time, and what is missing is said."""
+    deadline = time.monotonic() + wait_s
+    with open_admin(bootstrap, timeout_s) as admin:
+        while True:
+            missing = _missing(admin, count, in_sync=in_sync)
+            if not missing:
+                return 0
+            if time.monotonic() >= deadline:
+                for each in missing:
+                    say(f"after {wait_s:g} s: {each}")
+                return 1
+            time.sleep(min(_WAIT_LOOK_S, max(0.0, deadline - time.monotonic())))
+
+
+def _missing(admin: Admin, brokers: int, *, in_sync: bool) -> list[str]:
+    from mq_client import TritonMQError
+
+    try:
+        described = admin.describe_cluster()
+        found = [] if len(described.brokers) >= brokers else [f"{len(described.brokers)} of {brokers} brokers live"]
+        if in_sync:
+            observed = admin.observe("partitions")
+            found += ClusterSummary(described, admin.describe_topics(observed)).wrong(observed.silent)
+    except TritonMQError as error:
+        return [str(error)]
+    return found
 
 
 def _level_advice(described: ClusterDescription) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mq_cli.output import duration_text
+from mq_cli.output import counted, duration_text
 
 if TYPE_CHECKING:
     from mq_client import ClusterDescription, PartitionDescription, TopicDescription
@@ -45,6 +45,18 @@ class ClusterSummary:
             f"{len(self.out_of_sync)} not fully in sync"
         )
         return told + (f", {self._moving} moving" if self._moving else "")
+
+    def wrong(self, silent: Sequence[str]) -> list[str]:
+        """What a person must look at; nothing if all is well. `silent`: addresses that did not answer."""
+        found = [f"broker {broker} is absent, and holds {self._holds[broker]} replicas" for broker in self._absent]
+        found += [f"the broker at {address} does not answer" for address in silent]
+        if self._leads[0]:
+            found.append(f"{counted(self._leads[0], 'partition')} without a leader")
+        if self.out_of_sync:
+            found.append(f"{counted(len(self.out_of_sync), 'partition')} not fully in sync")
+        if self._described.coordination == "suspended":
+            found.append("the broker that answered has no session with ZooKeeper")
+        return found
 
     def brokers(self) -> tuple[list[str], list[tuple[object, ...]]]:
         """Columns and rows: the registered brokers, then those that hold replicas and are absent."""

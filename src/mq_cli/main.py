@@ -59,6 +59,7 @@ class _Root(CommandGroup):
             "mq_cli.transaction:transaction",
             "Show what exactly-once queries have staged, or abort a dead query.",
         ),
+        "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),
         "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),
         "queue": (
             "mq_cli.queue:queue",

@@ -14,6 +14,8 @@ import time
 from types import TracebackType
 from typing import Final
 
+from mq_process.logs import JsonLines
+
 LINES: Final = "\n\t"
 """What a text of several lines may keep."""
 
@@ -63,10 +65,11 @@ def _behind_a_bar(text: str) -> str:
     return "\n".join(_BEFORE_A_LINE + printable(line) for line in re.split("\r\n|[\n\r]", text))
 
 
-def log_to_stderr(level: str) -> None:
-    """For a process of ours: what it logs goes to standard error, a line a record, with its date and time in UTC."""
+def log_to_stderr(level: str, *, as_json: bool = False, **always: object) -> None:
+    """For a process of ours: what it logs goes to standard error, a line a record, with its date and time in UTC.
+    `always`: what each JSON line has beside."""
     handler = logging.StreamHandler(sys.stderr)
     formatter = OneLine("%(asctime)s.%(msecs)03dZ %(levelname)-7s %(name)s: %(message)s", datefmt="%Y-%m-%dT%H:%M:%S")
     formatter.converter = time.gmtime  # UTC, so that logs of several machines can be read together
-    handler.setFormatter(formatter)
+    handler.setFormatter(JsonLines(always) if as_json else formatter)
     logging.basicConfig(handlers=[handler], level=level.upper())

@@ -137,6 +137,17 @@ class ObservingAdministrator:
         request = pb.ObserveRequest(detail=DETAILS[detail], topics=dict.fromkeys(topics))
         return observe(self._connection, request, Deadline(self._timeout_ms))
 
+    def set_log_level(self, broker: int, level: str, *, logger: str = "mq_broker", seconds: int = 600) -> None:
+        """Have one broker log from `level` on ("debug", "info", "warning", "error"). It goes back by itself after so
+        many seconds. Raises `InvalidRequest` for a broker that does not live, and for a logger that it lacks."""
+        deadline = Deadline(self._timeout_ms)
+        self._connection.metadata(deadline)
+        address = self._connection.broker_address(broker)
+        if address is None:
+            raise InvalidRequest(f"no broker {broker} lives: there are {sorted(self._connection.brokers())}")
+        request = pb.SetLogLevelRequest(logger=logger, level=level.upper(), seconds=seconds)
+        self._connection.ask(address, "SetLogLevel", request, pb.SetLogLevelResponse, deadline)
+
     def describe_topics(self, observed: ClusterObservation | None = None) -> list[TopicDescription]:
         """All topics but the brokers' own, by name, each partition as its leader knows it. One question to each broker,
         and one to any of them; more of what does not fit one answer.

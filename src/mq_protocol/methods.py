@@ -192,6 +192,7 @@ BROKER: Final = Service(
         pb.ObserveResponse,
         bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
     ),
+    Method("SetLogLevel", pb.SetLogLevelRequest, pb.SetLogLevelResponse),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

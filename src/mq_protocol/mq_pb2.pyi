@@ -4998,6 +4998,55 @@ class ObserveResponse(_message.Message):
 Global___ObserveResponse: _TypeAlias = ObserveResponse  # noqa: Y015
 
 @_typing.final
+class SetLogLevelRequest(_message.Message):
+    """What a broker logs, for a while."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGGER_FIELD_NUMBER: _builtins.int
+    LEVEL_FIELD_NUMBER: _builtins.int
+    SECONDS_FIELD_NUMBER: _builtins.int
+    logger: _builtins.str
+    """empty: mq_broker"""
+    level: _builtins.str
+    """DEBUG, INFO, WARNING, ERROR"""
+    seconds: _builtins.int
+    """then it goes back by itself; 0: ten minutes"""
+    def __init__(
+        self,
+        *,
+        logger: _builtins.str = ...,
+        level: _builtins.str = ...,
+        seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["level", b"level", "logger", b"logger", "seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelRequest: _TypeAlias = SetLogLevelRequest  # noqa: Y015
+
+@_typing.final
+class SetLogLevelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: _builtins.int
+    seconds: _builtins.int
+    def __init__(
+        self,
+        *,
+        seconds: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["seconds", b"seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
+
+@_typing.final
 class LinkHello(_message.Message):
     """---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
     A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload), or as the

@@ -249,6 +249,7 @@ RIGHTS: Final[Mapping[str, Row]] = {
         waits=True,
     ),
     "Observe": Row((_cluster(_O.METRICS),), says="Tells the names of all topics and groups."),
+    "SetLogLevel": Row((_cluster(_O.ALTER),), changes=True),
     "Produce": Row((_topic(pb.ProduceHeader, _O.WRITE),), says="Judged for each batch.", waits=True),
     "Fetch": Row((_topic(pb.FetchRequest, _O.READ),), waits=True),
     "Subscribe": Row(

@@ -58,6 +58,7 @@ class BrokerConfig:
     from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that this broker is asked to make,
     in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
     or a consumer names and nobody has made. `http`: where metrics are served, on a loopback address; empty: nowhere.
+    `ready_in_sync_timeout_s`: after so long the broker counts as ready although replicas of it are not in sync.
     `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember,
     beyond which the log says so.
 
@@ -84,6 +85,7 @@ class BrokerConfig:
     auto_create: AutoCreate | None = None
     dedup_memory_max: int = DEDUP_MEMORY_MAX
     http: str = ""
+    ready_in_sync_timeout_s: float = 300.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:

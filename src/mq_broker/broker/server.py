@@ -37,6 +37,8 @@ from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
+from mq_broker.broker.metrics.health import Readiness, Systemd
+from mq_broker.broker.metrics.log_levels import LogLevels
 from mq_broker.broker.metrics.observing import Observing, QueuesOf
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.asked import Asked
@@ -70,6 +72,7 @@ from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.framed import LinkServer, bind
+from mq_broker.rpc.health import health_handler
 from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
@@ -245,7 +248,7 @@ class _Broker:
             Features(self.cluster, self._topics, coordination),
             Locks(coordination),
         )
-        self._server.add_generic_rpc_handlers((rpc_service.handlers(services),))
+        self._server.add_generic_rpc_handlers((rpc_service.handlers(services), health_handler(self._readiness.why_not)))
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
 
@@ -258,8 +261,9 @@ class _Broker:
         self._link_server = LinkServer(listener, self._links.accept)
         self._link_address = config.link_address(link_port)
 
-    def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing]:
+    def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""
+        self._log_levels, self._systemd = LogLevels(), Systemd()
         shell, shares = self._shell, self._delivery.shares
         self._observing = Observing(
             shell,
@@ -271,21 +275,19 @@ class _Broker:
             self._gauges,
             QueuesOf(self._delivery_limit, self._stuck.alarms),
         )
-        return Groups(shell, self._topics, shares.members_of, shares.counts, shares.end), self._observing
+        self._readiness = Readiness(shell, lambda: self._observing.state, config.ready_in_sync_timeout_s)
+        groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end)
+        return groups, self._observing, self._log_levels
 
     def _gauges(self) -> dict[str, float]:
         """What is so now, by the names of metrics."""
         unpublished, age_s = self._transactions.unpublished()
         return {**self._shell.gauges(), **self._held.gauges(), "sink_unpublished": unpublished,
-                "sink_unpublished_age_seconds": age_s}  # fmt: skip
+                "sink_unpublished_age_seconds": age_s, "broker_ready": not self._readiness.why_not()}  # fmt: skip
 
     def _delivery_limit(self, partition: Partition, group: str) -> int | None:
         queue = self._declared.find(partition, group)
         return queue.settings.delivery_limit if queue is not None else None
-
-    def not_ready(self) -> str:
-        """Why this broker is to be sent no work yet, or no more; empty if it is."""
-        return "" if self._observing.state == "serving" else self._observing.state
 
     def _dropping(self, shell: Shell) -> tuple[Purging, Consumed]:
         """The parts that say which records go, as far as they serve methods."""
@@ -347,7 +349,7 @@ class _Broker:
             return
         from mq_broker.broker.metrics.http import HttpServer, Pages
 
-        server = HttpServer(listening, Pages(self._observing, self.not_ready))
+        server = HttpServer(listening, Pages(self._observing, self._readiness.why_not))
         server.start()
         undo.push_async_callback(server.close)
         counter = LogCounter()
@@ -410,6 +412,8 @@ class _Broker:
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         self._observing.state = "serving"
+        spawn(self._readiness.watch(), "readiness")
+        spawn(self._systemd.keep(self._readiness), "systemd")
         log.info(
             "broker %d serves at %s, other brokers at %s, links at %s",
             self._shell.broker,
@@ -436,6 +440,7 @@ class _Broker:
         """Hand over what is led, while everything still runs; then the session, so that nobody waits for this
         broker."""
         self._observing.state = "draining"
+        self._systemd.tell("STOPPING=1")
         await self._shell.hand_over(seconds)
         await self._links.flush(FLUSH_TIMEOUT_S)
 
@@ -451,6 +456,7 @@ class _Broker:
             OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID")
         )
         await self._calls.close()
+        self._log_levels.close()
         self._producing.close()
         self._reading.close()
         self._keys.close()

@@ -34,6 +34,7 @@ OTHER: Final = "_other"
 _VALUES: Final = {
     "disk_free_bytes": "Room on the file system of the data directory.",
     "disk_size_bytes": "The size of the file system of the data directory.",
+    "broker_ready": "Whether this broker is to be sent work: all that it holds is open, and has been in sync.",
     "brokers_live": "Brokers that are registered, as this one sees it.",
     "partitions_without_leader": "Replicas here that know no leader.",
     "partitions_under_replicated": "Partitions led here with a replica that is not in sync.",

@@ -1,0 +1,61 @@
+"""`tritonmq health`: does a broker live, and is it ready? For probes and scripts."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from mq_cli.output import Seconds, checking_what_was_typed, say
+from mq_protocol.addresses import parse_address
+
+_ASK_S = 2.0
+_AGAIN_S = 0.25
+
+
+@click.command(short_help="Exit with 0 if a broker lives, or is ready.")
+@click.argument("address", metavar="HOST:PORT")
+@click.option("--ready", is_flag=True, help="Ask whether it is ready: everything assigned to it is open and in sync.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=Seconds(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Ask again for so long. Default: once.",
+)
+def health(address: str, ready: bool, wait_s: float) -> int:
+    """Ask the broker at HOST:PORT, where clients connect, for its health. Exit status 1: it does not live, or is not
+    ready.
+    """
+    with checking_what_was_typed():
+        parse_address(address)
+    deadline = time.monotonic() + wait_s
+    while True:
+        why = _why_not(address, ready=ready)
+        if not why:
+            say(f"{address} is ready" if ready else f"{address} lives")
+            return 0
+        if time.monotonic() >= deadline:
+            say(f"{address}: {why}")
+            return 1
+        time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
+
+
+def _why_not(address: str, *, ready: bool) -> str:
+    import grpc
+    from grpc_health.v1 import health_pb2
+
+    from mq_client.cluster.channels import channel
+    from mq_protocol.methods import BROKER
+
+    check = channel(address).unary_unary(
+        "/grpc.health.v1.Health/Check",
+        health_pb2.HealthCheckRequest.SerializeToString,
+        health_pb2.HealthCheckResponse.FromString,
+    )
+    try:
+        answer = check(health_pb2.HealthCheckRequest(service=BROKER.name if ready else ""), timeout=_ASK_S)
+    except grpc.RpcError as error:
+        return str(error.details() or error.code())
+    return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else "it is not ready"

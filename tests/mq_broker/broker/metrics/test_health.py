@@ -1,0 +1,141 @@
+"""A broker is ready once what it holds is in sync, and says so to everybody who asks."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.metrics import health
+from mq_broker.broker.metrics.health import Readiness, Systemd
+from mq_broker.measured import ALARMS
+from mq_protocol.errors import CoordinationUnavailable
+
+
+class Part(SimpleNamespace):
+    __hash__ = object.__hash__
+
+
+class World:
+    """Broker 1 with replicas whose nodes the test writes: `nodes[name]` is the ISR, by broker, or an error."""
+
+    def __init__(self) -> None:
+        self.state = "serving"
+        self.nodes: dict[str, Any] = {}
+        self.asked: list[str] = []
+        self.replicas: list[Any] = []
+        self.shell: Any = SimpleNamespace(broker=1, partitions=lambda: self.replicas, coordination=self)
+
+    def holds(self, name: str, node: Any, *, serving: bool = False) -> Any:
+        self.nodes[name] = node
+        replica = SimpleNamespace(identity=SimpleNamespace(log_id="mine"))
+        topic = SimpleNamespace(spec=SimpleNamespace(topic_id=name))
+        part = Part(name=name, closed=False, serving=serving, replica=replica, topic=topic, number=0)
+        self.replicas.append(part)
+        return part
+
+    async def read_state(self, topic_id: str, _number: int) -> Any:
+        self.asked.append(topic_id)
+        node = self.nodes[topic_id]
+        if isinstance(node, Exception):
+            raise node
+        return None if node is None else (3, SimpleNamespace(leader="somebody", isr=tuple(node.items())))
+
+    def readiness(self, timeout_s: float = 60.0) -> Readiness:
+        return Readiness(self.shell, lambda: self.state, timeout_s)
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "LOOK_S", 0.01)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_a_broker_is_not_ready_before_every_replica_is_named_in_sync_with_its_log() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.holds("led", None, serving=True)
+        world.holds("named", {1: "mine", 2: "b"})
+        world.holds("new", {1: ""})
+        world.holds("behind", {2: "b"})
+        world.holds("former", {1: "the log before", 2: "b"})
+        world.holds("gone", None)
+        world.holds("unknown", CoordinationUnavailable("away"))
+        readiness = world.readiness()
+        watching = asyncio.create_task(readiness.watch())
+        await asyncio.wait_for(_until(lambda: "unknown" in readiness.why_not()), 10)
+        assert readiness.why_not() == "not in sync yet: behind, former, gone, unknown"
+        world.asked.clear()
+        for name in ("behind", "former", "gone", "unknown"):
+            world.nodes[name] = {1: "mine"}
+        await asyncio.wait_for(watching, 10)
+        assert (readiness.why_not(), readiness.ready.is_set()) == ("", True)
+        assert set(world.asked) == {"behind", "former", "gone", "unknown"}  # what was found in sync is not asked again
+        world.nodes["behind"] = {2: "b"}
+        assert readiness.why_not() == ""  # it stays ready
+        world.state = "draining"
+        assert readiness.why_not() == "draining"
+
+    asyncio.run(scenario())
+
+
+async def _until(what: Any) -> None:
+    while not what():  # noqa: ASYNC110 - what is waited for is a word that changes
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.usefixtures("hurry")
+def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm() -> None:
+    async def scenario() -> None:
+        before = ALARMS.rows()["ready_without_sync",]
+        world = World()
+        for number in range(7):
+            world.holds(f"p{number}", {2: "b"})
+        readiness = world.readiness(timeout_s=0.05)
+        watching = asyncio.create_task(readiness.watch())
+        await asyncio.wait_for(_until(lambda: "and 2 more" in readiness.why_not()), 10)
+        await asyncio.wait_for(watching, 10)
+        assert readiness.why_not() == ""
+        assert ALARMS.rows()["ready_without_sync",] == before + 1
+
+    asyncio.run(scenario())
+
+
+def test_systemd_is_told_when_the_broker_is_ready_lives_and_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+            heard.bind(str(tmp_path / "notify"))
+            heard.setblocking(False)
+            monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+            monkeypatch.setenv("WATCHDOG_USEC", "20000")
+            loop, systemd, readiness = asyncio.get_running_loop(), Systemd(), World().readiness()
+            keeping = asyncio.create_task(systemd.keep(readiness))
+            words = [await asyncio.wait_for(loop.sock_recv(heard, 100), 10) for _ in range(3)]
+            assert set(words) == {b"WATCHDOG=1"}  # it lives, and is not ready
+            readiness.ready.set()
+            while (await asyncio.wait_for(loop.sock_recv(heard, 100), 10)) != b"READY=1":
+                pass
+            assert await asyncio.wait_for(loop.sock_recv(heard, 100), 10) == b"WATCHDOG=1"
+            systemd.tell("STOPPING=1")
+            while (await asyncio.wait_for(loop.sock_recv(heard, 100), 10)) != b"STOPPING=1":
+                pass
+            keeping.cancel()
+
+    asyncio.run(scenario())
+
+
+def test_without_systemd_nothing_is_told_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+
+    async def scenario() -> None:
+        systemd = Systemd()
+        systemd.tell("READY=1")
+        await asyncio.wait_for(systemd.keep(World().readiness()), 10)
+
+    asyncio.run(scenario())
