@@ -34,6 +34,7 @@ from mq_protocol.limits import (
 
 if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
+    from mq_broker.security.names import Principal
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
 _log = logging.getLogger("mq_cli.broker")
@@ -42,6 +43,15 @@ EMBEDDED = "embedded"
 EMBEDDED_PORT = 2181
 _LOOK_AT_ZOOKEEPER_S = 1.0
 _LEVELS = ["debug", "info", "warning", "error"]
+
+
+def _principals(_context: click.Context, _option: click.Parameter, text: str) -> tuple[Principal, ...]:
+    from mq_broker.security.names import Principal
+
+    try:
+        return tuple(Principal.parse(each.strip()) for each in text.split(",") if each.strip())
+    except TritonMQError as error:
+        raise click.UsageError(f"--superusers: {error}") from error
 
 
 @click.command(short_help="Run one broker.")
@@ -173,6 +183,20 @@ _LEVELS = ["debug", "info", "warning", "error"]
     metavar="SECONDS",
     help="After this time the broker counts as ready although some of its replicas are not in sync.",
 )
+@click.option(
+    "--authorize",
+    is_flag=True,
+    help="Allow only what rules allow (tritonmq acl). Without certificates everybody is User:ANONYMOUS.",
+)
+@click.option(
+    "--superusers",
+    callback=_principals,
+    default="User:admin",
+    show_default=True,
+    metavar="User:NAME,…",
+    help="Who may do everything where rules are judged.",
+)
+@click.option("--audit-reads", is_flag=True, help="Note in the audit log who reads, too, where rules are judged.")
 @click.option(
     "--session-timeout-ms",
     type=click.IntRange(500, 60_000),

@@ -60,6 +60,7 @@ class _Root(CommandGroup):
             "Show what exactly-once queries have staged, or abort a dead query.",
         ),
         "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),
+        "acl": ("mq_cli.acl:acl", "Say who may do what: allow, deny, list, remove and check rules."),
         "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),
         "queue": (
             "mq_cli.queue:queue",

@@ -45,6 +45,7 @@ from mq_client.errors import (
     OutOfOrder,
     Overloaded,
     PartitionUnavailable,
+    PermissionDenied,
     QueueFull,
     RefusedError,
     ReplayMismatch,
@@ -75,6 +76,7 @@ from mq_client.forks import leave_children_alone
 leave_children_alone()
 
 if TYPE_CHECKING:
+    from mq_client.acl_admin import AclChange, AclRule, AclVerdict
     from mq_client.admin import (
         Admin,
         BrokerDescription,
@@ -106,6 +108,9 @@ if TYPE_CHECKING:
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
 __all__ = [
+    "AclChange",
+    "AclRule",
+    "AclVerdict",
     "Admin",
     "Producer",
     "Consumer",
@@ -177,6 +182,7 @@ __all__ = [
     "OutcomeUnknown",
     "Overloaded",
     "PartitionUnavailable",
+    "PermissionDenied",
     "QueueFull",
     "ReplayMismatch",
     "RequestTooLarge",
@@ -200,6 +206,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "acl_admin": ("AclChange", "AclRule", "AclVerdict"),
     "admin": (
         "Admin",
         "BrokerDescription",

@@ -8,6 +8,7 @@ from types import TracebackType
 
 import pyarrow as pa
 
+from mq_client.acl_admin import AclAdministrator
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
@@ -62,7 +63,7 @@ _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
-class Admin(QueueAdministrator, ObservingAdministrator):
+class Admin(QueueAdministrator, ObservingAdministrator, AclAdministrator):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
     Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.

@@ -8,7 +8,7 @@
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers · IncompatibleVersion
-    │   ├── NotAuthenticated
+    │   ├── NotAuthenticated · PermissionDenied
     │   ├── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
     │   ├── TransactionAborted · TooManyTransactions · UnknownTransaction
     │   └── PeerRefused           between brokers only
@@ -233,6 +233,13 @@ class NotAuthenticated(RefusedError):
     a name."""
 
     grpc_status = "UNAUTHENTICATED"
+
+
+class PermissionDenied(RefusedError):
+    """Whoever asks does not have the right to do that. The text names who, what, on which resource, and the command by
+    which an administrator would allow it."""
+
+    grpc_status = "PERMISSION_DENIED"
 
 
 class IncompatibleVersion(RefusedError):

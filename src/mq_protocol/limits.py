@@ -248,6 +248,9 @@ PLACES_REQUEST_BYTES_MAX: Final = 4 << 20
 REQUEST_TOPICS_MAX: Final = 1_000
 """Topics named in one question about metadata: a client names those that it uses."""
 
+REQUEST_RULES_MAX: Final = 1_000
+"""Rules about rights in one request."""
+
 REQUEST_PLACES_MAX: Final = 10_000
 """Partitions named in one request: all of the largest topic. Each costs a broker about a kilobyte until it is
 answered."""

@@ -193,6 +193,14 @@ BROKER: Final = Service(
         bound=Bound(lists={"topics": Elements(limits.REQUEST_TOPICS_MAX, ())}),
     ),
     Method("SetLogLevel", pb.SetLogLevelRequest, pb.SetLogLevelResponse),
+    Method("Acls", pb.AclsRequest, pb.AclsResponse),
+    Method(
+        "AlterAcls",
+        pb.AlterAclsRequest,
+        pb.AlterAclsResponse,
+        bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
+    ),
+    Method("CheckAcl", pb.CheckAclRequest, pb.CheckAclResponse),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

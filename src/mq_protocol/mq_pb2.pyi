@@ -76,6 +76,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """no such queue group is declared"""
     NOT_AUTHENTICATED: _ErrorCode.ValueType  # 32
     """the certificate names nobody, or the connection proves no name"""
+    PERMISSION_DENIED: _ErrorCode.ValueType  # 33
+    """whoever asks has not the right to do that"""
     INCOMPATIBLE_VERSION: _ErrorCode.ValueType  # 35
     """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
     PEER_REFUSED: _ErrorCode.ValueType  # 34
@@ -154,6 +156,8 @@ UNKNOWN_QUEUE: ErrorCode.ValueType  # 31
 """no such queue group is declared"""
 NOT_AUTHENTICATED: ErrorCode.ValueType  # 32
 """the certificate names nobody, or the connection proves no name"""
+PERMISSION_DENIED: ErrorCode.ValueType  # 33
+"""whoever asks has not the right to do that"""
 INCOMPATIBLE_VERSION: ErrorCode.ValueType  # 35
 """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
 PEER_REFUSED: ErrorCode.ValueType  # 34
@@ -5418,6 +5422,213 @@ class CancelScheduledResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CancelScheduledResponse: _TypeAlias = CancelScheduledResponse  # noqa: Y015
+
+@_typing.final
+class AclRule(_message.Message):
+    """---------------------------------------------------------------- rights
+    A rule allows or denies one operation on one resource, or on all whose names begin with `name`. Kinds and operations are those of
+    mq_protocol/rights.py. Of the kind "Cluster" there is one resource, which is named "cluster".
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    DENY_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    PREFIX_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """"User:etl"; "*": everybody"""
+    deny: _builtins.bool
+    """else it allows"""
+    operation: _builtins.str
+    kind: _builtins.str
+    name: _builtins.str
+    prefix: _builtins.bool
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        deny: _builtins.bool = ...,
+        operation: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+        prefix: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deny", b"deny", "kind", b"kind", "name", b"name", "operation", b"operation", "prefix", b"prefix", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AclRule: _TypeAlias = AclRule  # noqa: Y015
+
+@_typing.final
+class AclsRequest(_message.Message):
+    """Rules in order; `after`: only those behind that one. `principal`: of that one alone; empty: of all."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    @_builtins.property
+    def after(self) -> Global___AclRule: ...
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        after: Global___AclRule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AclsRequest: _TypeAlias = AclsRequest  # noqa: Y015
+
+@_typing.final
+class AclsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RULES_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    more: _builtins.bool
+    """ask on, behind the last"""
+    version: _builtins.int
+    """of the rules, as they are kept"""
+    in_force: _builtins.int
+    """of those by which this broker judges; -1: none were read yet"""
+    judged: _builtins.bool
+    """this broker judges rights"""
+    @_builtins.property
+    def rules(self) -> _containers.RepeatedCompositeFieldContainer[Global___AclRule]: ...
+    def __init__(
+        self,
+        *,
+        rules: _abc.Iterable[Global___AclRule] | None = ...,
+        more: _builtins.bool = ...,
+        version: _builtins.int = ...,
+        in_force: _builtins.int = ...,
+        judged: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_force", b"in_force", "judged", b"judged", "more", b"more", "rules", b"rules", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AclsResponse: _TypeAlias = AclsResponse  # noqa: Y015
+
+@_typing.final
+class AlterAclsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def add(self) -> _containers.RepeatedCompositeFieldContainer[Global___AclRule]: ...
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedCompositeFieldContainer[Global___AclRule]: ...
+    def __init__(
+        self,
+        *,
+        add: _abc.Iterable[Global___AclRule] | None = ...,
+        remove: _abc.Iterable[Global___AclRule] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterAclsRequest: _TypeAlias = AlterAclsRequest  # noqa: Y015
+
+@_typing.final
+class AlterAclsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    ADDED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    added: _builtins.int
+    removed: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        added: _builtins.int = ...,
+        removed: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["added", b"added", "removed", b"removed", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterAclsResponse: _TypeAlias = AlterAclsResponse  # noqa: Y015
+
+@_typing.final
+class CheckAclRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    operation: _builtins.str
+    kind: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "operation", b"operation", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAclRequest: _TypeAlias = CheckAclRequest  # noqa: Y015
+
+@_typing.final
+class CheckAclResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    allowed: _builtins.bool
+    why: _builtins.str
+    @_builtins.property
+    def rule(self) -> Global___AclRule:
+        """the one that decided, if it was one"""
+
+    def __init__(
+        self,
+        *,
+        allowed: _builtins.bool = ...,
+        why: _builtins.str = ...,
+        rule: Global___AclRule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "rule", b"rule", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAclResponse: _TypeAlias = CheckAclResponse  # noqa: Y015
 
 @_typing.final
 class EpochStartMeta(_message.Message):

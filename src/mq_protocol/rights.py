@@ -10,6 +10,7 @@ answer *shows* only those of which the asker may see each: the handler leaves ou
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from mq_protocol.errors import InvalidRequest, InvalidSetting
 from mq_protocol.methods import BROKER, PEER
 from mq_protocol.names import quoted
 from mq_protocol.queue_settings import DeadLetter, usual_dead_letter
+from mq_protocol.work_keys import is_of_queue, place_of
 
 
 class Kind(StrEnum):
@@ -63,6 +65,10 @@ IMPLY_DESCRIBE: Final = frozenset((_O.READ, _O.WRITE, _O.ALTER, _O.DELETE))
 
 CLUSTER_NAME: Final = "cluster"
 """What the cluster is called as a resource. There is one."""
+
+
+_RANDOM: Final = re.compile("(write:)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}|")
+"""Ids of queries that Spark has made, and of batch writes without a txnAppId; and none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +150,35 @@ def _unless(flag: str) -> Callable[[Any], Iterable[str]]:
     return lambda request: () if getattr(request, flag) else (CLUSTER_NAME,)
 
 
+def _chosen(key: Callable[[Any], pb.TransactionKey]) -> Callable[[Any], Iterable[str]]:
+    """The name of a transaction that somebody chose, such as a txnAppId. A random one is known to nobody else. One of a
+    queue group says which group it is of."""
+
+    def names(request: Any) -> Iterable[str]:
+        query_id = key(request).query_id
+        return () if _RANDOM.fullmatch(query_id) or is_of_queue(query_id) else (query_id,)
+
+    return names
+
+
+def _of_queue(key: Callable[[Any], pb.TransactionKey]) -> Callable[[Any], Iterable[str]]:
+    """The queue group of whose outputs the transaction is."""
+
+    def names(request: Any) -> Iterable[str]:
+        place = place_of(key(request).query_id)
+        return () if place is None else (place.group,)
+
+    return names
+
+
+def _transaction(operation: Operation, key: Callable[[Any], pb.TransactionKey]) -> tuple[Need, Need]:
+    """A transaction that has no chosen name needs no right."""
+    return (
+        Need(operation, Kind.TRANSACTION, "where its name was chosen", _chosen(key)),
+        Need(_O.READ, Kind.GROUP, "where it is a queue group's", _of_queue(key)),
+    )
+
+
 def _topic(request: type[Message], operation: Operation, path: str = "topic") -> Need:
     return _need(request, Kind.TOPIC, operation, path)
 
@@ -160,6 +195,15 @@ def _group_named(request: pb.AlterQueueRequest) -> Iterable[str]:
     """A change that this version does not know needs what the strongest needs."""
     known = request.change in (pb.QUEUE_DECLARE, pb.QUEUE_ALTER, pb.QUEUE_DELETE)
     return () if known else (request.group,)
+
+
+def _key(request: Any) -> pb.TransactionKey:
+    found: pb.TransactionKey = request.key
+    return found
+
+
+def _staging_key(header: pb.ProduceHeader) -> pb.TransactionKey:
+    return header.stage.key
 
 
 _SEES_TOPICS: Final = ((Kind.TOPIC, _O.DESCRIBE),)
@@ -226,8 +270,14 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "SweepQueue": Row(
         (_topic(pb.SweepQueueRequest, _O.DESCRIBE), _group(pb.SweepQueueRequest, _O.ALTER)), changes=True
     ),
-    "Decide": Row((_topic(pb.DecideRequest, _O.WRITE, "manifest.topic"), _any_topic(_O.WRITE))),
-    "TransactionStatus": Row((_any_topic(_O.WRITE),)),
+    "Decide": Row(
+        (
+            _topic(pb.DecideRequest, _O.WRITE, "manifest.topic"),
+            _any_topic(_O.WRITE),
+            *_transaction(_O.WRITE, _key),
+        )
+    ),
+    "TransactionStatus": Row((_any_topic(_O.WRITE), *_transaction(_O.DESCRIBE, _key))),
     "Staged": Row((_topic(pb.StagedRequest, _O.DESCRIBE),), shows=_SEES_TOPICS),
     "Transactions": Row(
         shows=((Kind.TRANSACTION, _O.DESCRIBE),),
@@ -250,7 +300,14 @@ RIGHTS: Final[Mapping[str, Row]] = {
     ),
     "Observe": Row((_cluster(_O.METRICS),), says="Tells the names of all topics and groups."),
     "SetLogLevel": Row((_cluster(_O.ALTER),), changes=True),
-    "Produce": Row((_topic(pb.ProduceHeader, _O.WRITE),), says="Judged for each batch.", waits=True),
+    "Acls": Row((_cluster(_O.ACLS),)),
+    "AlterAcls": Row((_cluster(_O.ACLS),), changes=True),
+    "CheckAcl": Row((_cluster(_O.ACLS),)),
+    "Produce": Row(
+        (_topic(pb.ProduceHeader, _O.WRITE), *_transaction(_O.WRITE, _staging_key)),
+        says="Judged for each batch; the transaction is that of a batch which is staged.",
+        waits=True,
+    ),
     "Fetch": Row((_topic(pb.FetchRequest, _O.READ),), waits=True),
     "Subscribe": Row(
         (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from mq_protocol.rights import (
     row_of,
 )
 
-NAMES = {"topic", "topics", "group", "name", "group_id"}
+NAMES = {"topic", "topics", "group", "name", "query_id"}
 """What fields are called that name a resource."""
 
 ELSEWHERE = {
@@ -40,9 +41,14 @@ ELSEWHERE = {
     ("Lead", "topic"): "whoever may alter the cluster moves every topic",
     ("Recover", "topic"): "whoever may alter the cluster moves every topic",
     ("Observe", "topics"): "whoever may read metrics reads those of every topic",
+    ("Acls", "after.name"): "a place in a list",
+    ("AlterAcls", "add.name"): "whoever may change rules may change all",
+    ("AlterAcls", "remove.name"): "whoever may change rules may change all",
+    ("CheckAcl", "name"): "whoever may change rules may ask about all",
     ("Subscribe", "close.partitions.topic"): "only what this stream has opened is closed",
     ("Subscribe", "settled.topic"): "only what this stream has opened is settled",
     ("Produce", "header.topic"): "judged by the header",
+    ("Produce", "header.stage.key.query_id"): "judged by the header",
     ("AlterQueue", "group"): "by the kind of change",
 }
 """Names that no need reads, and why that is right."""
@@ -218,3 +224,11 @@ def test_the_command_about_a_prefix_or_a_denial_says_so() -> None:
     assert command("remove", "User:e", Operation.READ, Kind.TOPIC, "t-", prefix=True, deny=True) == (
         "tritonmq acl remove User:e --read --topic 't-*' --deny"
     )
+
+
+def test_the_documentation_has_the_table() -> None:
+    """To make it anew: paste what this test expects."""
+    text = (Path(__file__).parents[2] / "docs" / "rights.md").read_text()
+    told = text.partition("<!-- made from mq_protocol/rights.py -->\n")[2].partition("<!-- end -->")[0]
+    rows = "".join(f"| `{method}` | {needs} |\n" for method, needs in rights_table())
+    assert told == f"| method | needs |\n|---|---|\n{rows}"

@@ -10,6 +10,7 @@ from pathlib import Path
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.security.names import Principal
 from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
@@ -24,6 +25,9 @@ from mq_protocol.limits import (
     SESSION_TIMEOUT_MS,
 )
 from mq_protocol.names import check_rack
+
+ADMIN = Principal("User", "admin")
+"""The superuser, unless others are named."""
 
 _BROKER_MAX = (1 << 31) - 1
 _ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not bound to
@@ -59,8 +63,9 @@ class BrokerConfig:
     in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
     or a consumer names and nobody has made. `http`: where metrics are served, on a loopback address; empty: nowhere.
     `ready_in_sync_timeout_s`: after so long the broker counts as ready although replicas of it are not in sync.
-    `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember,
-    beyond which the log says so.
+    `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember, beyond which the log says so.
+    `authorize`: rights are judged, whoever asks; `superusers`: who may do all then. `audit_reads`: the audit log also
+    tells who reads.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -86,6 +91,9 @@ class BrokerConfig:
     dedup_memory_max: int = DEDUP_MEMORY_MAX
     http: str = ""
     ready_in_sync_timeout_s: float = 300.0
+    authorize: bool = False
+    superusers: tuple[Principal, ...] = (ADMIN,)
+    audit_reads: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -106,6 +114,9 @@ class BrokerConfig:
                 f"--http={self.http} is reached from other machines, and anybody there could read it: give a loopback "
                 "address, e.g. 127.0.0.1:7401, and let what collects metrics run beside the broker"
             )
+        for principal in self.superusers:
+            if principal.kind != "User":
+                raise InvalidSetting(f"--superusers: {principal} is no user: write User:NAME")
         if not CLIENT_MESSAGE_BYTES_MAX <= self.message_bytes_max <= MESSAGE_BYTES_MAX:
             raise InvalidSetting(
                 f"--message-bytes-max={self.message_bytes_max} is out of range: "

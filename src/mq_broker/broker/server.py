@@ -16,6 +16,7 @@ import socket
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
+from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
 from mq_broker.broker.administration.moves import Moves
@@ -72,14 +73,17 @@ from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.framed import LinkServer, bind
+from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.health import health_handler
 from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.security.audit import Audit
+from mq_broker.security.authority import Authority
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import OutcomeUnknown
+from mq_protocol.errors import OutcomeUnknown, StorageFailed
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 from mq_protocol.versions import ours
 
@@ -89,6 +93,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOPICS_SWEEP_S: Final = 30.0
+AUDIT_LOG: Final = "audit.log"
+"""In the data directory."""
+
 OPENED_TIMEOUT_S: Final = 30.0
 SERVER_GRACE_S: Final = 0.2
 FLUSH_TIMEOUT_S: Final = 1.0
@@ -234,6 +241,7 @@ class _Broker:
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(
             self._admin,
+            self._judging(config),
             *self._queue_groups(shell, held),
             self._moves,
             self._total_loss,
@@ -248,7 +256,7 @@ class _Broker:
             Features(self.cluster, self._topics, coordination),
             Locks(coordination),
         )
-        self._server.add_generic_rpc_handlers((rpc_service.handlers(services), health_handler(self._readiness.why_not)))
+        self._serve_clients(services)
         for server in self._servers[1:]:
             server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
 
@@ -260,6 +268,21 @@ class _Broker:
         listener, link_port = bind(config.links_at, "--link-listen")
         self._link_server = LinkServer(listener, self._links.accept)
         self._link_address = config.link_address(link_port)
+
+    def _serve_clients(self, services: Services) -> None:
+        """Health alone is asked past the gate: it tells nothing of anything."""
+        methods = rpc_service.handlers(services, self._gate)
+        self._server.add_generic_rpc_handlers((methods, health_handler(self._readiness.why_not)))
+
+    def _judging(self, config: BrokerConfig) -> Acls:
+        """The parts that judge who may do what, and note it; what is returned serves methods."""
+        self._authority = Authority(on=config.authorize, superusers=config.superusers)
+        self._audit = None
+        if self._authority.on:
+            self._audit = Audit(config.data_dir / AUDIT_LOG, config.broker, reads=config.audit_reads)
+        self._acls = Acls(self._coordination, self._authority, self._audit)
+        self._gate = Gate(self._authority, self._audit)
+        return self._acls
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""
@@ -385,6 +408,8 @@ class _Broker:
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
+        if self._authority.on:
+            await self._begin_to_judge()
         for server in self._servers:
             await server.start()
         if self._link_server is not None:
@@ -421,6 +446,17 @@ class _Broker:
             self._peer_address or "no port",
             self._link_address or "no port",
         )
+
+    async def _begin_to_judge(self) -> None:
+        """Before anybody is served: the rules are known, and the audit log can be written."""
+        await self._acls.refresh()
+        self._shell.spawn(self._acls.follow(self.cluster.security_changed), "follow rules")
+        if self._audit is not None:
+            try:
+                self._audit.start()
+            except OSError as error:
+                raise StorageFailed(f"the audit log cannot be written: {error}; repair the disk") from error
+            self._audit.event("start", f"broker serves at {self.address}")
 
     def _look_at_batches(self) -> None:
         """A topic may have been made when this broker took larger messages."""
@@ -461,3 +497,5 @@ class _Broker:
         self._reading.close()
         self._keys.close()
         self._filters.close()
+        if self._audit is not None:
+            await asyncio.to_thread(self._audit.stop)

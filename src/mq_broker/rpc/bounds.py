@@ -44,9 +44,9 @@ BOUNDS: Final[dict[str, Bound]] = {
 }
 
 
-class Gate(Generic[M]):
-    """What stands before a method: reads its requests, which are of `kind`, and lets none through that is above the
-    method's bound.
+class Bounded(Generic[M]):
+    """Reads a method's requests, which are of `kind`, and lets none through that is above the method's
+    bound.
 
     Raises `LookupError` for a method that has no bound: it is not served.
     """

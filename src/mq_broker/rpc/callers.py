@@ -1,7 +1,8 @@
 """Who asks: known to all that a request sets going, without being passed from hand to hand.
 
 `caller` is the connection, by which clients take turns. `principal` is the name that the connection has proved, by
-which rights are judged (security/names.py).
+which rights are judged (security/names.py). `asker` is the same with what it may do: who lists things leaves out what
+it may not see.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from typing import Any, Final
 
 from grpc import aio
 
+from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_broker.security.names import ANONYMOUS, Principal, of_auth_context
 
 _caller: Final[ContextVar[str]] = ContextVar("caller", default="")
 _principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
+_asker: Final[ContextVar[Asker]] = ContextVar("asker", default=NOBODY_ASKS)
 
 
 def caller() -> str:
@@ -25,6 +28,16 @@ def caller() -> str:
 def principal() -> Principal:
     """In whose name the request is that this task answers; `User:ANONYMOUS` where it is nobody's."""
     return _principal.get()
+
+
+def asker() -> Asker:
+    """Who asks what this task answers, and what it may do. A broker itself may do everything."""
+    return _asker.get()
+
+
+def note_asker(asker: Asker) -> None:
+    """For the task that answers this call, and all that it starts."""
+    _asker.set(asker)
 
 
 def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:

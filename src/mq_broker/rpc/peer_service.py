@@ -6,15 +6,19 @@ itself.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Final
 
 import grpc
+from google.protobuf.message import Message
+from grpc import aio
 
+from mq_broker.rpc.callers import note_caller
+from mq_broker.rpc.gate import Grant, UnderWay
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.service import unary_handler
+from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 from mq_protocol.methods import PEER
@@ -23,24 +27,44 @@ PEER_UNARY: Final = PEER.unary
 peer_path: Final = PEER.path
 
 
+class _ProofDemanded:
+    """What stands before a method that brokers call. What a broker asks needs no right."""
+
+    def __init__(self, method: str, links: Links, proof: PeerProof, refusals: Refusals) -> None:
+        self._path = peer_path(method)
+        self._links = links
+        self._proof = proof
+        self._refusals = refusals
+
+    def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
+        note_caller(context)
+        try:
+            call = self._proof.check_call(self._path, context.invocation_metadata())
+        except PeerRefused as error:
+            self._refusals.note(error)
+            raise
+        if self._links.is_former(call.broker, call.incarnation):
+            former = PeerRefused(f"broker {call.broker} has been started again since this one", pb.PEER_FORMER_LIFE)
+            self._refusals.note(former, call.broker)
+            raise former
+        return NOBODY_ASKS
+
+    async def admit(self, _asker: Asker, _request: Message) -> dict[Grant, None]:
+        return {}
+
+    def lasts(self, _request: Message) -> bool:
+        return False
+
+    def under_way(self, asker: Asker) -> UnderWay:
+        return UnderWay(set(), asker, self._path)
+
+
 def peer_handlers(
     service: object, links: Links, proof: PeerProof, refusals: Refusals
 ) -> grpc.GenericRpcHandler[Any, Any]:
     """The Peer service, answered by `links` and by `service`, as the Broker service is (service.py)."""
-
-    def gate(method: str, metadata: Any) -> None:
-        try:
-            call = proof.check_call(method, metadata)
-        except PeerRefused as error:
-            refusals.note(error)
-            raise
-        if links.is_former(call.broker, call.incarnation):
-            former = PeerRefused(f"broker {call.broker} has been started again since this one", pb.PEER_FORMER_LIFE)
-            refusals.note(former, call.broker)
-            raise former
-
     methods = {
-        name: unary_handler(method, service, functools.partial(gate, peer_path(name)))
+        name: unary_handler(method, service, _ProofDemanded(name, links, proof, refusals))
         for name, method in PEER_UNARY.items()
     }
     methods["Link"] = links.handler()

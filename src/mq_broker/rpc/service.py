@@ -17,17 +17,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, Generic, NoReturn, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar, assert_never
 
 import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from mq_broker.rpc.bounds import Gate
-from mq_broker.rpc.bounds import parse as parse  # of answers: requests go through a gate
+from mq_broker.rpc.bounds import Bounded
+from mq_broker.rpc.bounds import parse as parse  # of answers: requests are bounded
 from mq_broker.rpc.callers import note_caller
+from mq_broker.rpc.gate import Door, Gate, Grant, UnderWay
 from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.status import abort
+from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import InternalError, Overloaded, TritonMQError
@@ -109,29 +111,42 @@ async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exce
         raise asyncio.CancelledError from gone  # else gRPC logs a page for each
 
 
-def _let_in(_metadata: Any) -> None:
-    """Clients need prove nothing."""
+class Entrance(Protocol):
+    """What stands before a method whose requests are single: the gate before clients', a proof before brokers'."""
+
+    def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
+        """Who asks: before the request is looked at. Raises to refuse it."""
+
+    async def admit(self, asker: Asker, request: Message) -> dict[Grant, None]:
+        """The rights that the request uses. Raises to refuse it."""
+
+    def lasts(self, request: Message) -> bool:
+        """Whether it may be under way for long, and is to end when its rights are taken away."""
+
+    def under_way(self, asker: Asker) -> UnderWay:
+        """Around what lasts."""
 
 
-def unary_handler(
-    method: Method, service: object, gate: Callable[[Any], None] = _let_in
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """One request, one answer, given by the method of `service`. `gate` sees the call's metadata before its request is
-    parsed, and raises to refuse it."""
+def unary_handler(method: Method, service: object, entrance: Entrance) -> grpc.RpcMethodHandler[Any, Any]:
+    """One request, one answer, given by the method of `service`."""
     answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
     name = method.name
-    bounded = Gate(name, method.request)
+    bounded = Bounded(name, method.request)
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
         try:
-            note_caller(context)
-            gate(context.invocation_metadata())
+            asker = entrance.greet(context)
             remaining = context.time_remaining()
             allowed = REQUEST_TIMEOUT_MS / 1000
             deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
             with Measured(name):
                 request = await bounded.read(data)
-                return (await answer(request, deadline)).SerializeToString()
+                grants = await entrance.admit(asker, request)
+                if not entrance.lasts(request):
+                    return (await answer(request, deadline)).SerializeToString()
+                with entrance.under_way(asker) as call:
+                    call.grants.update(grants)
+                    return (await answer(request, deadline)).SerializeToString()
         except Exception as error:  # noqa: BLE001 - the edge of the process: _fail logs and answers, nothing is swallowed
             await _fail(context, name, error)
 
@@ -139,13 +154,20 @@ def unary_handler(
 
 
 def stream_handler(name: str, converse: Conversation) -> grpc.RpcMethodHandler[Any, Any]:
-    """A bidirectional stream whose requests are read from the context."""
+    """A bidirectional stream whose requests are read from the context: between brokers."""
 
+    async def hold(context: aio.ServicerContext[Any, Any]) -> None:
+        note_caller(context)
+        await converse(context)
+
+    return _conversation_handler(name, hold)
+
+
+def _conversation_handler(name: str, hold: Conversation) -> grpc.RpcMethodHandler[Any, Any]:
     async def handle(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
         try:
-            note_caller(context)
             with Measured(name, stream=True):
-                await converse(context)
+                await hold(context)
         except Exception as error:  # noqa: BLE001 - as above
             await _fail(context, name, error)
 
@@ -157,7 +179,6 @@ def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]])
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         try:
-            note_caller(context)
             with Measured(name, stream=True):
                 await answer(data, context)
         except Exception as error:  # noqa: BLE001 - as above
@@ -184,49 +205,82 @@ def _is_envelope(kind: type[Message]) -> bool:
     return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]
 
 
-def handlers(service: object) -> grpc.GenericRpcHandler[Any, Any]:
-    """The Broker service, answered by `service`."""
+class RefusedBatch(Envelope[pb.ProduceHeader]):
+    """A batch that the gate refuses, without its payload: it is answered in its turn, with `error`."""
+
+    error: TritonMQError
+
+
+def _refused(header: pb.ProduceHeader, error: TritonMQError) -> RefusedBatch:
+    refused = RefusedBatch(header)
+    refused.error = error
+    return refused
+
+
+def handlers(service: object, gate: Gate) -> grpc.GenericRpcHandler[Any, Any]:
+    """The Broker service, answered by `service`: each of its methods behind the gate."""
     room = _Room(STREAMS_MAX)
     methods = {}
     for name, method in BROKER.methods.items():
+        door = gate.door(method)
         match method.kind:
             case Kind.UNARY:
-                methods[name] = unary_handler(method, service)
+                methods[name] = unary_handler(method, service, door)
             case Kind.ANSWERS:
-                methods[name] = _answers_handler(name, _answering(method, getattr(service, method.attribute), room))
+                given = _answering(method, getattr(service, method.attribute), door, room)
+                methods[name] = _answers_handler(name, given)
             case Kind.CONVERSATION:
-                methods[name] = stream_handler(name, _conversing(method, getattr(service, method.attribute), room))
+                held = _conversing(method, getattr(service, method.attribute), door, room)
+                methods[name] = _conversation_handler(name, held)
             case _:
                 assert_never(method.kind)
     return grpc.method_handlers_generic_handler(BROKER.name, methods)
 
 
 def _answering(
-    method: Method, answer: Callable[..., Awaitable[None]], room: _Room
+    method: Method, answer: Callable[..., Awaitable[None]], door: Door, room: _Room
 ) -> Callable[[bytes, Any], Awaitable[None]]:
-    gate: Gate[Any] = Gate(method.name, method.request)
+    bounded: Bounded[Any] = Bounded(method.name, method.request)
     encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
 
     async def give(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        request = await gate.read(data)
-        with room:
+        asker = door.greet(context)
+        request = await bounded.read(data)
+        with door.under_way(asker) as call, room:
+            call.grants.update(await door.admit(asker, request))
             await answer(request, sender(context, encoder))
 
     return give
 
 
-def _conversing(method: Method, converse: Callable[..., Awaitable[None]], room: _Room) -> Conversation:
-    gate: Gate[Any] = Gate(method.name, method.request)
+def _conversing(method: Method, converse: Callable[..., Awaitable[None]], door: Door, room: _Room) -> Conversation:
+    bounded: Bounded[Any] = Bounded(method.name, method.request)
     encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
 
-    def produced(data: bytes) -> Envelope[pb.ProduceHeader]:
-        return decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
+    async def admitted(requests: AsyncIterator[Any], call: UnderWay) -> AsyncIterator[Any]:
+        async for request in requests:
+            call.grants.update(await door.admit(call.asker, request))
+            yield request
 
     async def hold(context: aio.ServicerContext[Any, Any]) -> None:
-        # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
-        carries = _is_envelope(method.request)
-        requests: Any = Incoming(context, produced) if carries else gate.read_all(Incoming(context, bytes))
-        with room:
+        asker = door.greet(context)
+        with door.under_way(asker) as call, room:
+            # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
+            if _is_envelope(method.request):
+                requests: Any = Incoming(context, _batches(door, call))
+            else:
+                requests = admitted(bounded.read_all(Incoming(context, bytes)), call)
             await converse(requests, sender(context, encoder))
 
     return hold
+
+
+def _batches(door: Door, call: UnderWay) -> Callable[[bytes], Envelope[pb.ProduceHeader]]:
+    """Reads the batches of one stream, each judged by itself."""
+
+    def read(data: bytes) -> Envelope[pb.ProduceHeader]:
+        batch = decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
+        error = door.admit_batch(call, batch.header)
+        return batch if error is None else _refused(batch.header, error)
+
+    return read

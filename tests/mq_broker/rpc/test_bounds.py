@@ -14,9 +14,11 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from mq_broker.rpc import bounds, service
-from mq_broker.rpc.bounds import BOUNDS, Gate
+from mq_broker.rpc.bounds import BOUNDS, Bounded
+from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.peer_service import PEER_UNARY
 from mq_broker.rpc.service import UNARY
+from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_TOPICS_MAX
@@ -37,7 +39,7 @@ SMALLER_MOST = 10_000
 
 
 def read(method: str, data: bytes) -> Any:
-    return asyncio.run(Gate(method, REQUESTS[method]).read(data))
+    return asyncio.run(Bounded(method, REQUESTS[method]).read(data))
 
 
 def refused(method: str, data: bytes) -> TritonMQError:
@@ -111,7 +113,7 @@ def test_each_method_that_is_served_has_a_bound() -> None:
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(BOUNDS, "Groups")
     with pytest.raises(LookupError, match="Groups has no row"):
-        service.handlers(Answering())  # type: ignore[arg-type]
+        service.handlers(Answering(), Gate(Authority()))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("method", sorted(set(REQUESTS) - {"Produce"}))

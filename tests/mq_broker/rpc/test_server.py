@@ -13,8 +13,10 @@ import pytest
 from grpc import aio
 
 from mq_broker.rpc import server, service
+from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.server import client_options, listen
 from mq_broker.rpc.service import handlers, path
+from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.limits import CALL_METADATA_BYTES_MAX, PRODUCE_HEADER_BYTES_MAX
@@ -27,7 +29,7 @@ MESSAGE_BYTES_MAX = 100_000
 @contextlib.asynccontextmanager
 async def served(connections_max: int = 100) -> AsyncIterator[str]:
     listening, port = listen("127.0.0.1:0", options=client_options(MESSAGE_BYTES_MAX, connections_max))
-    listening.add_generic_rpc_handlers((handlers(Answering()),))  # type: ignore[arg-type]
+    listening.add_generic_rpc_handlers((handlers(Answering(), Gate(Authority())),))  # type: ignore[arg-type]
     await listening.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -13,8 +13,10 @@ import pytest
 from grpc import aio
 
 from mq_broker.rpc import service
+from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, ProduceRequests, Send, handlers, parse, path
+from mq_broker.security.authority import Authority
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -81,7 +83,7 @@ class Answering:
 async def served() -> AsyncIterator[tuple[Any, aio.Channel, str]]:
     service: Any = Answering()
     server, port = listen("127.0.0.1:0")
-    server.add_generic_rpc_handlers((handlers(service),))
+    server.add_generic_rpc_handlers((handlers(service, Gate(Authority())),))
     await server.start()
     address = f"127.0.0.1:{port}"
     try:

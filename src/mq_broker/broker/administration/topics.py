@@ -35,6 +35,7 @@ from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
 from mq_broker.core.messages import NodeState
+from mq_broker.rpc.callers import asker
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
@@ -65,6 +66,7 @@ from mq_protocol.names import (
     did_you_mean,
     parse_settings,
 )
+from mq_protocol.rights import Kind, Operation
 from mq_protocol.sql.ddl import check_column_names, check_schema
 from mq_protocol.versions import Versions, check_overlap, ours
 
@@ -88,6 +90,11 @@ ever."""
 
 
 LEADERS_KNOW_S: Final = 2.0
+
+
+def _may(operation: Operation, topic: str) -> bool:
+    """Whether whoever asks may do that with the topic."""
+    return asker().may(operation, Kind.TOPIC, topic)
 
 
 class _Told:
@@ -144,7 +151,8 @@ class Admin:
 
     async def metadata(self, request: pb.MetadataRequest, deadline: float) -> pb.MetadataResponse:
         """The brokers, and the topics that are named (or all that are not internal), as many as fit one answer: `more`
-        says whether some did not. Never fails for an unknown topic."""
+        says whether some did not. Never fails for an unknown topic, which every one is that the asker may not
+        describe."""
         mine = ours()
         theirs = Versions.said(request.protocol, request.protocol_oldest)
         check_overlap(f"broker {self._shell.broker}", mine, "this client", theirs)
@@ -160,6 +168,9 @@ class Admin:
             describe_broker(self._cluster.brokers[broker], response.brokers.add())
         told = _Told()
         async for name in in_turns(self._asked_for(request)):
+            if not _may(Operation.DESCRIBE, name):
+                response.unknown_topics.append(name)
+                continue
             try:
                 topic = await (
                     self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else self._topics.get(name)
@@ -189,6 +200,8 @@ class Admin:
         if self._auto_create is None or not request.auto_create or len(request.topics) != 1:
             return None
         name = request.topics[0]
+        if not _may(Operation.CREATE, name):
+            return None
         check_new_topic_name(name, self._topic_name_max)
         async with self._making_topics:
             if self._topics.find(name) is None and len(self._topics.all()) >= AUTO_CREATED_TOPICS_MAX:
@@ -219,7 +232,8 @@ class Admin:
         if not request.all_topics:
             return list(request.topics)
         names = [topic.spec.name for topic in self._topics.all() if topic.spec.name > request.after]
-        return [*(name for name in names if not name.startswith(INTERNAL_PREFIX)), *request.topics]
+        told = (name for name in names if not name.startswith(INTERNAL_PREFIX) and _may(Operation.DESCRIBE, name))
+        return [*told, *request.topics]
 
     async def _tell(self, told: _Told, response: pb.MetadataResponse) -> None:
         response.topics.extend(await asyncio.gather(*(self._topic_info(topic) for topic in told.take())))
@@ -496,7 +510,7 @@ class Admin:
         try:
             await self._coordination.delete_topic(request.name)
         except UnknownTopic as error:
-            names = [topic.spec.name for topic in self._topics.all()]
+            names = [topic.spec.name for topic in self._topics.all() if _may(Operation.DESCRIBE, topic.spec.name)]
             raise UnknownTopic(f"there is no topic {request.name!r}{did_you_mean(request.name, names)}") from error
         log.info("topic %s deleted", request.name)
         await self._topics.refresh()

@@ -41,7 +41,7 @@ from mq_broker.core.entries import (
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Room, Wait
 from mq_broker.measured import PRODUCE_BATCHES, PRODUCE_SECONDS
 from mq_broker.rpc.callers import caller
-from mq_broker.rpc.service import ProduceRequests, Send
+from mq_broker.rpc.service import ProduceRequests, RefusedBatch, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
@@ -197,6 +197,8 @@ class _Stream:
         now = self._loop.time()
         batch = _Batch(header, request.payload, _held_bytes(request), now + timeout_ms / 1000, now)
         try:
+            if isinstance(request, RefusedBatch):
+                raise request.error
             topic = await self._producing.topics.get(header.topic)
             if topic.spec.schema and header.schema_fingerprint not in topic.versions:
                 # The producer may have heard of new columns before this broker

@@ -20,11 +20,13 @@ from mq_broker.broker.runtime.streams import asked_of_each, in_turns
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Refused, Result
+from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name, check_member_key, check_new_group_name, quoted
+from mq_protocol.rights import Kind, Operation
 
 log = logging.getLogger(__name__)
 
@@ -242,7 +244,7 @@ class Groups:
 
     async def groups(self, request: pb.GroupsRequest, _deadline: float) -> pb.GroupsResponse:
         """The cursors of one group, or of all, in every replica here; as many as fit one answer, `more` says whether
-        some did not.
+        some did not. Only those are told of which the asker may describe both the topic and the group.
 
         Followers answer too: a cursor is in the journal, so they have it, and while a partition's leader is gone nobody
         else can say how far behind its readers are. Whoever asks believes the leader first.
@@ -250,15 +252,19 @@ class Groups:
         response = pb.GroupsResponse()
         size = 0
         after = request.after.topic, request.after.partition, request.after_group
-        partitions = sorted(
-            (p for p in self._shell.partitions() if not p.closed), key=lambda p: (p.topic.spec.name, p.number)
+        may = asker().may
+        seen = (
+            p
+            for p in self._shell.partitions()
+            if not p.closed and may(Operation.DESCRIBE, Kind.TOPIC, p.topic.spec.name)
         )
+        partitions = sorted(seen, key=lambda p: (p.topic.spec.name, p.number))
         async for partition, group in in_turns(self._places(partitions, request.group, after)):
             if size >= ANSWER_BYTES_MAX:
                 response.more = True
                 break
             cursor = partition.replica.machine.cursors.get(group)
-            if cursor is None or partition.closed:
+            if cursor is None or partition.closed or not may(Operation.DESCRIBE, Kind.GROUP, group):
                 continue
             told = self._told(partition, group, cursor)
             size += CURSOR_TOLD_BYTES + sum(map(len, told.members))

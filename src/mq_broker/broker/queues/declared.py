@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.coordination.interface import BrokerRegistration, QueueSpec, TopicSpec
+from mq_broker.rpc.callers import asker
 from mq_protocol.errors import IncompatibleVersion, InvalidSetting, UnknownQueue, WrongGroupKind
 from mq_protocol.names import check_group_name, did_you_mean
 from mq_protocol.queue_settings import QueueSettings, parse_queue_settings
+from mq_protocol.rights import Kind, Operation
 
 LEVEL_OF_QUEUES = 2
 """Of features: from then on every broker reads what leaders write about queue groups."""
@@ -124,7 +126,8 @@ def _parsed(spec: TopicSpec) -> dict[str, Queue]:
 
 
 def unknown_queue(topic: str, group: str, known: Iterable[str]) -> UnknownQueue:
-    """`known`: the queue groups of the topic, of which the nearest is named."""
+    """`known`: the queue groups of the topic, of which the nearest that the asker may describe is named."""
+    known = [each for each in known if asker().may(Operation.DESCRIBE, Kind.GROUP, each)]
     return UnknownQueue(
         f"topic {topic} has no queue group {group!r}{did_you_mean(group, known) or ':'} `tritonmq queue list {topic}` "
         f"shows those that it has, `tritonmq queue declare {topic} {group}` makes this one"

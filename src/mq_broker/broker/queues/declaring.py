@@ -12,6 +12,7 @@ from mq_broker.broker.queues.declared import Declared, unknown_queue
 from mq_broker.broker.queues.letters import check_fits
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
+from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes
 from mq_protocol.errors import InvalidRequest, InvalidSetting, TooManyGroups, UnknownTopic
@@ -20,6 +21,7 @@ from mq_protocol.names import check_group_name, check_new_group_name, check_topi
 from mq_protocol.order_keys import check_order
 from mq_protocol.queue_filters import bound_filter
 from mq_protocol.queue_settings import QUEUE_SETTINGS, DeadLetter, parse_queue_settings, usual_dead_letter
+from mq_protocol.rights import Kind, Operation
 
 log = logging.getLogger(__name__)
 
@@ -89,20 +91,25 @@ class Declaring:
         check_fits(source.schema, there.schema, target)
 
     async def queues(self, request: pb.QueuesRequest, _deadline: float) -> pb.QueuesResponse:
-        """The queue groups of a topic, or of all, by topic and group; as many as fit one answer."""
+        """The queue groups of a topic, or of all, by topic and group; as many as fit one answer. Only those are told of
+        which the asker may describe both."""
+        may = asker().may
         response = pb.QueuesResponse()
         topics = [await self._topics.get(request.topic)] if request.topic else self._topics.all()
         size = 0
         async for topic in in_turns(topics):
-            if topic.spec.name < request.after_topic or not topic.spec.queues:
+            name = topic.spec.name
+            if name < request.after_topic or not topic.spec.queues or not may(Operation.DESCRIBE, Kind.TOPIC, name):
                 continue
             for group, queue in sorted(topic.spec.queues.items()):
-                if (topic.spec.name, group) <= (request.after_topic, request.after_group):
+                if (name, group) <= (request.after_topic, request.after_group):
+                    continue
+                if not may(Operation.DESCRIBE, Kind.GROUP, group):
                     continue
                 if size >= ANSWER_BYTES_MAX:
                     response.more = True
                     return response
-                told = queue_told(topic.spec.name, group, queue)
+                told = queue_told(name, group, queue)
                 size += told.ByteSize()
                 response.queues.append(told)
         return response

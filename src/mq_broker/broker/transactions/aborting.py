@@ -25,11 +25,13 @@ from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.requests import is_meant, key_of, key_to_wire, listed_name
 from mq_broker.core.entries import SCHEDULED, Abort, Decide, Fence, TransactionKey
 from mq_broker.core.machine.state import StagedBatch, TransactionState
+from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import LISTED_TRANSACTIONS_MAX
 from mq_protocol.manifest import StagedPart
 from mq_protocol.manifest_lines import line_from_wire, line_to_wire
+from mq_protocol.rights import Kind, Operation
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +64,7 @@ class Aborting:
             machine = partition.replica.machine
             known += [
                 (key, state)
-                for key in await _meant(machine.transactions, request.query)
+                for key in await _meant(machine.transactions, request.query, Operation.DESCRIBE)
                 if (state := machine.transactions.get(key)) is not None
             ]
             sums = await self._sums(partition, request.query)
@@ -76,11 +78,13 @@ class Aborting:
 
     async def _sums(self, partition: Partition, query: str) -> list[pb.StagedSum]:
         """What each query has staged in the partition."""
+        if not asker().may(Operation.DESCRIBE, Kind.TOPIC, partition.topic.spec.name):
+            return []
         by_key: dict[TransactionKey, list[StagedBatch]] = {}
         for batch in partition.replica.machine.staged.values():
             if not batch.due_us:  # scheduled batches are of no query
                 by_key.setdefault(batch.key, []).append(batch)
-        return [_sum(partition, key, by_key[key]) for key in await _meant(by_key, query)]
+        return [_sum(partition, key, by_key[key]) for key in await _meant(by_key, query, Operation.DESCRIBE)]
 
     def _serving(self) -> list[Partition]:
         return [partition for partition in self._shell.partitions() if partition.serving]
@@ -107,7 +111,7 @@ class Aborting:
             known.update(key for key in machine.transactions if key.sink == sink)
             known.update(batch.key for batch in machine.staged.values() if batch.key.sink == sink)
         known.discard(SCHEDULED)
-        return await _meant(known, query) if query else []
+        return await _meant(known, query, Operation.ABORT) if query else []
 
     async def abort_key(self, request: pb.AbortKeyRequest, deadline: float) -> pb.AbortTransactionResponse:
         """Asked of the coordinator. Past the deadline, where it may still have something staged is told."""
@@ -223,14 +227,15 @@ class Aborting:
         return count
 
 
-async def _meant(keys: Iterable[TransactionKey], query: str) -> list[TransactionKey]:
-    """Those that `query` means. To make a thousand digests takes milliseconds: others get their turn on the loop
-    meanwhile."""
+async def _meant(keys: Iterable[TransactionKey], query: str, operation: Operation) -> list[TransactionKey]:
+    """Those that `query` means, and with which the asker may do that. To make a thousand digests takes milliseconds:
+    others get their turn on the loop meanwhile."""
+    may = asker().may
     found: list[TransactionKey] = []
     for count, key in enumerate(list(keys)):
         if count % LOOK_UP_MANY == LOOK_UP_MANY - 1:
             await asyncio.sleep(0)
-        if is_meant(key, query):
+        if is_meant(key, query) and may(operation, Kind.TRANSACTION, key.query_id):
             found.append(key)
     return found
 

@@ -38,6 +38,7 @@ from mq_broker.core.entries import Decide, Discard, Fence, Finish, Publish, Tran
 from mq_broker.core.machine.state import StagedBatch
 from mq_broker.core.messages import AreStaged, Decided
 from mq_broker.measured import SINK_DECISIONS
+from mq_broker.rpc.callers import asker
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
@@ -56,6 +57,7 @@ from mq_protocol.manifest import StagedPart, by_partition
 from mq_protocol.manifest_lines import line_from_wire
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
+from mq_protocol.rights import Kind, Operation
 from mq_protocol.work_keys import is_of_queue
 
 log = logging.getLogger(__name__)
@@ -443,12 +445,19 @@ class Transactions:
         )
 
     async def staged(self, request: pb.StagedRequest, _deadline: float) -> pb.StagedResponse:
-        """What is staged on the partitions led here, of one topic or of all; as much as fits one answer, `more` says
-        whether some did not."""
+        """What is staged on the partitions led here, of one topic or of all that the asker may describe; as much as
+        fits one answer, `more` says whether some did not."""
         response = pb.StagedResponse()
         if request.topic:
             await self._topics.get(request.topic)
-        partitions = [p for p in self._shell.partitions() if p.serving and request.topic in ("", p.topic.spec.name)]
+        may = asker().may
+        partitions = [
+            p
+            for p in self._shell.partitions()
+            if p.serving
+            and request.topic in ("", p.topic.spec.name)
+            and may(Operation.DESCRIBE, Kind.TOPIC, p.topic.spec.name)
+        ]
         size = 0
         async for partition, batch in in_turns(_staged_after(partitions, request)):
             name = partition.topic.spec.name

@@ -1,0 +1,196 @@
+"""Rules about rights: read from the coordination service when they change, put in force here, listed and changed.
+
+The coordination service is the truth. This broker judges by what it read last, also while the service does not answer.
+A document that cannot be read counts as it was read last; if it never was, nobody but superusers is allowed anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Iterable
+from typing import Final
+
+from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
+from mq_broker.core.messages import CasOutcome
+from mq_broker.rpc.callers import asker
+from mq_broker.security.audit import Audit
+from mq_broker.security.authority import Authority
+from mq_broker.security.names import Principal
+from mq_broker.security.rule_documents import edited, load
+from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown
+from mq_protocol.limits import ANSWER_BYTES_MAX
+from mq_protocol.rights import Kind, Operation, check_pair, parse_kind, parse_operation
+
+log = logging.getLogger(__name__)
+
+SWEEP_S: Final = 30.0
+"""What is written past `tritonmq acl` is in force after that."""
+
+RETRY_S: Final = 1.0
+EDIT_ATTEMPTS_MAX: Final = 20
+EDIT_PAUSE_S: Final = 0.02
+READ_INLINE_BYTES_MAX: Final = 16 << 10
+"""Larger documents are read in a thread: sixteen of the largest size take a second."""
+
+RULE_TOLD_BYTES: Final = 100
+"""About what a rule takes in an answer, as an object, beside its names."""
+
+Read = tuple[bytes, frozenset[Rule]]
+
+
+class Acls:
+    """Owns the rules as they were read last, by document."""
+
+    def __init__(self, coordination: CoordinationService, authority: Authority, audit: Audit | None = None) -> None:
+        self._coordination = coordination
+        self._authority = authority
+        self._audit = audit
+        self._read: dict[str, Read] = {}
+        self._rules: tuple[Rule, ...] = ()
+        self._version = -1
+        self._reading = asyncio.Lock()
+        self._told: dict[str, str] = {}  # what the log has said of documents that cannot be read
+
+    # ------------------------------------------------------------------ what is in force
+
+    async def refresh(self) -> None:
+        """Read the rules; they are in force when this returns. Raises `CoordinationUnavailable` if nobody answers."""
+        async with self._reading:
+            found = await self._coordination.security.read()
+            if sum(len(data) for _, data in found.documents.values()) <= READ_INLINE_BYTES_MAX:
+                taken = self._taken(found)
+            else:
+                taken = await asyncio.to_thread(self._taken, found)
+            self._rules, book = taken
+            self._version = found.version
+            self._authority.take(found.version, book, frozenset())
+
+    def _taken(self, found: SecurityDocuments) -> tuple[tuple[Rule, ...], RuleBook]:
+        readable = True
+        for name in ACL_DOCUMENTS:
+            if name not in found.documents:
+                self._read.pop(name, None)
+                continue
+            data = found.documents[name][1]
+            if name in self._read and self._read[name][0] == data:
+                continue
+            try:
+                self._read[name] = data, load(name, data)
+                self._told.pop(name, None)
+            except CoordinationUnavailable as error:
+                known = name in self._read
+                readable = readable and known
+                if self._told.get(name) != str(error):
+                    self._told[name] = str(error)
+                    meant = "its rules stay as they were read last" if known else "only superusers are allowed anything"
+                    log.error("%s. Until then %s", error, meant)  # noqa: TRY400
+        rules = tuple(sorted(rule for _, document in self._read.values() for rule in document))
+        return rules, RuleBook(rules, readable=readable)
+
+    async def follow(self, changed: asyncio.Event) -> None:
+        """Read again on every hint, and now and then without one. Runs until cancelled."""
+        told = ""
+        while True:
+            try:
+                async with asyncio.timeout(SWEEP_S):
+                    await changed.wait()
+            except TimeoutError:
+                pass
+            changed.clear()
+            try:
+                await self.refresh()
+            except CoordinationUnavailable as error:
+                if str(error) != told:
+                    log.warning("rules cannot be read, those that were read last stay in force: %s", error)
+                    told = str(error)
+                await asyncio.sleep(RETRY_S)
+                changed.set()
+            else:
+                told = ""
+
+    # ------------------------------------------------------------------ what clients ask
+
+    async def acls(self, request: pb.AclsRequest, _deadline: float) -> pb.AclsResponse:
+        """Rules in order, as many as fit one answer: those that are kept now, which are in force here as well."""
+        await self.refresh()
+        answer = pb.AclsResponse(version=self._version, in_force=self._authority.version, judged=self._authority.on)
+        after = rule_of(request.after) if request.HasField("after") else None
+        size = 0
+        for count, rule in enumerate(self._rules):
+            if count % 500 == 499:
+                await asyncio.sleep(0)
+            if (after is not None and rule <= after) or request.principal not in ("", rule.principal):
+                continue
+            if size >= ANSWER_BYTES_MAX:
+                answer.more = True
+                break
+            size += RULE_TOLD_BYTES + len(rule.principal) + len(rule.name)
+            answer.rules.append(rule_told(rule))
+        return answer
+
+    async def alter_acls(self, request: pb.AlterAclsRequest, _deadline: float) -> pb.AlterAclsResponse:
+        """All of it or nothing; in force at this broker when it is answered, at the others within 2 s. May be asked
+        again."""
+        add, remove = [rule_of(rule) for rule in request.add], [rule_of(rule) for rule in request.remove]
+        if not add and not remove:
+            raise InvalidRequest("no rule is given: name one to add, or one to remove")
+        for attempt in range(EDIT_ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
+            found = await self._coordination.security.read()
+            edit = edited(found.documents, add, remove)
+            if edit.changes:
+                outcome, version = await self._coordination.security.write(edit.changes)
+                if outcome is not CasOutcome.DONE:
+                    continue
+            else:
+                version = found.version
+            self._note(add, remove)
+            await self.refresh()
+            return pb.AlterAclsResponse(version=version, added=edit.added, removed=edit.removed)
+        raise OutcomeUnknown("rules kept changing, or the answers were lost: look at them, then ask again")
+
+    def _note(self, add: Iterable[Rule], remove: Iterable[Rule]) -> None:
+        """In the audit log, each rule in a line of its own."""
+        if self._audit is None:
+            return
+        for what, rules in (("add", add), ("remove", remove)):
+            for rule in rules:
+                said = [rule.principal, rule.effect, rule.operation, rule.kind, rule.name, rule.prefix]
+                self._audit.allowed(asker(), "AlterAcls", what, json.dumps(said), often=False)
+
+    async def check_acl(self, request: pb.CheckAclRequest, _deadline: float) -> pb.CheckAclResponse:
+        """What the rules that are kept now say of somebody who asks for something."""
+        principal = Principal.parse(request.principal)
+        kind, operation = parse_kind(request.kind), parse_operation(request.operation)
+        check_pair(kind, operation)
+        await self.refresh()
+        verdict = self._authority.by_rules(str(principal), operation, kind, request.name)
+        answer = pb.CheckAclResponse(allowed=verdict.allowed, why=verdict.why)
+        if verdict.rule is not None:
+            answer.rule.CopyFrom(rule_told(verdict.rule))
+        return answer
+
+
+def rule_of(told: pb.AclRule) -> Rule:
+    """Raises `InvalidRequest` and `InvalidSetting`."""
+    effect = Effect.DENY if told.deny else Effect.ALLOW
+    operation: Operation = parse_operation(told.operation)
+    kind: Kind = parse_kind(told.kind)
+    return Rule(told.principal, effect, operation, kind, told.name, told.prefix)
+
+
+def rule_told(rule: Rule) -> pb.AclRule:
+    return pb.AclRule(
+        principal=rule.principal,
+        deny=rule.effect is Effect.DENY,
+        operation=rule.operation,
+        kind=rule.kind,
+        name=rule.name,
+        prefix=rule.prefix,
+    )

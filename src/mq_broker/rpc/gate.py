@@ -1,0 +1,295 @@
+"""The gate: the only way of a client's request to what answers it.
+
+In this order: who asks (the name that the connection has proved), whether that name is revoked, how large the request
+is and what it may name (bounds.py), whether the asker has the rights that the method's row demands
+(`mq_protocol/rights.py`), and a line in the audit log. Each name in a request is judged. What is under way for long is
+judged again whenever rules change, and ended if its rights are gone. Produce is not ended: each of its batches is
+judged by itself, and refused by itself.
+
+A topic that the asker may not describe does not exist for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from types import TracebackType
+from typing import Any, Final, TypeAlias
+
+from google.protobuf.message import Message
+from grpc import aio
+
+from mq_broker.rpc.callers import note_asker, note_caller
+from mq_broker.security.audit import Audit
+from mq_broker.security.authority import Asker, Authority
+from mq_broker.security.rules import Effect, Verdict
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
+from mq_protocol.limits import YIELD_EVERY
+from mq_protocol.methods import Method
+from mq_protocol.names import check_topic_name, quoted
+from mq_protocol.rights import Kind, Need, Operation, command, row_of
+
+Grant: TypeAlias = tuple[Operation, Kind, str | None]
+"""A right that is used: on that name, or on any."""
+
+LOOK_AGAIN_EVERY: Final = 500
+"""Grants that are judged again before others have their turn."""
+
+
+class UnderWay:
+    """One call that may last, in a `with` block: the rights that it uses, and the task that is to end when one of them
+    is gone. `allowed`: topics of its batches, judged since rules changed last."""
+
+    __slots__ = ("_calls", "_error", "_task", "allowed", "asker", "grants", "method")
+
+    def __init__(self, calls: set[UnderWay], asker: Asker, method: str) -> None:
+        self.asker = asker
+        self.method = method
+        self.grants: dict[Grant, None] = {}
+        self.allowed: set[str] = set()
+        self._calls = calls
+        self._error: TritonMQError | None = None
+        self._task = asyncio.current_task()
+
+    def __enter__(self) -> UnderWay:
+        self._calls.add(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._calls.discard(self)
+        if self._error is not None and self._task is not None:
+            self._task.uncancel()
+            if kind is asyncio.CancelledError:
+                raise self._error from error
+
+    def end(self, error: TritonMQError) -> None:
+        """The call ends with the error, wherever it is."""
+        if self._error is None and self._task is not None:
+            self._error = error
+            self._task.cancel()
+
+
+class Gate:
+    """Owns the calls that are under way. `audit` None: nothing is noted."""
+
+    def __init__(self, authority: Authority, audit: Audit | None = None) -> None:
+        self.authority = authority
+        self.audit = audit
+        self.calls: set[UnderWay] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self._look_once_more = False
+        authority.changed.append(self._rules_changed)
+
+    def door(self, method: Method) -> Door:
+        """Raises `LookupError` for a method that has no row: it is not served."""
+        return Door(self, method)
+
+    def greet(self, context: aio.ServicerContext[Any, Any], method: str) -> Asker:
+        """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
+        try:
+            asker = Asker(note_caller(context), context.peer(), self.authority)
+        except NotAuthenticated as error:
+            if self.audit is not None:
+                self.audit.stranger(context.peer(), method, str(error))
+            raise
+        note_asker(asker)
+        if not asker.free:
+            self._check_name(asker, method)
+        return asker
+
+    def _check_name(self, asker: Asker, method: str) -> None:
+        if self.authority.is_revoked(asker.text):
+            self._note_refused(asker, method, "", "", "the name is revoked")
+            raise _revoked()
+        if asker.principal.kind != "User":
+            why = "a broker's certificate is no user's"
+            self._note_refused(asker, method, "", "", why)
+            raise PermissionDenied(f"{asker.text} may not ask this as a client: {why}. Use a client's certificate")
+
+    # ------------------------------------------------------------------ rights
+
+    def judge(self, asker: Asker, method: str, operation: Operation, kind: Kind, name: str | None) -> None:
+        """Raises what the asker is told of a right that it does not have: `UnknownTopic` or `PermissionDenied`."""
+        error = self._refusal(asker, operation, kind, name)
+        if error is not None:
+            self._note_refused(asker, method, operation, _resource(kind, name), _why(error))
+            raise error
+
+    def _refusal(self, asker: Asker, operation: Operation, kind: Kind, name: str | None) -> TritonMQError | None:
+        verdict = asker.any_name(operation, kind) if name is None else asker.verdict(operation, kind, name)
+        if verdict.allowed:
+            return None
+        hidden = kind is Kind.TOPIC and operation is not Operation.CREATE
+        if hidden and name is not None and not asker.may(Operation.DESCRIBE, kind, name):
+            return _not_there(name)
+        return denied(asker.text, operation, kind, name, verdict)
+
+    def _note_refused(self, asker: Asker, method: str, operation: str, resource: str, why: str) -> None:
+        if self.audit is not None:
+            self.audit.denied(asker, method, operation, resource, why)
+
+    def note(self, asker: Asker, method: str, grants: Collection[Grant], *, changes: bool, reads: bool = False) -> None:
+        """In the audit log: what changes something, all that superusers do, and who reads if that is asked for."""
+        if self.audit is not None and not asker.free and (changes or asker.superuser or (reads and self.audit.reads)):
+            operations = ",".join(sorted({operation for operation, _, _ in grants}))
+            self.audit.allowed(asker, method, operations, _resources(grants), often=not changes)
+
+    # ------------------------------------------------------------------ what is under way
+
+    def _rules_changed(self) -> None:
+        for call in self.calls:
+            call.allowed.clear()
+        self._look_once_more = True
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.get_running_loop().create_task(self._look_again(), name="judge streams again")
+
+    async def _look_again(self) -> None:
+        """At the rights of all that is under way; anew if rules change meanwhile."""
+        while self._look_once_more:
+            self._look_once_more = False
+            judged = 0
+            for call in list(self.calls):
+                if call.asker.free:
+                    continue
+                if self.authority.is_revoked(call.asker.text):
+                    self._note_refused(call.asker, call.method, "", "", "the name is revoked")
+                    call.end(_revoked())
+                for operation, kind, name in list(call.grants):
+                    judged += 1
+                    error = self._refusal(call.asker, operation, kind, name)
+                    if error is not None:
+                        self._note_refused(
+                            call.asker, call.method, operation, _resource(kind, name), "the right was taken away"
+                        )
+                        call.end(error)
+                        break
+                if judged >= LOOK_AGAIN_EVERY:
+                    judged = 0
+                    await asyncio.sleep(0)
+
+
+class Door:
+    """The gate before one method."""
+
+    def __init__(self, gate: Gate, method: Method) -> None:
+        self._gate = gate
+        self._name = method.name
+        self._row = row_of(method.name)
+
+    def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
+        """Who asks: before anything is read. Raises `NotAuthenticated` and `PermissionDenied`."""
+        return self._gate.greet(context, self._name)
+
+    def lasts(self, request: Message) -> bool:
+        """Whether it may be under way for long. A Lease that settles something waits for nothing."""
+        return self._row.waits and not getattr(request, "settles", ())
+
+    def under_way(self, asker: Asker) -> UnderWay:
+        return UnderWay(self._gate.calls, asker, self._name)
+
+    async def admit(self, asker: Asker, request: Message) -> dict[Grant, None]:
+        """The rights that the request uses. Raises `UnknownTopic` or `PermissionDenied` for the first that the asker
+        does not have."""
+        grants: dict[Grant, None] = {}
+        if asker.free:
+            return grants
+        while True:
+            version = self._gate.authority.version
+            grants.clear()
+            for need in self._row.needs:
+                await self._admit(asker, need, request, grants)
+            if self._gate.authority.version == version:  # no rule has changed while others had their turn
+                break
+        self._gate.note(asker, self._name, grants, changes=self._row.changes, reads=self._row.waits)
+        return grants
+
+    async def _admit(self, asker: Asker, need: Need, request: Message, grants: dict[Grant, None]) -> None:
+        operation, kind = need.operation, need.kind
+        if need.names is None:
+            self._gate.judge(asker, self._name, operation, kind, None)
+            grants[operation, kind, None] = None
+            return
+        for count, name in enumerate(need.names(request), 1):
+            if name and (operation, kind, name) not in grants:
+                if not asker.verdict(operation, kind, name).allowed:
+                    self._gate.judge(asker, self._name, operation, kind, name)
+                grants[operation, kind, name] = None
+            if count % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def admit_batch(self, call: UnderWay, header: pb.ProduceHeader) -> TritonMQError | None:
+        """Why a batch is refused; None if it is not."""
+        topic = header.topic
+        if call.asker.free or (topic in call.allowed and not header.HasField("stage")):
+            return None
+        try:
+            for need in self._row.needs:
+                for name in need.names(header) if need.names is not None else ():
+                    if name and not call.asker.verdict(need.operation, need.kind, name).allowed:
+                        self._gate.judge(call.asker, self._name, need.operation, need.kind, name)
+        except TritonMQError as error:
+            return error
+        if topic in call.allowed:
+            return None
+        if len(call.allowed) >= ALLOWED_MAX:
+            call.allowed.clear()
+        call.allowed.add(topic)
+        written = ((Operation.WRITE, Kind.TOPIC, topic),)
+        self._gate.note(call.asker, self._name, written, changes=False, reads=True)
+        return None
+
+
+ALLOWED_MAX: Final = 10_000
+"""Topics of one stream whose verdict is remembered."""
+
+
+def denied(principal: str, operation: Operation, kind: Kind, name: str | None, verdict: Verdict) -> PermissionDenied:
+    """What the asker is told, with what an administrator can do about it."""
+    rule = verdict.rule
+    if rule is not None and rule.effect is Effect.DENY:
+        what = command("remove", rule.principal, rule.operation, rule.kind, rule.name, prefix=rule.prefix, deny=True)
+        help_ = f"; `{what}` takes that rule away"
+    elif verdict.rule is None and name is not None and verdict.why.startswith("no rule"):
+        help_ = f"; `{command('allow', principal, operation, kind, name)}` would allow it"
+    elif name is None:
+        help_ = f"; `{command('allow', principal, operation, kind, 'NAME')}` would allow it, on any {kind.lower()}"
+    else:
+        help_ = ""
+    return PermissionDenied(f"{principal} has no right {operation} on {_resource(kind, name)}: {verdict.why}{help_}")
+
+
+def _not_there(topic: str) -> TritonMQError:
+    """As if there were no such topic: no near names, which would tell of others."""
+    try:
+        check_topic_name(topic, internal=True)
+    except InvalidTopicName as error:
+        return error
+    return UnknownTopic(
+        f"there is no topic {topic!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
+    )
+
+
+def _revoked() -> NotAuthenticated:
+    return NotAuthenticated("not authenticated: ask an administrator for a new certificate")
+
+
+def _why(error: TritonMQError) -> str:
+    return "no right" if isinstance(error, PermissionDenied) else "no right to describe it"
+
+
+def _resource(kind: Kind, name: str | None) -> str:
+    if kind is Kind.CLUSTER:
+        return "the cluster"
+    return f"any {kind.lower()}" if name is None else f"{kind.lower()} {quoted(name)}"
+
+
+_TOLD_MAX: Final = 10
+
+
+def _resources(grants: Collection[Grant]) -> str:
+    told = sorted({_resource(kind, name) for _, kind, name in list(grants)[:_TOLD_MAX]})
+    more = len(grants) - _TOLD_MAX
+    return ", ".join(told) + (f" and {more} more" if more > 0 else "")

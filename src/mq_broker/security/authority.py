@@ -1,0 +1,97 @@
+"""Who may do what on this broker, now: the rules that were read last, superusers, and names that are revoked.
+
+Where rights are not judged, everybody may do everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from mq_broker.security.names import ANONYMOUS, Principal
+from mq_broker.security.rules import RuleBook, Verdict
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
+from mq_protocol.rights import Kind, Operation
+
+_FREE: Final = Verdict(True, "rights are not judged here")
+_SUPERUSER: Final = Verdict(True, "a superuser may do everything")
+_INTERNAL: Final = Verdict(False, "the topic is the brokers' own")
+
+
+class Authority:
+    """Owns the rules in force. `on`: rights are judged. `changed` is called after rules or revoked names have
+    changed."""
+
+    def __init__(self, *, on: bool = False, superusers: Collection[Principal] = ()) -> None:
+        self.on = on
+        self.version = -1
+        self.changed: list[Callable[[], None]] = []
+        self._superusers = frozenset(map(str, superusers))
+        self._revoked: frozenset[str] = frozenset()
+        self._book = RuleBook(readable=not on)  # until the rules are read
+
+    def take(self, version: int, book: RuleBook, revoked: frozenset[str]) -> None:
+        """These are in force from now on. `version`: of the documents that they were read from."""
+        self.version, self._book, self._revoked = version, book, revoked
+        for told in self.changed:
+            told()
+
+    @property
+    def readable(self) -> bool:
+        return self._book.readable
+
+    def is_superuser(self, principal: str) -> bool:
+        return not self.on or principal in self._superusers
+
+    def is_revoked(self, principal: str) -> bool:
+        return self.on and principal in self._revoked
+
+    def verdict(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
+        """`principal`: as `str` gives it."""
+        return self.by_rules(principal, operation, kind, name) if self.on else _FREE
+
+    def by_rules(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
+        """The verdict, also where rights are not judged yet."""
+        if principal in self._superusers:
+            return _SUPERUSER
+        if kind is Kind.TOPIC and name.startswith(INTERNAL_PREFIX):
+            if name == TRANSACTIONS_TOPIC and operation is Operation.DESCRIBE:  # who writes finds its coordinator by it
+                return self.any_name(principal, Operation.WRITE, kind)
+            return _INTERNAL
+        return self._book.verdict(principal, operation, kind, name)
+
+    def any_name(self, principal: str, operation: Operation, kind: Kind) -> Verdict:
+        """Whether there is a name on which the principal may do that."""
+        if not self.on:
+            return _FREE
+        if principal in self._superusers:
+            return _SUPERUSER
+        return self._book.any_name(principal, operation, kind)
+
+
+class Asker:
+    """Who asks for something, and what it may do at this moment. `address`: of the connection. `free`: no right is
+    judged."""
+
+    __slots__ = ("_authority", "address", "free", "principal", "superuser", "text")
+
+    def __init__(self, principal: Principal, address: str, authority: Authority) -> None:
+        self.principal = principal
+        self.text = str(principal)
+        self.address = address
+        self.free = not authority.on
+        self.superuser = authority.is_superuser(self.text)
+        self._authority = authority
+
+    def verdict(self, operation: Operation, kind: Kind, name: str) -> Verdict:
+        return self._authority.verdict(self.text, operation, kind, name)
+
+    def any_name(self, operation: Operation, kind: Kind) -> Verdict:
+        return self._authority.any_name(self.text, operation, kind)
+
+    def may(self, operation: Operation, kind: Kind, name: str) -> bool:
+        return self.free or self._authority.verdict(self.text, operation, kind, name).allowed
+
+
+NOBODY_ASKS: Final = Asker(ANONYMOUS, "", Authority())
+"""What a broker does by itself, and what another broker asks of it."""

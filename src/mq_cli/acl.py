@@ -1,0 +1,273 @@
+"""`tritonmq acl`: who may do what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    counted,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write,
+    write_json,
+    write_table,
+    yes_option,
+)
+from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
+
+if TYPE_CHECKING:
+    from mq_client import AclRule
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NAMED = tuple(kind for kind in Kind if kind is not Kind.CLUSTER)
+
+_SOURCE = ((Kind.TOPIC, Operation.READ),)
+_SINK = ((Kind.TOPIC, Operation.WRITE),)
+_PROGRESS = (Kind.GROUP, Operation.READ, "spark-*")
+"""A query reports how far it is as a group of this name, unless it was given another."""
+
+
+@click.group(cls=CommandGroup)
+def acl() -> None:
+    """Who may do what.
+
+    A rule allows, or denies, a user one operation on one resource. A name that ends with `*` stands for all names that
+    begin so. What no rule allows is denied, and what a rule denies no other allows. Superusers may do everything.
+    """
+
+
+def _rights(command: F) -> F:
+    """The operations, and what they are done with."""
+    for operation in reversed(Operation):
+        kinds = ", ".join(kind.lower() for kind in Kind if operation in OPERATIONS[kind])
+        command = click.option(f"--{operation.lower()}", operation, is_flag=True, help=f"Of: {kinds}.")(command)
+    literal = click.option("--literal", is_flag=True, help="A name that ends with * is meant as it is.")
+    command = literal(command)
+    command = click.option("--cluster", is_flag=True, help="The cluster itself.")(command)
+    for kind in reversed(_NAMED):
+        metavar = f"{kind.upper()}[*]"
+        command = click.option(f"--{kind.lower()}", kind, multiple=True, metavar=metavar, help=f"A {kind.lower()}.")(
+            command
+        )
+    return command
+
+
+def _whole_options(command: F) -> F:
+    for name, parameter, text in (
+        ("--spark-sink", "spark_sink", "All that a Spark query needs to write this topic."),
+        ("--spark-source", "spark_source", "All that a Spark query needs to read this topic."),
+    ):
+        command = click.option(name, parameter, multiple=True, metavar="TOPIC[*]", help=text)(command)
+    return command
+
+
+_principal = click.argument("principal", metavar="PRINCIPAL")
+
+
+@acl.command()
+@_principal
+@_rights
+@_whole_options
+@bootstrap_option
+@timeout_option
+def allow(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
+    """Allow PRINCIPAL (`User:NAME`, or `*` for everybody) to do something.
+
+    `tritonmq acl allow User:etl --read --topic 'orders-*' --group etl`: every operation that is named, on every
+    resource that is named and has it.
+    """
+    return _change(bootstrap, timeout_s, add=_rules(principal, said, deny=False))
+
+
+@acl.command()
+@_principal
+@_rights
+@_whole_options
+@bootstrap_option
+@timeout_option
+def deny(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
+    """Deny PRINCIPAL something, whatever other rules allow. Whoever is denied to describe is denied everything."""
+    return _change(bootstrap, timeout_s, add=_rules(principal, said, deny=True))
+
+
+@acl.command()
+@_principal
+@_rights
+@_whole_options
+@click.option("--deny", "denying", is_flag=True, help="Rules that deny; else those that allow.")
+@click.option("--all", "everything", is_flag=True, help="Every rule of PRINCIPAL.")
+@yes_option
+@bootstrap_option
+@timeout_option
+def remove(
+    principal: str, denying: bool, everything: bool, yes: bool, bootstrap: str, timeout_s: float, **said: Any
+) -> int:
+    """Remove rules of PRINCIPAL: just those that the same words would make. Others are left alone."""
+    from mq_cli.output import confirm
+
+    if not everything:
+        return _change(bootstrap, timeout_s, remove=_rules(principal, said, deny=denying))
+    if any(said.values()) or denying:
+        raise click.UsageError("--all removes every rule: leave out the others")
+    with open_admin(bootstrap, timeout_s) as admin:
+        rules = admin.acls(principal)
+    if not rules:
+        say(f"{principal} has no rules")
+        return 0
+    confirm(f"Remove {counted(len(rules), 'rule')} of {principal}?", yes=yes)
+    return _change(bootstrap, timeout_s, remove=rules)
+
+
+@acl.command("list")
+@click.argument("principal", metavar="[PRINCIPAL]", default="")
+@json_option
+@bootstrap_option
+@timeout_option
+def list_rules(principal: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """List the rules: of PRINCIPAL alone, or all."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.acls(principal)
+    if as_json:
+        write_json([_document(rule) for rule in found])
+        return
+    write_table(
+        ["principal", "effect", "operation", "kind", "name"],
+        [
+            (rule.principal, "deny" if rule.deny else "allow", rule.operation, rule.kind.lower(), _shown(rule))
+            for rule in found
+        ],
+    )
+
+
+@acl.command()
+@_principal
+@_rights
+@json_option
+@bootstrap_option
+@timeout_option
+def check(principal: str, as_json: bool, bootstrap: str, timeout_s: float, **said: Any) -> int:
+    """Say whether PRINCIPAL may do something, and by which rule. Exit code 1: it may not.
+
+    `tritonmq acl check User:etl --read --topic orders`
+    """
+    said["literal"] = True
+    asked = _rules(principal, said, deny=False)
+    allowed = True
+    answers = []
+    with open_admin(bootstrap, timeout_s) as admin:
+        for rule in asked:
+            verdict = admin.check_acl(principal, rule.operation, rule.kind, rule.name)
+            allowed = allowed and verdict.allowed
+            answers.append((rule, verdict))
+    if as_json:
+        write_json(
+            [
+                {
+                    "operation": rule.operation,
+                    "kind": rule.kind.lower(),
+                    "name": rule.name,
+                    "allowed": verdict.allowed,
+                    "why": verdict.why,
+                    "rule": None if verdict.rule is None else _document(verdict.rule),
+                }
+                for rule, verdict in answers
+            ]
+        )
+    else:
+        for rule, verdict in answers:
+            because = f"{verdict.why}: {verdict.rule}" if verdict.rule is not None else verdict.why
+            write(f"{rule.operation} {_resource(rule)}: {'allowed' if verdict.allowed else 'denied'}, {because}")
+    return 0 if allowed else 1
+
+
+# ---------------------------------------------------------------- what was said
+
+
+def _rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclRule]:
+    """Every operation with every resource that has it. Raises `click.UsageError` for one that goes with none."""
+    from mq_client import AclRule
+
+    pairs: list[tuple[Kind, Operation, str]] = []
+    operations = [operation for operation in Operation if said.get(operation)]
+    resources: list[tuple[Kind, str]] = [(kind, name) for kind in _NAMED for name in said.get(kind, ())]
+    if said.get("cluster"):
+        resources.append((Kind.CLUSTER, CLUSTER_NAME))
+    whole = [(topic, _SOURCE) for topic in said.get("spark_source", ())]
+    whole += [(topic, _SINK) for topic in said.get("spark_sink", ())]
+    _check_company(operations, resources, bool(whole))
+    pairs += [
+        (kind, operation, name) for kind, name in resources for operation in operations if operation in OPERATIONS[kind]
+    ]
+    pairs += [(kind, operation, topic) for topic, rights in whole for kind, operation in rights]
+    if said.get("spark_source"):
+        pairs.append(_PROGRESS)
+    rules = []
+    with checking_what_was_typed():
+        for kind, operation, name in dict.fromkeys(pairs):
+            if not name:
+                raise click.UsageError(f"--{kind.lower()} was given no name: write * for all")
+            prefix = name.endswith("*") and not said.get("literal")
+            rules.append(AclRule(principal, operation, kind, name[:-1] if prefix else name, prefix, deny))
+    return rules
+
+
+def _check_company(operations: Sequence[Operation], resources: Sequence[tuple[Kind, str]], whole: bool) -> None:
+    if not (operations and resources) and (operations or resources or not whole):
+        missing = "what is done, such as --read" if not operations else "what it is done with, such as --topic orders"
+        raise click.UsageError(f"say {missing}")
+    for operation in operations:
+        if not any(operation in OPERATIONS[kind] for kind, _ in resources):
+            kinds = ", ".join(f"--{kind.lower()}" for kind in Kind if operation in OPERATIONS[kind])
+            raise click.UsageError(f"--{operation.lower()} goes with {kinds}")
+    for kind, _ in resources:
+        if not any(operation in OPERATIONS[kind] for operation in operations):
+            known = ", ".join(f"--{operation.lower()}" for operation in OPERATIONS[kind])
+            raise click.UsageError(f"--{kind.lower()} goes with {known}")
+
+
+def _change(bootstrap: str, timeout_s: float, add: Sequence[AclRule] = (), remove: Sequence[AclRule] = ()) -> int:
+    with open_admin(bootstrap, timeout_s) as admin:
+        done = admin.alter_acls(add, remove)
+    if add:
+        write(f"{counted(done.added, 'rule')} added" + _there(len(add) - done.added, "there already"))
+    else:
+        write(f"{counted(done.removed, 'rule')} removed" + _there(len(remove) - done.removed, "not there"))
+    if done.late:
+        say(
+            f"not yet known to be in force at {', '.join(done.late)}: a broker reads rules within 2 s, once it reaches "
+            "ZooKeeper"
+        )
+        return 1
+    return 0
+
+
+def _there(count: int, words: str) -> str:
+    return f", {count:,} {'was' if count == 1 else 'were'} {words}" if count > 0 else ""
+
+
+def _shown(rule: AclRule) -> str:
+    return "" if rule.kind == Kind.CLUSTER else rule.name + "*" * rule.prefix
+
+
+def _resource(rule: AclRule) -> str:
+    return "the cluster" if rule.kind == Kind.CLUSTER else f"{rule.kind.lower()} {rule.name}"
+
+
+def _document(rule: AclRule) -> dict[str, object]:
+    return {
+        "principal": rule.principal,
+        "effect": "deny" if rule.deny else "allow",
+        "operation": rule.operation,
+        "kind": rule.kind.lower(),
+        "name": rule.name,
+        "prefix": rule.prefix,
+    }

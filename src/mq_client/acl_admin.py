@@ -1,0 +1,128 @@
+"""Rules about rights as an administrator sees them. `Admin` offers this as its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.errors import InvalidRequest, TritonMQError
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.limits import REQUEST_RULES_MAX
+from mq_protocol.rights import CLUSTER_NAME, Kind, check_pair, parse_kind, parse_operation
+
+_IN_FORCE_MS = 5_000.0
+"""A broker's time to read the rules after they were changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AclRule:
+    """Allows `principal` (`User:NAME`, or `*` for everybody) one operation on one resource; with `prefix` on all of the
+    kind whose names begin with `name`. `deny`: it denies instead, whatever other rules allow. Kinds: Topic, Group,
+    Transaction, Lock, Cluster, which has no name. Raises `InvalidSetting` and `InvalidRequest` for what there is
+    not."""
+
+    principal: str
+    operation: str
+    kind: str
+    name: str = CLUSTER_NAME
+    prefix: bool = False
+    deny: bool = False
+
+    def __post_init__(self) -> None:
+        check_pair(parse_kind(self.kind), parse_operation(self.operation))
+
+    def __str__(self) -> str:
+        resource = "the cluster" if self.kind == Kind.CLUSTER else f"{self.kind} {self.name}{'*' * self.prefix}"
+        return f"{self.principal} {'deny' if self.deny else 'allow'} {self.operation} on {resource}"
+
+
+@dataclass(frozen=True, slots=True)
+class AclChange:
+    """How many rules came and went. `late`: addresses of brokers that have not said that they judge by them."""
+
+    added: int
+    removed: int
+    late: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AclVerdict:
+    """`why`: in words. `rule`: the one that decided, if it was one."""
+
+    allowed: bool
+    why: str
+    rule: AclRule | None = None
+
+
+class AclAdministrator:
+    """A part of `Admin`, which gives it its connection."""
+
+    _connection: Connection
+    _timeout_ms: float
+
+    def acls(self, principal: str = "") -> list[AclRule]:
+        """The rules, in order; those of one principal, or all. Raises `PermissionDenied`."""
+        deadline = Deadline(self._timeout_ms)
+        request = pb.AclsRequest(principal=principal)
+        found: list[AclRule] = []
+        while True:
+            answer = self._connection.ask_any("Acls", request, pb.AclsResponse, deadline)
+            found += map(_rule, answer.rules)
+            if not answer.more or not answer.rules:
+                return found
+            request.after.CopyFrom(answer.rules[-1])
+
+    def alter_acls(self, add: Iterable[AclRule] = (), remove: Iterable[AclRule] = ()) -> AclChange:
+        """All of it or nothing. A rule that is there is not added again. Returns once every broker that answers judges
+        by the rules as they are then. Raises `PermissionDenied`, `InvalidRequest`."""
+        added, removed = [_told(rule) for rule in add], [_told(rule) for rule in remove]
+        if max(len(added), len(removed)) > REQUEST_RULES_MAX:
+            raise InvalidRequest(f"at most {REQUEST_RULES_MAX} rules are added or removed at once: ask several times")
+        deadline = Deadline(self._timeout_ms)
+        request = pb.AlterAclsRequest(add=added, remove=removed)
+        answer = self._connection.ask_any("AlterAcls", request, pb.AlterAclsResponse, deadline)
+        late = self._behind((added + removed)[0].principal, answer.version, deadline)
+        return AclChange(answer.added, answer.removed, late)
+
+    def _behind(self, principal: str, version: int, deadline: Deadline) -> tuple[str, ...]:
+        """Brokers that do not judge by that version yet. Asked, they read it."""
+        late = []
+        for address in self._connection.addresses():
+            try:
+                answer = self._connection.ask(
+                    address,
+                    "Acls",
+                    pb.AclsRequest(principal=principal),
+                    pb.AclsResponse,
+                    deadline.at_most(_IN_FORCE_MS),
+                )
+                behind = answer.in_force < version
+            except TritonMQError:
+                behind = True
+            if behind:
+                late.append(address)
+        return tuple(late)
+
+    def check_acl(self, principal: str, operation: str, kind: str, name: str = CLUSTER_NAME) -> AclVerdict:
+        """What the rules say if that principal asked for that. Raises `PermissionDenied`, `InvalidSetting`."""
+        check_pair(parse_kind(kind), parse_operation(operation))
+        request = pb.CheckAclRequest(principal=principal, operation=operation, kind=kind, name=name)
+        answer = self._connection.ask_any("CheckAcl", request, pb.CheckAclResponse, Deadline(self._timeout_ms))
+        return AclVerdict(answer.allowed, answer.why, _rule(answer.rule) if answer.HasField("rule") else None)
+
+
+def _rule(told: pb.AclRule) -> AclRule:
+    return AclRule(told.principal, told.operation, told.kind, told.name, told.prefix, told.deny)
+
+
+def _told(rule: AclRule) -> pb.AclRule:
+    return pb.AclRule(
+        principal=rule.principal,
+        deny=rule.deny,
+        operation=rule.operation,
+        kind=rule.kind,
+        name=rule.name,
+        prefix=rule.prefix,
+    )

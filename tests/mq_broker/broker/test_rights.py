@@ -1,0 +1,261 @@
+"""Every method, asked by everybody, at a real broker: what is allowed is what the table of rights says, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from grpc import aio
+
+from mq_broker.rpc.service import path
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import PermissionDenied, TritonMQError, UnknownTopic
+from mq_protocol.methods import BROKER, Kind, Method
+from mq_protocol.rights import RIGHTS
+from mq_protocol.rights import Kind as Resource
+from mq_protocol.transport import from_call
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
+from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.mq_broker.security.test_rules import Written, oracle
+
+pytestmark = pytest.mark.usefixtures("named")
+
+TOPIC, OTHER, GROUP = "orders-eu", "orders-us", "readers-eu"
+KEY = pb.TransactionKey(query_id="app:nightly", sink=TOPIC)
+
+REQUESTS: dict[str, Any] = {
+    "Metadata": pb.MetadataRequest(topics=[TOPIC]),
+    "CreateTopic": pb.CreateTopicRequest(name=TOPIC, partitions=1, replicas=1),
+    "DeleteTopic": pb.DeleteTopicRequest(name=TOPIC),
+    "AlterTopic": pb.AlterTopicRequest(name=TOPIC),
+    "StartMoves": pb.StartMovesRequest(cancel=True),
+    "Lead": pb.LeadRequest(topic=TOPIC, broker=1, timeout_ms=1),
+    "Recover": pb.RecoverRequest(topic=TOPIC, timeout_ms=1),
+    "ListOffsets": pb.ListOffsetsRequest(topic=TOPIC, partitions=[0]),
+    "MoveCursors": pb.MoveCursorsRequest(
+        group=GROUP,
+        kind="spark",
+        positions=[pb.CursorPosition(topic=TOPIC), pb.CursorPosition(topic=OTHER)],
+    ),
+    "DeleteGroup": pb.DeleteGroupRequest(group=GROUP, partitions=[pb.TopicPartition(topic=TOPIC)]),
+    "Purge": pb.PurgeRequest(positions=[pb.CursorPosition(topic=TOPIC), pb.CursorPosition(topic=OTHER)]),
+    "CancelScheduled": pb.CancelScheduledRequest(topic=TOPIC, uuid=b"u" * 16),
+    "AlterQueue": pb.AlterQueueRequest(topic=TOPIC, group="work-eu", settings={"dead_letter": OTHER}),
+    "Queues": pb.QueuesRequest(topic=TOPIC),
+    "DescribeQueue": pb.DescribeQueueRequest(topic=TOPIC, group=GROUP),
+    "SweepQueue": pb.SweepQueueRequest(topic=TOPIC, group=GROUP),
+    "Decide": pb.DecideRequest(
+        key=KEY,
+        manifest=[pb.StagedBatches(topic=TOPIC, uuids=[b"u" * 16], row_count=1), pb.StagedBatches(topic=OTHER)],
+    ),
+    "TransactionStatus": pb.TransactionStatusRequest(key=KEY),
+    "Staged": pb.StagedRequest(topic=TOPIC),
+    "Lease": pb.LeaseRequest(
+        topic=TOPIC,
+        group=GROUP,
+        member="m",
+        member_key=b"k" * 16,
+        settles=[pb.SettleOne(outputs=[pb.StagedBatches(topic=OTHER)])],
+    ),
+    "Settle": pb.SettleRequest(
+        topic=TOPIC, group=GROUP, member="m", settles=[pb.SettleOne(outputs=[pb.StagedBatches(topic=OTHER)])]
+    ),
+    "Work": pb.WorkRequest(
+        sessions=[
+            pb.SessionRequest(
+                session=1,
+                open=pb.WorkOpen(topic=TOPIC, group=GROUP, member="m", member_key=b"k" * 16),
+                terms=pb.WorkTerms(lease_ms=1_000),
+                settles=[pb.SettleOne(outputs=[pb.StagedBatches(topic=OTHER)])],
+            )
+        ]
+    ),
+    "Produce": pb.ProduceHeader(topic=TOPIC, uuid=b"u" * 16, correlation=1, stage=pb.StageOf(key=KEY, run_id="r")),
+    "Fetch": pb.FetchRequest(topic=TOPIC),
+    "Subscribe": pb.SubscribeRequest(
+        open=pb.SubscribeOpen(
+            group=GROUP,
+            member_id="m",
+            partitions=[pb.SubscribePartition(topic=TOPIC), pb.SubscribePartition(topic=OTHER)],
+        )
+    ),
+    "WatchOffsets": pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic=TOPIC), pb.TopicPartition(topic=OTHER)]),
+    "Lock": pb.LockRequest(name="lock-eu", wait_ms=0),
+    "AlterAcls": pb.AlterAclsRequest(remove=[pb.AclRule(principal="*", operation="Read", kind="Topic", name="x")]),
+    "CheckAcl": pb.CheckAclRequest(principal="*", operation="Read", kind="Topic", name="x"),
+}
+"""One of each that names what there is; of the others the empty one."""
+
+NEEDING = [method for method in BROKER.methods.values() if RIGHTS[method.name].needs]
+
+
+class Need(NamedTuple):
+    operation: str
+    kind: str
+    name: str | None
+    """None: any."""
+
+
+class Case(NamedTuple):
+    """Somebody with these rules asks a method. `expected`: None if it is allowed, else the class of the error."""
+
+    method: Method
+    who: str
+    rules: tuple[Written, ...]
+    expected: type[TritonMQError] | None
+
+
+def request_of(method: Method) -> Any:
+    request = REQUESTS.get(method.name)
+    return method.request() if request is None else request
+
+
+def needs_of(method: Method) -> list[Need]:
+    """Of the request above, in order."""
+    needs = []
+    for need in RIGHTS[method.name].needs:
+        names = [None] if need.names is None else [name for name in need.names(request_of(method)) if name]
+        needs += [Need(need.operation, need.kind, name) for name in names]
+    return needs
+
+
+def expected(rules: Iterable[Written], who: str, needs: Iterable[Need]) -> type[TritonMQError] | None:
+    """By the oracle, which shares nothing with what judges."""
+    written = list(rules)
+    for operation, kind, name in needs:
+        tried = [name] if name is not None else [TOPIC, OTHER, "any-other"]
+        if any(oracle(written, who, operation, kind, each) for each in tried):
+            continue
+        hidden = kind == "Topic" and operation != "Create" and name is not None
+        if hidden and not oracle(written, who, "Describe", kind, str(name)):
+            return UnknownTopic
+        return PermissionDenied
+    return None
+
+
+def shaped(shape: str, name: str, kind: str) -> str:
+    return name if shape == "literal" or kind == Resource.CLUSTER else f"{name[:-1]}*"
+
+
+def cases_of(method: Method) -> list[Case]:
+    needs = needs_of(method)
+    found: list[Case] = []
+
+    def add(who: str, rules: Iterable[Written]) -> None:
+        user = f"User:{method.name}-{who}"
+        mine = tuple(rule._replace(who=user) for rule in rules)
+        found.append(Case(method, user, mine, expected(mine, user, needs)))
+
+    def allow(need: Need, shape: str, effect: str = "allow", operation: str = "") -> Written:
+        name = shaped(shape, need.name or TOPIC, need.kind)
+        return Written("", effect, operation or need.operation, need.kind, name)
+
+    for shape in ("literal", "prefix"):
+        granted = [allow(need, shape) for need in needs]
+        add(f"allowed-{shape}", granted)
+        described = {need.kind for need in needs if need.kind not in (Resource.LOCK,)}
+        add(
+            f"described-{shape}",
+            [allow(need, shape, operation="Describe") for need in needs if need.kind in described],
+        )
+        for number, need in enumerate(needs):
+            others = [rule for place, rule in enumerate(granted) if needs[place] != need]
+            add(f"all-but-{number}-{shape}", others)
+            add(f"denied-{number}-{shape}", [*granted, allow(need, shape, effect="deny")])
+            if need.kind != Resource.LOCK:
+                add(f"hidden-{number}-{shape}", [*granted, allow(need, shape, effect="deny", operation="Describe")])
+    add("nobody", ())
+    found.append(Case(method, "User:ANONYMOUS", (), expected((), "", needs)))
+    found.append(Case(method, "Broker:1", (), PermissionDenied))
+    found.append(Case(method, ROOT, (), None))
+    return found
+
+
+def rule_of(written: Written) -> pb.AclRule:
+    prefix = written.name.endswith("*")
+    return pb.AclRule(
+        principal=written.who,
+        deny=written.effect == "deny",
+        operation=written.operation,
+        kind=written.kind,
+        name=written.name.removesuffix("*"),
+        prefix=prefix,
+    )
+
+
+async def outcome(broker: Broker, method: Method, request: Any) -> TritonMQError | None:
+    """The error that the method ends with, or None. Of a stream that goes on, what its first answer says."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            match method.kind:
+                case Kind.UNARY:
+                    await broker.ask(method.name, request)
+                case Kind.ANSWERS:
+                    call = broker.channel.unary_stream(path(method.name), None, None)(request.SerializeToString())  # type: ignore[call-overload, arg-type]
+                    await call.read()
+                    call.cancel()
+                case Kind.CONVERSATION:
+                    return await _conversation(broker, method, request)
+    except aio.AioRpcError as error:
+        return from_call(error, broker.address)
+    except TritonMQError as error:
+        return error
+    return None
+
+
+async def _conversation(broker: Broker, method: Method, request: Any) -> TritonMQError | None:
+    call: Any = broker.channel.stream_stream(path(method.name), None, None)()  # type: ignore[call-overload]
+    produces = method.name == "Produce"
+    with contextlib.suppress(asyncio.InvalidStateError):  # it has ended already: read says why
+        await call.write(encode(Envelope(request, (b"x",))) if produces else request.SerializeToString())
+    answer = await call.read()
+    if answer is aio.EOF:  # type: ignore[attr-defined]
+        code = await call.code()
+        assert code.value[0] != 0, f"{method.name} ended with {code}"
+        raise aio.AioRpcError(code, await call.initial_metadata(), await call.trailing_metadata())
+    call.cancel()
+    if produces:
+        result = pb.ProduceResponse.FromString(answer).results[0]
+        return from_wire(result.error) if result.HasField("error") else None
+    if method.name == "Subscribe":
+        assert decode(answer, pb.BatchesHeader).header.opened
+    return None
+
+
+def test_every_method_is_asked_of_somebody_with_each_right_and_without_it() -> None:
+    """What the next test tries is what it should."""
+    for method in BROKER.methods.values():
+        assert len(needs_of(method)) >= len([n for n in RIGHTS[method.name].needs if n.names is None])
+    for method in NEEDING:
+        outcomes = {case.expected for case in cases_of(method)}
+        assert {None, PermissionDenied} <= outcomes or {None, UnknownTopic} <= outcomes, method.name
+    assert sum(len(cases_of(method)) for method in NEEDING) > 500
+
+
+@pytest.mark.parametrize("methods", [NEEDING[::2], NEEDING[1::2]], ids=["even", "odd"])
+def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Method], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with judging(tmp_path) as broker:
+            root = As(broker, ROOT)
+            cases = [case for method in methods for case in cases_of(method)]
+            await root.metadata("__transactions")  # makes it
+            await root.allow(*(rule_of(rule) for case in cases for rule in case.rules))
+            wrong = []
+            for case in cases:
+                for topic in (TOPIC, OTHER):
+                    if not (await root.metadata(topic)).topics:
+                        await root.create_topic(topic)
+                error = await outcome(As(broker, case.who), case.method, request_of(case.method))
+                refused = isinstance(error, PermissionDenied | UnknownTopic)
+                found = type(error) if refused else None
+                if found is not case.expected:
+                    wrong.append((case.method.name, case.who, case.rules, case.expected, error))
+            assert wrong == []
+
+    asyncio.run(main())

@@ -1,0 +1,470 @@
+"""A right that is taken away is gone on open streams too; what is listed is what the asker may see."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import stat
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.rpc.service import path
+from mq_broker.security.rule_documents import document_of
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidTopicName, PermissionDenied, TritonMQError, UnknownTopic
+from mq_protocol.transport import from_call
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
+from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("named")
+
+ETL = "User:etl"
+WITHIN_S = 2.0
+"""In which a right that was taken away is gone."""
+
+TRIES = 20
+
+
+def rule(operation: str, kind: str = "Topic", name: str = "t", who: str = ETL, *, deny: bool = False) -> pb.AclRule:
+    prefix = name.endswith("*")
+    return pb.AclRule(
+        principal=who, operation=operation, kind=kind, name=name.removesuffix("*"), prefix=prefix, deny=deny
+    )
+
+
+async def ended(call: Any) -> TritonMQError:
+    """The error that the stream ends with."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            while await call.read() is not aio.EOF:  # type: ignore[attr-defined]
+                pass
+            await call.initial_metadata()
+            code, trailing = await call.code(), await call.trailing_metadata()
+            raise aio.AioRpcError(code, await call.initial_metadata(), trailing)
+    except aio.AioRpcError as error:
+        return from_call(error, "")
+
+
+@contextlib.asynccontextmanager
+async def served(data: Path, **settings: Any) -> AsyncIterator[tuple[As, As]]:
+    """Somebody who may do everything, and `User:etl`; there is a topic `t`."""
+    async with judging(data, **settings) as broker:
+        root = As(broker, ROOT)
+        await root.create_topic("t")
+        yield root, As(broker, ETL)
+
+
+def test_a_producers_next_batch_is_refused_and_its_stream_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.create_topic("u")
+            await root.allow(rule("Write"), rule("Write", name="u"))
+            async with etl.producing() as stream:
+                await stream.send("t", encode_batch(rows(1)), 1)
+                assert not (await stream.result()).HasField("error")
+                await root.take_away(rule("Write"))
+                await stream.send("t", encode_batch(rows(2)), 1)
+                await stream.send("u", encode_batch(rows(3)), 1)
+                first, second = await stream.result(), await stream.result()
+                assert isinstance(from_wire(first.error), UnknownTopic), "nothing of it may be described any more"
+                assert not second.HasField("error")
+                await root.allow(rule("Describe"))
+                await stream.send("t", encode_batch(rows(4)), 1)
+                assert isinstance(from_wire((await stream.result()).error), PermissionDenied)
+                await root.allow(rule("Write"))
+                await stream.send("t", encode_batch(rows(5)), 1)
+                assert not (await stream.result()).HasField("error")
+            assert await root.numbers("t") == [1, 5]
+
+    asyncio.run(main())
+
+
+def fetching(etl: As) -> Any:
+    request = pb.FetchRequest(topic="t", start_offset=0, end_offset=100, chunk_bytes_max=1)
+    return etl.channel.unary_stream(path("Fetch"), None, None)(request.SerializeToString())  # type: ignore[call-overload, arg-type]
+
+
+def watching(etl: As) -> Any:
+    request = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t")])
+    return etl.channel.unary_stream(path("WatchOffsets"), None, None)(request.SerializeToString())  # type: ignore[call-overload, arg-type]
+
+
+async def _subscribed(etl: As) -> Any:
+    call: Any = etl.channel.stream_stream(path("Subscribe"), None, None)()  # type: ignore[call-overload]
+    wanted = [pb.SubscribePartition(topic="t", earliest=True)]
+    opening = pb.SubscribeOpen(group="g", member_id="m", member_key=b"k" * 16, partitions=wanted)
+    await call.write(pb.SubscribeRequest(open=opening).SerializeToString())
+    return call
+
+
+async def _locking(etl: As) -> Any:
+    call: Any = etl.channel.stream_stream(path("Lock"), None, None)()  # type: ignore[call-overload]
+    await call.write(pb.LockRequest(name="l", wait_ms=0).SerializeToString())
+    return call
+
+
+async def _of(call: Any) -> Any:
+    return call
+
+
+OPEN: dict[str, tuple[Callable[[As], Awaitable[Any]], list[pb.AclRule]]] = {
+    "WatchOffsets": (lambda etl: _of(watching(etl)), [rule("Describe")]),
+    "Subscribe, topic": (_subscribed, [rule("Read")]),
+    "Subscribe, group": (_subscribed, [rule("Read", "Group", "g")]),
+    "Lock": (_locking, [rule("Write", "Lock", "l")]),
+}
+
+
+@pytest.mark.parametrize("how", ["taken", "denied"])
+@pytest.mark.parametrize("what", OPEN)
+def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            opening, lost = OPEN[what]
+            await root.allow(
+                rule("Describe"),
+                rule("Read"),
+                rule("Read", "Group", "g"),
+                rule("Write", "Lock", "l"),
+                rule("Read", name="x"),
+            )
+            call = await opening(etl)
+            assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+            await root.take_away(rule("Read", name="x"))  # a change that has nothing to do with it
+            await root.allow(rule("Read", name="y"))
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await asyncio.shield(asyncio.ensure_future(call.code()))
+            if how == "taken":
+                also = [rule("Read")] if what == "WatchOffsets" else []
+                await root.take_away(*lost, *also)
+            else:
+                await root.allow(*(rule(each.operation, each.kind, each.name, deny=True) for each in lost))
+            began = time.monotonic()
+            error = await ended(call)
+            assert isinstance(error, PermissionDenied | UnknownTopic), error
+            assert time.monotonic() - began < WITHIN_S
+
+    asyncio.run(main())
+
+
+def test_a_fetch_that_is_being_sent_ends_when_its_right_is_gone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.allow(rule("Read"))
+            large = encode_batch(rows(*range(50_000)))
+            async with root.producing() as stream:
+                for _ in range(40):
+                    await stream.send("t", large, 50_000)
+                    assert not (await stream.result()).HasField("error")
+            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=40 * 50_000, chunk_bytes_max=1)
+            call: Any = etl.channel.unary_stream(path("Fetch"), None, None)(request.SerializeToString())  # type: ignore[call-overload, arg-type]
+            assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+            await root.take_away(rule("Read"))
+            assert isinstance(await ended(call), UnknownTopic)
+
+    asyncio.run(main())
+
+
+def test_a_member_that_waits_for_a_lease_is_sent_away(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
+            await root.allow(rule("Read"), rule("Read", "Group", "g"))
+            request = pb.LeaseRequest(
+                topic="t", group="g", member="m", member_key=b"k" * 16, records_max=1, wait_ms=15_000
+            )
+            await until(lambda: _lends(etl))
+            waiting = asyncio.create_task(etl.ask("Lease", request))
+            await asyncio.sleep(0)
+            await root.take_away(rule("Read", "Group", "g"))
+            began = time.monotonic()
+            with pytest.raises(PermissionDenied, match="User:etl has no right Read on group 'g'"):
+                await waiting
+            assert time.monotonic() - began < WITHIN_S
+
+    async def _lends(etl: As) -> bool:
+        request = pb.LeaseRequest(topic="t", group="g", member="m", member_key=b"k" * 16)
+        await etl.ask("Lease", request)
+        return True
+
+    asyncio.run(main())
+
+
+def test_rights_are_gone_in_time_at_a_broker_that_was_not_asked(zookeeper: str, tmp_path: Path) -> None:
+    """Through ZooKeeper; the longest of some."""
+
+    async def main() -> None:
+        make = lambda: ZooKeeperCoordination(zookeeper, 6_000, root=f"/{tmp_path.name}")  # noqa: E731
+        async with (
+            judging(tmp_path / "1", coordination=make) as first,
+            judging_second(tmp_path / "2", make) as second,
+        ):
+            root, etl = As(first, ROOT), As(second, ETL)
+            await root.create_topic("t")
+            await until(lambda: _knows(As(second, ROOT)))
+            longest = 0.0
+            for _ in range(TRIES):
+                await root.allow(rule("Describe"))
+                await until(lambda: _described(etl))
+                call = watching(etl)
+                assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                began = time.monotonic()
+                await root.take_away(rule("Describe"))
+                assert isinstance(await ended(call), UnknownTopic)
+                longest = max(longest, time.monotonic() - began)
+            assert longest < WITHIN_S
+
+    async def _knows(root: As) -> bool:
+        return bool((await root.metadata("t")).topics)
+
+    async def _described(etl: As) -> bool:
+        return bool((await etl.metadata("t")).topics)
+
+    asyncio.run(main())
+
+
+@contextlib.asynccontextmanager
+async def judging_second(data: Path, make: Callable[[], Any]) -> AsyncIterator[Broker]:
+    from mq_broker.broker import BrokerConfig
+    from mq_broker.security.names import Principal
+
+    config = BrokerConfig(
+        2, "127.0.0.1:0", data, authorize=True, superusers=(Principal.parse(ROOT),), coordination=make
+    )
+    broker = Broker(config)
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        await broker.stop()
+
+
+# ---------------------------------------------------------------- what is listed
+
+
+def test_lists_tell_only_what_may_be_described(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.create_topic("secret")
+            for topic in ("t", "secret"):
+                await root.ask("AlterQueue", pb.AlterQueueRequest(topic=topic, group="work"))
+                await root.ask("AlterQueue", pb.AlterQueueRequest(topic=topic, group="hidden"))
+                for group in ("readers", "others"):
+                    positions = [pb.CursorPosition(topic=topic)]
+                    move = pb.MoveCursorsRequest(group=group, kind="spark", positions=positions)
+                    assert not (await root.ask("MoveCursors", move)).partitions[0].HasField("error")
+                key = pb.TransactionKey(query_id=f"q-{topic}", sink=topic)
+                await root.produce(topic, 1, stage=pb.StageOf(key=key, batch_id=0, run_id="r"))
+            assert await _seen(etl) == ([], ["secret", "t"], [], [], [], [])
+            await root.allow(rule("Read"), rule("Describe", "Group", "readers"), rule("Describe", "Group", "work"))
+            await root.allow(rule("Describe", "Transaction", "q-t"))
+            assert await _seen(etl) == (["t"], ["secret"], [("t", "readers")], [("t", "work")], ["t"], ["t"])
+            everything = await _seen(root)
+            assert everything[:2] == (["secret", "t"], [])
+            assert len(everything[2]) == len(everything[3]) == 4
+            assert sorted(everything[4]) == ["secret", "t"]
+            with pytest.raises(UnknownTopic):
+                await etl.ask("Queues", pb.QueuesRequest(topic="secret"))
+            with pytest.raises(UnknownTopic):
+                await etl.ask("Staged", pb.StagedRequest(topic="secret"))
+
+    async def _seen(who: As) -> tuple[list[Any], ...]:
+        every = await who.metadata()
+        named_ones = await who.metadata("secret", "t")
+        groups = await who.ask("Groups", pb.GroupsRequest())
+        queues = await who.ask("Queues", pb.QueuesRequest())
+        staged = await who.ask("Staged", pb.StagedRequest())
+        transactions = await who.ask("Transactions", pb.TransactionsRequest())
+        return (
+            [topic.name for topic in every.topics],
+            sorted(named_ones.unknown_topics),
+            [(cursor.topic, cursor.group) for cursor in groups.cursors],
+            [(queue.topic, queue.group) for queue in queues.queues],
+            [each.topic for each in staged.staged],
+            [each.topic for each in transactions.staged],
+        )
+
+    asyncio.run(main())
+
+
+def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.create_topic("secret-1")
+            await root.allow(rule("Delete", name="secret-2"))
+            for method, kind in (("DeleteTopic", pb.DeleteTopicRequest), ("AlterTopic", pb.AlterTopicRequest)):
+                told = []
+                for name in ("secret-1", "secret-3"):
+                    with pytest.raises(UnknownTopic) as error:
+                        await etl.ask(method, kind(name=name))
+                    told.append(str(error.value).replace(name, "NAME"))
+                assert told[0] == told[1]
+            with pytest.raises(UnknownTopic) as near:
+                await etl.ask("DeleteTopic", pb.DeleteTopicRequest(name="secret-2"))
+            assert "secret-1" not in str(near.value)
+
+    asyncio.run(main())
+
+
+def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.metadata("__transactions")
+            key = pb.TransactionKey(query_id="q", sink="t")
+            await root.produce("t", 1, stage=pb.StageOf(key=key, batch_id=0, run_id="r"))
+            request = pb.AbortTransactionRequest(query="q", sink="t", timeout_ms=5_000)
+            await root.allow(rule("Describe", "Transaction", "q"))
+            assert not (await etl.ask("AbortTransaction", request)).known
+            await root.allow(rule("Abort", "Transaction", "q"))
+            answer = await etl.ask("AbortTransaction", request)
+            assert (answer.known, answer.discarded) == (True, 1)
+
+    asyncio.run(main())
+
+
+def test_a_topic_is_made_by_itself_only_for_whoever_may_create_it(tmp_path: Path) -> None:
+    from mq_broker.broker.config import AutoCreate
+
+    async def main() -> None:
+        async with served(tmp_path, auto_create=AutoCreate()) as (root, etl):
+            await root.allow(rule("Write", name="new-*"))
+            request = pb.MetadataRequest(topics=["new-1"], auto_create=True)
+            assert (await etl.ask("Metadata", request)).unknown_topics == ["new-1"]
+            await root.allow(rule("Create", name="new-*"))
+            assert [topic.name for topic in (await etl.ask("Metadata", request)).topics] == ["new-1"]
+
+    asyncio.run(main())
+
+
+def test_the_brokers_own_topics_are_nobodys(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.metadata("__transactions")
+            await root.allow(*(rule(each, name="*") for each in ("Read", "Alter", "Delete", "Create")))
+            assert (await etl.metadata("__transactions")).unknown_topics == ["__transactions"]
+            await root.allow(rule("Write", name="*"))
+            assert [topic.name for topic in (await etl.metadata("__transactions")).topics] == ["__transactions"]
+            for method, request in (
+                ("DeleteTopic", pb.DeleteTopicRequest(name="__transactions")),
+                ("Purge", pb.PurgeRequest(positions=[pb.CursorPosition(topic="__transactions")])),
+            ):
+                with pytest.raises(PermissionDenied, match="the topic is the brokers' own"):
+                    await etl.ask(method, request)
+            with pytest.raises(TritonMQError):
+                await etl.fetch("__transactions", 0, 1)
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_what_is_denied_says_what_would_allow_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.allow(rule("Describe"))
+            with pytest.raises(PermissionDenied) as error:
+                await etl.fetch("t", 0, 1)
+            assert str(error.value) == (
+                "User:etl has no right Read on topic 't': no rule allows it; `tritonmq acl allow User:etl --read "
+                "--topic t` would allow it"
+            )
+            await root.allow(rule("Read", name="*"), rule("Read", name="t*", who="*", deny=True))
+            with pytest.raises(PermissionDenied) as error:
+                await etl.fetch("t", 0, 1)
+            assert "a rule denies it; `tritonmq acl remove '*' --read --topic 't*' --deny` takes that rule away" in str(
+                error.value
+            )
+            with pytest.raises(PermissionDenied, match="acl allow User:etl --acls --cluster` would"):
+                await etl.ask("Acls", pb.AclsRequest())
+
+    asyncio.run(main())
+
+
+def test_rules_are_listed_in_pages_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mq_broker.broker.administration import acls
+
+    monkeypatch.setattr(acls, "ANSWER_BYTES_MAX", 1_000)
+
+    async def main() -> None:
+        async with served(tmp_path) as (root, _):
+            rules = [rule("Read", name=f"t-{number:03}") for number in range(50)]
+            await root.allow(*rules)
+            found: list[pb.AclRule] = []
+            request = pb.AclsRequest()
+            while True:
+                answer = await root.ask("Acls", request)
+                found += answer.rules
+                if not answer.more:
+                    break
+                assert len(answer.rules) < 50
+                request.after.CopyFrom(answer.rules[-1])
+            assert found == rules
+            assert (answer.judged, answer.in_force) == (True, answer.version)
+            check = pb.CheckAclRequest(principal=ETL, operation="Read", kind="Topic", name="t-007")
+            answer = await root.ask("CheckAcl", check)
+            assert (answer.allowed, answer.rule) == (True, rules[7])
+            check.name = "t"
+            assert (await root.ask("CheckAcl", check)).why == "no rule allows it"
+
+    asyncio.run(main())
+
+
+def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, _):
+            await root.allow(rule("Describe"))
+        async with judging(tmp_path) as broker:
+            assert (await As(broker, ETL).metadata("t")).topics
+        stored = FileCoordination(tmp_path)
+        await stored.start(lambda _event: None)
+        name = document_of("User:somebody")
+        assert name != document_of(ETL)
+        await stored.security.write({name: (-1, b"not ours")})
+        await stored.stop()
+        async with judging(tmp_path) as broker:
+            assert not (await As(broker, ETL).metadata("t")).topics
+            assert (await As(broker, ROOT).metadata("t")).topics
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- the audit log
+
+
+def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.allow(rule("Describe"))
+            with pytest.raises(PermissionDenied):
+                await etl.fetch("t", 0, 1)
+            for number in range(100):
+                with pytest.raises(InvalidTopicName):
+                    await etl.fetch(f'forged\n{{"verdict":"allowed"}}{number}', 0, 1)
+        log = tmp_path / "audit.log"
+        assert stat.S_IMODE(log.stat().st_mode) & 0o137 == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert all(line["broker"] == 1 for line in lines)
+        made = next(line for line in lines if line.get("method") == "CreateTopic")
+        assert (made["principal"], made["verdict"], made["resource"]) == (ROOT, "allowed", "topic 't'")
+        changed = next(line for line in lines if line.get("method") == "AlterAcls" and line["operation"] == "add")
+        assert json.loads(changed["resource"]) == [ETL, "allow", "Describe", "Topic", "t", False]
+        refused = [line for line in lines if line.get("principal") == ETL]
+        assert refused[0]["resource"] == "topic 't'"
+        assert len(refused) == 10, "no more of one kind in a minute"
+        assert {(line["verdict"], line["method"], line["operation"]) for line in refused} == {
+            ("denied", "Fetch", "Read")
+        }
+
+    asyncio.run(main())

@@ -1,0 +1,258 @@
+"""The gate by itself: in which order it judges, and what it costs nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mq_broker.rpc import gate as module
+from mq_broker.rpc.gate import Gate, UnderWay
+from mq_broker.security.authority import Asker, Authority
+from mq_broker.security.names import Principal
+from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
+from mq_protocol.limits import REQUEST_PLACES_MAX
+from mq_protocol.methods import BROKER
+from mq_protocol.rights import Kind, Operation
+
+ETL = Principal("User", "etl")
+
+
+def rule(operation: Operation, name: str, kind: Kind = Kind.TOPIC, *, prefix: bool = False) -> Rule:
+    return Rule(str(ETL), Effect.ALLOW, operation, kind, name, prefix)
+
+
+class Judging:
+    """A gate whose rules a test gives."""
+
+    def __init__(self, *rules: Rule, on: bool = True) -> None:
+        self.authority = Authority(on=on)
+        self.gate = Gate(self.authority)
+        self.version = 0
+        self._given = rules
+
+    async def begin(self) -> Asker:
+        self.give(*self._given)
+        return Asker(ETL, "", self.authority)
+
+    def give(self, *rules: Rule, revoked: frozenset[str] = frozenset()) -> None:
+        self.version += 1
+        self.authority.take(self.version, RuleBook(rules), revoked)
+
+    async def admit(self, method: str, request: Any) -> None:
+        asker = Asker(ETL, "", self.authority)
+        await self.gate.door(BROKER.methods[method]).admit(asker, request)
+
+
+def test_rules_that_were_not_read_yet_allow_nothing() -> None:
+    judging = Judging()
+    with pytest.raises(UnknownTopic):
+        asyncio.run(judging.admit("Fetch", pb.FetchRequest(topic="t")))
+
+
+def test_where_rights_are_not_judged_everything_is_admitted() -> None:
+    judging = Judging(on=False)
+    asyncio.run(judging.admit("DeleteTopic", pb.DeleteTopicRequest(name="t")))
+
+
+class Context:
+    """A connection that has proved nothing."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"transport_security_type": [b"insecure"]}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+
+def test_a_revoked_name_and_a_brokers_are_refused_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        judging = Judging(rule(Operation.READ, "", prefix=True))
+        await judging.begin()
+        door = judging.gate.door(BROKER.methods["Metadata"])
+        context: Any = Context()
+        assert door.greet(context).text == "User:ANONYMOUS"
+        judging.give(revoked=frozenset({"User:ANONYMOUS"}))
+        with pytest.raises(NotAuthenticated):
+            door.greet(context)
+        monkeypatch.setattr(module, "note_caller", lambda _context: Principal("Broker", "1"))
+        with pytest.raises(PermissionDenied, match="a broker's certificate is no user's"):
+            door.greet(context)
+
+    asyncio.run(main())
+
+
+def test_a_revoked_name_loses_its_open_streams() -> None:
+    async def main() -> None:
+        judging = Judging(rule(Operation.WRITE, "t"))
+        asker = await judging.begin()
+        door = judging.gate.door(BROKER.methods["Produce"])
+        started = asyncio.Event()
+
+        async def stream() -> None:
+            with door.under_way(asker):
+                started.set()
+                await asyncio.Event().wait()
+
+        running = asyncio.create_task(stream())
+        await started.wait()
+        judging.give(rule(Operation.WRITE, "t"), revoked=frozenset({str(ETL)}))
+        with pytest.raises(NotAuthenticated):
+            await asyncio.wait_for(running, 10)
+        assert not judging.gate.calls
+
+    asyncio.run(main())
+
+
+def test_a_call_that_is_cancelled_by_its_client_is_not_refused() -> None:
+    async def main() -> None:
+        judging = Judging()
+        asker = await judging.begin()
+
+        async def call() -> None:
+            with UnderWay(judging.gate.calls, asker, "Fetch"):
+                await asyncio.Event().wait()
+
+        running = asyncio.create_task(call())
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert not judging.gate.calls
+
+    asyncio.run(main())
+
+
+def test_a_task_that_was_ended_goes_on_uncancelled() -> None:
+    async def main() -> None:
+        judging = Judging()
+        asker = await judging.begin()
+
+        async def ended() -> None:
+            with UnderWay(judging.gate.calls, asker, "Fetch") as under_way:
+                asyncio.get_running_loop().call_soon(under_way.end, PermissionDenied("gone"))
+                await asyncio.Event().wait()
+
+        async def call() -> str:
+            with pytest.raises(PermissionDenied):
+                await ended()
+            await asyncio.sleep(0)  # a cancelled task would end here
+            return "answered"
+
+        assert await asyncio.wait_for(asyncio.create_task(call()), 10) == "answered"
+
+    asyncio.run(main())
+
+
+def test_rules_that_change_while_a_long_request_is_judged_count() -> None:
+    """Ten thousand names take turns with others, one of whom takes a right away."""
+
+    async def main() -> None:
+        judging = Judging(rule(Operation.DESCRIBE, "", prefix=True))
+        await judging.begin()
+        places = [pb.TopicPartition(topic=f"t{number}") for number in range(REQUEST_PLACES_MAX)]
+        admitting = asyncio.create_task(judging.admit("WatchOffsets", pb.WatchOffsetsRequest(partitions=places)))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not admitting.done(), "others have their turn"
+        denied = Rule(str(ETL), Effect.DENY, Operation.DESCRIBE, Kind.TOPIC, "t0")  # which was judged already
+        judging.give(rule(Operation.DESCRIBE, "", prefix=True), denied)
+        with pytest.raises(UnknownTopic, match="'t0'"):
+            await asyncio.wait_for(admitting, 10)
+
+    asyncio.run(main())
+
+
+def test_all_that_is_under_way_is_judged_again_in_turns_with_others() -> None:
+    async def main() -> None:
+        kept = rule(Operation.READ, "kept")
+        judging = Judging(kept, rule(Operation.READ, "lost"))
+        asker = await judging.begin()
+        outcomes: dict[str, int] = {"kept": 0, "lost": 0}
+        all_lost = asyncio.Event()
+
+        async def call(topic: str) -> None:
+            try:
+                with UnderWay(judging.gate.calls, asker, "Fetch") as under_way:
+                    under_way.grants[Operation.READ, Kind.TOPIC, topic] = None
+                    await asyncio.Event().wait()
+            except TritonMQError:
+                outcomes[topic] += 1
+                if outcomes["lost"] == 2_000:
+                    all_lost.set()
+
+        tasks = [asyncio.create_task(call(topic)) for topic in ("kept", "lost") for _ in range(2_000)]
+        await asyncio.sleep(0)
+        judging.give(kept)
+        await asyncio.wait_for(all_lost.wait(), 10)
+        assert outcomes["kept"] == 0
+        assert len(judging.gate.calls) == 2_000
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def batch(topic: str, query_id: str = "") -> pb.ProduceHeader:
+    if not query_id:
+        return pb.ProduceHeader(topic=topic)
+    return pb.ProduceHeader(topic=topic, stage=pb.StageOf(key=pb.TransactionKey(query_id=query_id)))
+
+
+@pytest.mark.parametrize(
+    ("query_id", "needed"),
+    [
+        ("4b7f8c1e-5a57-4d7c-9d2e-0b6a3d1f2c11", None),
+        ("write:4b7f8c1e-5a57-4d7c-9d2e-0b6a3d1f2c11", None),
+        ("app:nightly", rule(Operation.WRITE, "app:nightly", Kind.TRANSACTION)),
+        ("4b7f8c1e-5a57-4d7c-9d2e-0b6a3d1f2c11 ", rule(Operation.WRITE, "4b7f8c1e", Kind.TRANSACTION, prefix=True)),
+        (f"work:{'0' * 32}/0/g", rule(Operation.READ, "g", Kind.GROUP)),
+    ],
+)
+def test_a_chosen_name_of_a_transaction_needs_a_right(query_id: str, needed: Rule | None) -> None:
+    async def main() -> None:
+        writes = rule(Operation.WRITE, "t")
+        judging = Judging(writes)
+        asker = await judging.begin()
+        door = judging.gate.door(BROKER.methods["Produce"])
+        with door.under_way(asker) as call:
+            assert door.admit_batch(call, batch("t")) is None
+            for _ in range(2):
+                error = door.admit_batch(call, batch("t", query_id))
+                assert (error is None) is (needed is None)
+            if needed is not None:
+                assert isinstance(error, PermissionDenied)
+                judging.give(writes, needed)
+                assert door.admit_batch(call, batch("t", query_id)) is None
+                judging.give(needed)
+                assert isinstance(door.admit_batch(call, batch("t", query_id)), UnknownTopic)
+
+    asyncio.run(main())
+
+
+def test_a_batch_is_judged_once_for_each_topic_until_rules_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        judging = Judging(rule(Operation.WRITE, "t"))
+        asker = await judging.begin()
+        door = judging.gate.door(BROKER.methods["Produce"])
+        judged: list[str | None] = []
+        real = judging.gate.judge
+
+        def judge(who: Asker, method: str, operation: Operation, kind: Kind, name: str | None) -> None:
+            judged.append(name)
+            real(who, method, operation, kind, name)
+
+        monkeypatch.setattr(judging.gate, "judge", judge)
+        with door.under_way(asker) as call:
+            assert [door.admit_batch(call, batch("t")) for _ in range(3)] == [None] * 3
+            assert isinstance(door.admit_batch(call, batch("u")), UnknownTopic)
+            assert isinstance(door.admit_batch(call, batch("u")), UnknownTopic)
+            assert judged == ["u", "u"]
+            judging.give()
+            assert isinstance(door.admit_batch(call, batch("t")), UnknownTopic)
+
+    asyncio.run(main())
