@@ -30,6 +30,7 @@ STREAMS: dict[str, Any] = {
     "Fetch": pb.FetchRequest,
     "Lock": pb.LockRequest,
     "WatchOffsets": pb.WatchOffsetsRequest,
+    "Work": pb.WorkRequest,
 }
 REQUESTS: dict[str, Any] = {name: method.request for name, method in (UNARY | PEER_UNARY).items()} | STREAMS
 LISTS = [(method, path) for method, bound in BOUNDS.items() for path in bound.lists]
@@ -88,7 +89,7 @@ def _with(method: str, path: str, count: int) -> bytes:
         if hasattr(holder, "add"):
             holder = holder.add()
     elements = getattr(holder, last)
-    unlike = BOUNDS[method].lists[path].once is not None
+    once = BOUNDS[method].lists[path].once
     if last == "settings":
         elements.update({str(number): "" for number in range(count)})
     elif path in ("topics", "columns"):
@@ -100,8 +101,8 @@ def _with(method: str, path: str, count: int) -> bytes:
     else:
         for number in range(count):
             added = elements.add()
-            if unlike:
-                added.partition = number
+            if once:
+                setattr(added, once[-1], number)
     data: bytes = request.SerializeToString()
     return data
 

@@ -71,6 +71,10 @@ class Answering:
             opened = [pb.PartitionOpened(topic=p.topic) for p in request.open.partitions]
             await send(Envelope(pb.BatchesHeader(opened=opened)))
 
+    async def work(self, requests: AsyncIterator[pb.WorkRequest], send: Send[Envelope[pb.WorkHeader]]) -> None:
+        async for _ in requests:
+            await send(Envelope(pb.WorkHeader(), ()))
+
     async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None:
         async for request in requests:
             await send(pb.LockResponse(token=len(request.name)))
