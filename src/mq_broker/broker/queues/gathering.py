@@ -512,10 +512,9 @@ class Gathering:
 
     def _propose(self, draft: Draft, life: int) -> None:
         self._flight = draft
+        work = Work(self.group, life, draft.steps)
         # It has no deadline: it is on its way until it is committed or the leadership is over. Requests have theirs.
-        self.partition.propose(
-            Work(self.group, life, draft.steps), lambda result: self._replied(draft, result), math.inf
-        )
+        self.partition.propose(work, lambda result: self._replied(draft, result), math.inf)
 
     def _replied(self, draft: Draft, result: Result) -> None:
         self._flight = None
