@@ -297,6 +297,16 @@ def test_a_port_at_any_address_is_reached_by_ipv4(anywhere: str) -> None:
         pass
 
 
+def test_whoever_goes_on_sending_is_told_all_the_same_why_its_link_has_ended() -> None:
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), connection(two) as (reader, writer):
+            writer.write(b"nonsense" + bytes(900_000))
+            assert b"a link begins with hello" in await closed(reader)
+
+    asyncio.run(scenario())
+
+
 def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "LINGER_S", 60.0)
 
