@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock bench bench-queues bench-kafka simulate simulate-brokers mutations mutants chaos rolling crashes clean
+.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -73,6 +73,9 @@ simulate-brokers: $(VENV)/.ready ## real brokers in virtual time: make simulate-
 COUNTED ?= 10
 mutations: $(VENV)/.ready     ## plant every fault, see that the simulator finds it, and put the counts into its README
 	$(BIN)/python -m tests.simulation.mutations --processes 2 --seeds $(COUNTED) --table tests/simulation/README.md
+
+bounds: $(VENV)/.ready        ## what members of a queue that mean harm make its leader keep, at full size
+	$(BIN)/python -m tests.bounds --table tests/bounds/README.md
 
 SAMPLE ?= 1
 mutants: $(VENV)/.ready       ## change the product in one place at a time, and see that a test fails: make mutants SAMPLE=10 tries one of ten

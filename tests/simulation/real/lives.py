@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What the coordination service was told: the partition goes on from this log, which had entries up to that one."""
+    """What the coordination service was told: the partition goes on from this log, which had entries up to that one;
+    `last_index` 0: nobody knows."""
 
     number: int
     broker: int

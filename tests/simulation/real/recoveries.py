@@ -74,19 +74,19 @@ class Recoveries:
         place = self._name(topic_id, partition)
         self._floors.setdefault(place, set()).add(state.offset_floor)
         logs = open_logs(self.cluster, place)
+        self.cluster.faults["partition recovered"] += 1
         [(broker, log_id)] = state.isr
         kept = logs.get(broker)
-        if kept is None or kept.journal.log_id != log_id:
-            return  # it has gone meanwhile: nobody can lead until the partition is recovered again
+        # Its broker may have died since it said what it has: that is not known here then.
+        last = (kept.replica.last_epoch, kept.replica.last_index) if kept and kept.journal.log_id == log_id else (0, 0)
         has = {each: (log.replica.last_epoch, log.replica.last_index) for each, log in logs.items()}
-        self.cluster.faults["partition recovered"] += 1
         self.cluster.tell(f"{place} is recovered from the log of broker {broker}: {state}; logs: {has}")
-        if has[broker] < max(has.values()):
+        if last != (0, 0) and last < max(has.values()):
             self.cluster.fail(f"{place} goes on from the log of broker {broker}, and another is better: {has}")
         for named, its in before.isr:
             if named in logs and logs[named].journal.log_id == its:
                 self.cluster.fail(f"{place} is recovered, and the log of broker {named} is left, which is in sync")
-        epoch, index = has[broker]
+        epoch, index = last
         self.lives(place).recovered(Recovery(state.recovery, broker, index, epoch, self.cluster.loop.time()))
         name, _, number = place.rpartition("-")
         if (name, int(number)) in self.cluster.ledgers:
