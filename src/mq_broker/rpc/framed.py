@@ -150,10 +150,9 @@ class FramedWire(asyncio.BufferedProtocol):
         if transport.can_write_eof():
             transport.write_eof()
             transport.resume_reading()
-            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
-        else:
+        else:  # TLS cannot say its last and go on reading
             transport.close()
-            asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
+        asyncio.get_running_loop().call_later(LINGER_S, transport.abort)
 
     # ------------------------------------------------------------------ what asyncio tells
 
