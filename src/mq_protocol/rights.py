@@ -298,7 +298,10 @@ RIGHTS: Final[Mapping[str, Row]] = {
         ),
         waits=True,
     ),
-    "Observe": Row((_cluster(_O.METRICS),), says="Tells the names of all topics and groups."),
+    "Observe": Row(
+        shows=_SEES_GROUPS,
+        says="With Cluster Metrics everything is told, and numbers of the broker.",
+    ),
     "SetLogLevel": Row((_cluster(_O.ALTER),), changes=True),
     "Acls": Row((_cluster(_O.ACLS),)),
     "AlterAcls": Row((_cluster(_O.ACLS),), changes=True),

@@ -40,7 +40,7 @@ ELSEWHERE = {
     ("StartMoves", "moves.topic"): "whoever may alter the cluster moves every topic",
     ("Lead", "topic"): "whoever may alter the cluster moves every topic",
     ("Recover", "topic"): "whoever may alter the cluster moves every topic",
-    ("Observe", "topics"): "whoever may read metrics reads those of every topic",
+    ("Observe", "topics"): "the handler leaves out what may not be described",
     ("Acls", "after.name"): "a place in a list",
     ("AlterAcls", "add.name"): "whoever may change rules may change all",
     ("AlterAcls", "remove.name"): "whoever may change rules may change all",

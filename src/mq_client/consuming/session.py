@@ -118,9 +118,10 @@ class Session:
             self._subscriptions.pushed(self, message.header, payloads)
 
     def _over(self, broke: grpc.RpcError | None) -> None:
-        if broke is not None and not self.ended:
-            log.info("subscription at %s ended: %s", self.address, from_call(broke, self.address))
-        self._subscriptions.session_ended(self)
+        error = None if broke is None or self.ended else from_call(broke, self.address)
+        if error is not None:
+            log.info("subscription at %s ended: %s", self.address, error)
+        self._subscriptions.session_ended(self, error)
 
 
 def _pieces(elements: Sequence[T]) -> Iterator[Sequence[T]]:

@@ -19,7 +19,15 @@ from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped
 from mq_client.consuming.session import Session
-from mq_client.errors import MemberInUse, NotLeader, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_client.errors import (
+    MemberInUse,
+    NotAuthenticated,
+    NotLeader,
+    OutcomeUnknown,
+    PermissionDenied,
+    TritonMQError,
+    UnknownTopic,
+)
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
@@ -283,8 +291,9 @@ class Subscriptions:
             session = self._sessions[address] = Session(self, address)
         return session
 
-    def session_ended(self, session: Session) -> None:
-        """The stream broke: its partitions are opened again wherever they are led by now.
+    def session_ended(self, session: Session, error: TritonMQError | None = None) -> None:
+        """The stream broke: its partitions are opened again wherever they are led by now. One that was refused for
+        want of a right is not: no other broker would grant it.
 
         Ended and forgotten in one step: no partition stays at a stream that another has taken the place of.
         """
@@ -293,9 +302,12 @@ class Subscriptions:
             if self._sessions.get(session.address) is not session:
                 return  # another has taken its place
             del self._sessions[session.address]
-            for place in self.places.values():
-                if place.address == session.address:
-                    place.address = None
+            there = [place for place in self.places.values() if place.address == session.address]
+            for place in there:
+                place.address = None
+            if isinstance(error, PermissionDenied | NotAuthenticated | UnknownTopic):
+                for topic in dict.fromkeys(place.topic for place in there):
+                    self.fail(topic, error)
             self._failed = True
             self._work.notify()
 

@@ -468,3 +468,69 @@ def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path)
         }
 
     asyncio.run(main())
+
+
+# ---------------------------------------------------------------- clients
+
+
+def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.create_topic("secret")
+            for topic in ("t", "secret"):
+                for group in ("readers", "others"):
+                    positions = [pb.CursorPosition(topic=topic)]
+                    await root.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
+            await root.allow(rule("Read"), rule("Describe", "Group", "readers"))
+            everything = pb.ObserveRequest(detail=pb.PARTITIONS)
+            seen = await etl.ask("Observe", everything)
+            assert list(seen.topics.name) == ["t"]
+            assert len(seen.partitions.topic) == 1
+            assert list(zip(seen.groups.topic, seen.groups.group, strict=True)) == [("t", "readers")]
+            assert (dict(seen.values), dict(seen.left_out)) == ({}, {})
+            named = await etl.ask("Observe", pb.ObserveRequest(detail=pb.TOPICS, topics=["secret"]))
+            assert not named.topics.name
+            await root.allow(rule("Metrics", "Cluster", "cluster"))
+            whole = await etl.ask("Observe", everything)
+            assert sorted(whole.topics.name) == ["secret", "t"]
+            assert whole.values
+
+    asyncio.run(main())
+
+
+def test_clients_that_are_denied_are_told_at_once(tmp_path: Path) -> None:
+    """Real clients, with the rights of everybody: none waits for its deadline."""
+    from mq_client import Admin, Consumer, Producer, Queue, Reader
+
+    def ask(address: str) -> None:
+        with Producer(address) as producer, pytest.raises(PermissionDenied, match="no right Write on topic 't'"):
+            producer.publish("t", "x").result(DEADLINE_S)
+        for topic, group, missing in (("seen", None, "topic 'seen'"), ("t", "others", "group 'others'")):
+            told = pytest.raises(PermissionDenied, match=f"no right Read on {missing}")
+            with Consumer(address, group=group, start="earliest") as consumer, told:
+                consumer.subscribe(topic)
+        with pytest.raises(PermissionDenied, match="no right Read on topic 'seen'"):
+            list(Reader(address).read("seen", partition=0, start=0, end=1))
+        with (
+            Queue(address, "t", "work") as queue,
+            pytest.raises(PermissionDenied, match="no right Read on group 'work'"),
+        ):
+            next(iter(queue))
+        with Admin(address) as admin:
+            assert admin.list_topics() == ["seen", "t"]
+            with pytest.raises(UnknownTopic, match="unknown topic 'secret'"):
+                admin.describe_topic("secret")
+
+    async def main() -> None:
+        async with judging(tmp_path) as broker:
+            root = As(broker, ROOT)
+            for topic in ("t", "seen", "secret"):
+                await root.create_topic(topic, schema=None)
+            await root.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="work"))
+            anybody = "User:ANONYMOUS"
+            await root.allow(rule("Read", who=anybody), rule("Describe", name="seen", who=anybody))
+            await root.allow(rule("Describe", "Group", "work", who=anybody))
+            async with asyncio.timeout(4 * DEADLINE_S):
+                await asyncio.to_thread(ask, broker.address)
+
+    asyncio.run(main())

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final, TypeVar
 
 from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, TopicRow
+from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import ANSWER_BYTES_MAX
+from mq_protocol.rights import Kind, Operation
 
 ROWS_AT_ONCE: Final = 250
 """Rows that are told before others have their turn."""
@@ -21,8 +23,11 @@ GROUP_TOLD_BYTES: Final = 50
 Row = TypeVar("Row", TopicRow, PartitionRow, GroupRow)
 
 
-async def answer(observation: Observation, detail: int, topics: Collection[str]) -> pb.ObserveResponse:
-    """`topics`: rows of these only; none: of all."""
+async def answer(
+    observation: Observation, detail: int, topics: Collection[str], sees: Asker | None = None
+) -> pb.ObserveResponse:
+    """`topics`: rows of these only; none: of all. `sees`: only what it may describe, and no numbers of the broker;
+    None: everything."""
     response = pb.ObserveResponse(
         broker=observation.broker,
         incarnation=observation.incarnation,
@@ -31,20 +36,21 @@ async def answer(observation: Observation, detail: int, topics: Collection[str])
         now_us=observation.now_us,
         state=observation.state,
         coordination=observation.coordination,
-        values=observation.values,
-        links=observation.links,
+        values=observation.values if sees is None else {},
+        links=observation.links if sees is None else {},
     )
     if detail >= pb.TOPICS:
-        await _Telling(response, topics).tell(observation, detail)
+        await _Telling(response, topics, sees).tell(observation, detail)
     return response
 
 
 class _Telling:
     """Owns how much of one answer is full, and at which place each topic stands in it."""
 
-    def __init__(self, response: pb.ObserveResponse, topics: Collection[str]) -> None:
+    def __init__(self, response: pb.ObserveResponse, topics: Collection[str], sees: Asker | None) -> None:
         self._response = response
         self._topics = topics
+        self._sees = sees
         self._size = 0
         self._places: dict[str, int] = {}
 
@@ -61,7 +67,7 @@ class _Telling:
         left_out = 0
         for count, row in enumerate(rows, 1):
             name = row.name if isinstance(row, TopicRow) else row.topic
-            if not self._topics or name in self._topics:
+            if (not self._topics or name in self._topics) and (self._sees is None or _seen(row, name, self._sees)):
                 left_out += self._size >= ANSWER_BYTES_MAX or not tell(row)
             if count % ROWS_AT_ONCE == 0:
                 await asyncio.sleep(0)
@@ -117,6 +123,12 @@ class _Telling:
         _flat(told.unheard_count, told.unheard, tuple(row.unheard_ms))
         told.unheard_ms.extend(row.unheard_ms.values())
         return True
+
+
+def _seen(row: TopicRow | PartitionRow | GroupRow, topic: str, asker: Asker) -> bool:
+    if isinstance(row, GroupRow) and not asker.may(Operation.DESCRIBE, Kind.GROUP, row.group):
+        return False
+    return asker.may(Operation.DESCRIBE, Kind.TOPIC, topic)
 
 
 def _flat(counts: Any, flat: Any, brokers: tuple[int, ...]) -> None:

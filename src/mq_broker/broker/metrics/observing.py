@@ -22,9 +22,11 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metrics.answering import answer
 from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, QueueRow, TopicRow
 from mq_broker.broker.metrics.queue_rows import LimitOf, walk_queues
+from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.names import check_topic_name
+from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
 from mq_protocol.versions import ours
 
 log = logging.getLogger(__name__)
@@ -145,7 +147,9 @@ class Observing:
 
     async def _answer(self, request: pb.ObserveRequest) -> pb.ObserveResponse:
         """Of all topics it is made once an observation and detail."""
-        newest = await self.observation()
+        newest, asking = await self.observation(), asker()
+        if not asking.may(Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME):
+            return await answer(newest, request.detail, frozenset(request.topics), asking)
         if request.topics:
             return await answer(newest, request.detail, frozenset(request.topics))
         told = self._told.get(request.detail)
