@@ -9,7 +9,9 @@ from tests.simulation.real.planted import FAULTS
 from tests.test_scenarios import fault
 
 README = Path(__file__).parent / "README.md"
-RULES = 24
+ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+TRAPS = 26
+RULES = 25
 
 
 def tables() -> tuple[list[list[str]], list[list[str]]]:
@@ -34,3 +36,18 @@ def test_each_rule_has_a_script_or_a_test() -> None:
     assert [row[0] for row in rules] == [str(number) for number in range(1, RULES + 1)]
     proofs = [proof for *_, proofs in rules for proof in proofs.split(", ")]
     assert [(proof, why) for proof in proofs if (why := fault(proof))] == []
+
+
+def test_each_rule_of_architecture_is_one_of_the_table() -> None:
+    section = ARCHITECTURE.read_text().split("\n### Rules of queues\n")[1].split("\n### ")[0]
+    assert re.findall(r"^(\d+)\. \*\*", section, re.MULTILINE) == [str(number) for number in range(1, RULES + 1)]
+
+
+def test_each_trap_has_a_test() -> None:
+    section = ARCHITECTURE.read_text().split("\n### Traps of queues\n")[1].split("\n## ")[0]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:3] != "|--"
+    ]
+    rows = [row for row in rows if row[0].isdigit()]
+    assert [row[0] for row in rows] == [str(number) for number in range(1, TRAPS + 1)]
+    assert [(proof, why) for *_, proofs in rows for proof in proofs.split(", ") if (why := fault(proof))] == []
