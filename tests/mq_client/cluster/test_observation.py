@@ -190,6 +190,15 @@ def test_topics_are_described_as_their_leaders_know_them_with_one_question_to_ea
     assert [method for _, method, _ in watched.asked] == ["Metadata"]
 
 
+def test_a_followers_word_is_not_taken_for_a_leaders(admin: Admin, watched: Watched) -> None:
+    say(watched, topic_info(3, epoch=5))
+    answering(watched, b1=said(1, epoch=9), b2=said(2, epoch=9), b3=OutcomeUnknown("gone"))
+    assert (admin.describe_topics()[0].partitions[0].leader, admin.describe_topics()[0].partitions[0].leader_epoch) == (
+        3,
+        5,
+    )
+
+
 def test_an_older_leaders_word_is_not_believed(admin: Admin, watched: Watched) -> None:
     say(watched, topic_info(2, epoch=5))
     answering(watched, b1=said(1, leads=True, epoch=4), b2=said(2), b3=said(3))

@@ -212,6 +212,7 @@ class Observing:
 
     def _walk(self, found: _Gathered) -> Iterator[None]:
         """One step a partition, and one a cursor. A partition may be closed between two steps."""
+        live = {self._shell.broker, *self._cluster.brokers}
         for partition in self._shell.partitions():
             if partition.closed:
                 continue
@@ -222,7 +223,7 @@ class Observing:
                 topic = found.topics[row.topic] = TopicRow(row.topic)
                 topic.retention_ms = partition.topic.settings.retention_ms
             topic.add(row)
-            _count(partition, row, found.counts)
+            _count(partition, row, found.counts, live)
             yield
             if row.leads:
                 found.unheard_ms = max(found.unheard_ms, *row.unheard_ms.values(), 0)
@@ -263,14 +264,15 @@ _COUNTED: Final = (
 )
 
 
-def _count(partition: Partition, row: PartitionRow, counts: Counter[str]) -> None:
-    """At the least number in sync is a partition whose next loss of a replica has it refuse writes: one that never had
-    more replicas is not counted."""
+def _count(partition: Partition, row: PartitionRow, counts: Counter[str], live: set[int]) -> None:
+    """In sync are those named that live: a leader leaves no fewer in the set than `min_insync_replicas`, dead or alive,
+    and refuses writes by how many live. At the least number is a partition whose next loss of a replica has it refuse
+    writes: one that never had more replicas is not counted."""
     counts["partitions_leader" if row.leads else "partitions_follower"] += 1
     counts["partitions_without_leader"] += row.leader == 0
     counts["partitions_awake"] += not partition.rest.asleep
     if row.leads:
-        least, in_sync = partition.topic.settings.min_insync_replicas, len(row.isr)
+        least, in_sync = partition.topic.settings.min_insync_replicas, len(live.intersection(row.isr))
         counts["partitions_under_replicated"] += in_sync < len(row.replicas)
         counts["partitions_at_min_isr"] += in_sync == least < len(row.replicas)
         counts["partitions_under_min_isr"] += in_sync < least

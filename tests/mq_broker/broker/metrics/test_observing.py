@@ -109,6 +109,17 @@ def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Pa
     assert list(told.partitions.moving_to) == [4, 5]
 
 
+def test_a_dead_replica_that_is_still_named_in_sync_does_not_count_as_one(tmp_path: Path) -> None:
+    async def scenario() -> pb.ObserveResponse:
+        observed = observing(tmp_path, part(number=0, isr=(1, 3)), part(number=1), part(number=2, isr=(1, 2)))
+        observed._cluster.brokers = {1: None, 2: None}  # type: ignore[dict-item]
+        return await asked(observed)
+
+    told = asyncio.run(scenario()).values
+    names = ("under_replicated", "at_min_isr", "under_min_isr")
+    assert [told[f"partitions_{name}"] for name in names] == [3, 2, 1]
+
+
 def test_what_is_staged_is_told_without_what_is_scheduled(tmp_path: Path) -> None:
     def batch(timestamp_us: int, due_us: int = 0) -> Any:
         return SimpleNamespace(timestamp_us=timestamp_us, due_us=due_us)
