@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
+.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock monitoring bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -108,6 +108,15 @@ $(PROTOC)/.ready:
 	$(PYTHON) -m venv $(PROTOC)
 	$(PROTOC)/bin/python -m pip -q install "grpcio-tools==1.72.2" "protobuf==6.30.2" "setuptools<81"
 	touch $@
+
+# Debian's package, unpacked and not installed
+monitoring: $(VENV)/.ready build/prometheus/usr/bin/promtool ## alert rules and dashboard, with a real Prometheus
+	$(BIN)/python deploy/monitoring/make_dashboard.py
+	$(BIN)/python -m pytest tests/deploy tests/cluster/test_monitoring.py
+
+build/prometheus/usr/bin/promtool:
+	mkdir -p build/prometheus
+	cd build/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb .
 
 lock:                         ## pin every dependency anew
 	$(PYTHON) -m venv .venv-lock
