@@ -29,6 +29,10 @@ class Parts:
                 close=self.noting("journals"),
             ),
             _coordination=SimpleNamespace(stop=self.noting("session")),
+            _systemd=SimpleNamespace(tell=self.told.append),
+            _link_server=SimpleNamespace(stop=self.noting("link port")),
+            _log_levels=SimpleNamespace(close=lambda: self.told.append("log levels")),
+            _audit=SimpleNamespace(stop=lambda: self.told.append("audit log")),
             _links=SimpleNamespace(flush=self.noting("flush links"), close=self.noting("links")),
             _servers=[SimpleNamespace(stop=self.noting("server")), SimpleNamespace(stop=self.noting("server"))],
             _calls=SimpleNamespace(close=self.noting("calls")),
@@ -52,7 +56,7 @@ class Parts:
 def test_a_broker_that_leaves_hands_over_and_waits_until_the_others_have_been_told() -> None:
     parts = Parts()
     asyncio.run(server._Broker.leave(parts.broker, 7.5))
-    assert parts.told == ["hand over", "flush links"]
+    assert parts.told == ["STOPPING=1", "hand over", "flush links"]
     assert parts.waits == [7.5, server.FLUSH_TIMEOUT_S]
     assert parts.broker._observing.state == "draining"
 
@@ -61,8 +65,8 @@ def test_a_broker_ends_its_work_then_its_session_and_its_journals_once_nobody_as
     parts = Parts()
     asyncio.run(server._Broker.close(parts.broker))
     assert parts.told == [
-        *("work", "session", "links", "server", "server"),
-        *("journals", "calls", "checking threads", "filtering threads", "reading keys", "comparing rows"),
+        *("work", "session", "links", "link port", "server", "server", "journals", "calls", "log levels"),
+        *("checking threads", "filtering threads", "reading keys", "comparing rows", "audit log"),
     ]
 
 

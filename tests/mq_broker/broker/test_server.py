@@ -248,7 +248,7 @@ def test_whatever_says_that_it_runs_until_cancelled_runs_in_a_broker_that_serves
     monkeypatch.setattr(Shell, "spawn", noted)
 
     async def scenario() -> None:
-        async with standalone(tmp_path):
+        async with standalone(tmp_path, authorize=True):
             assert endless - spawned == set()
 
     asyncio.run(scenario())

@@ -15,6 +15,7 @@ from mq_broker.broker.transactions.requests import key_to_wire
 from mq_broker.core.entries import Fence, TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas
+from mq_protocol.rights import Operation
 from tests.mq_broker.broker.transactions.worlds import KEY, World, run, staged, uuid
 
 
@@ -118,8 +119,8 @@ def test_others_have_a_turn_while_many_partitions_and_many_keys_are_looked_throu
         async with asyncio.timeout(3):  # a turn, and no second
             assert 2 <= await turns(fenced(ours)) <= 3, "one turn after four of eight partitions"
         keys = [TransactionKey(f"q{number}", "t") for number in range(30)]
-        assert 10 <= await turns(_meant(keys, "q3")) <= 11, "one turn after three of thirty keys"
-        assert await _meant(keys, "q3") == [TransactionKey("q3", "t")]
-        assert await _meant(keys, "") == keys
+        assert 10 <= await turns(_meant(keys, "q3", Operation.DESCRIBE)) <= 11, "one turn after three of thirty keys"
+        assert await _meant(keys, "q3", Operation.DESCRIBE) == [TransactionKey("q3", "t")]
+        assert await _meant(keys, "", Operation.DESCRIBE) == keys
 
     fencing(scenario)
