@@ -3199,7 +3199,7 @@ class SessionResponse(_message.Message):
     lent_bytes: _builtins.int
     """what the lease counts for of the credit"""
     ready: _builtins.bool
-    """whether more is ready than the credit allows"""
+    """whether more is ready than the credit allows, if that is news since the last lease"""
     credit: _builtins.int
     """the records of a credit that took some back, once it holds"""
     active: _builtins.bool

@@ -51,7 +51,7 @@ class Answers:
         self._terms = terms
         self._holdings = holdings
         self._doubt = doubt
-        self._bytes_each = 0.0
+        self.bytes_each = 0.0
         self._began: float | None = None
 
     def hear(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
@@ -124,12 +124,12 @@ class Answers:
         lease = HeldLease(place.partition, name, ranges, answer.deliveries, answer.failures, lease_s, now)
         lease.order, lease.order_by, lease.losses = answer.order, answer.order_by, call.losses
         # Until it is read: as much as was allowed, or what records have taken so far
-        lease.bytes_each = min(call.bytes / lease.open, self._bytes_each or call.bytes / lease.open)
+        lease.bytes_each = min(call.bytes / lease.open, self.bytes_each or call.bytes / lease.open)
         return lease
 
     def note_size(self, bytes_each: float) -> None:
         """What a record took that was read."""
-        self._bytes_each = bytes_each if not self._bytes_each else 0.8 * self._bytes_each + 0.2 * bytes_each
+        self.bytes_each = bytes_each if not self.bytes_each else 0.8 * self.bytes_each + 0.2 * bytes_each
 
     def lease_failed(self, place: Place, call: Call, error: TritonMQError, now: float) -> TritonMQError | None:
         """The error, if asking again does not help."""

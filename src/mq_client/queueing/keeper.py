@@ -307,7 +307,8 @@ class Keeper(Planning):
             self._note_heard(tallies)
             self._answers.ask_about_doubts(now)
             starts = self._plan(now)
-            if not starts and not tallies:
+            goes_on = self._turns_on_loop is not None and not self.closing  # what is told changes nothing
+            if not starts and (not tallies or goes_on):
                 if self.closing and (now >= self._close_by or self._is_quiet()):
                     return False
                 self._work.wait(max(0.0, min(self._wake_at, self._close_by) - now))

@@ -219,7 +219,7 @@ class Planning:
             if self.closing:
                 sessions.give_back(place, now)
                 sessions.take_back(found[number])
-        lines = {number: self._lines(places[number], addresses[number], now, starts) for number in found}
+        lines = {number: self._lines(session, now, starts) for number, session in found.items()}
         if not self.closing and self.error is None:
             asked = [place.leasing for place in holdings.places.values() if place.leasing is not None]
             records = holdings.held + sum(call.records for call in asked)
@@ -236,21 +236,23 @@ class Planning:
             self._doubt(session.call.address)
         self._wake_at = min(self._wake_at, since if now < since else now + _STALL_S)
 
-    def _lines(self, place: Place, address: str, now: float, starts: list[Start]) -> list[Line]:
-        """Outcomes and extensions that are due. An ack with outputs goes by a request of its own, and nothing of its
-        partition is said until that is answered."""
-        box, lines = place.settles, list[Line]()
+    def _lines(self, session: PlaceSession, now: float, starts: list[Start]) -> list[Line]:
+        """Outcomes and extensions that are due. While others of the partition are on their way outcomes gather, unless
+        there is nothing else to do: each message may be an entry. An ack with outputs goes by a request of its own, and
+        nothing of its partition is said until that is answered."""
+        place, lines = session.place, list[Line]()
+        box, hurries = place.settles, self._hurries(place.settles)
         if place.extensions and now >= place.extend_after:
             lines += place.extensions.take_lines()
         elif place.extensions:
             self._wake_at = min(self._wake_at, place.extend_after)
-        due = max(place.settle_after, 0.0 if self._hurries(box) else box.since + GATHER_S)
-        if not box or place.settling is not None:
+        due = max(place.settle_after, 0.0 if hurries else box.since + GATHER_S)
+        if not box or place.settling is not None or (session.account.sent and not hurries):
             return lines
         if now < due:
             self._wake_at = min(self._wake_at, due)
         elif box.begins_with_outputs:
-            starts += self._settle(place, address, now)
+            starts += self._settle(place, session.call.address, now)
         else:
             lines += box.take_lines(outputs=False)
         return lines

@@ -179,7 +179,8 @@ class Sessions:
             session.stream.say(request)
 
     def hand_out(self, sessions: Mapping[int, PlaceSession], whole: Credit, held: Credit, *, hungry: bool) -> None:
-        self._shares.hand_out((each.account for each in sessions.values()), whole, held, hungry=hungry)
+        accounts = [each.account for each in sessions.values()]
+        self._shares.hand_out(accounts, whole, held, hungry=hungry, bytes_each=self._answers.bytes_each)
 
     def take_back(self, session: PlaceSession) -> None:
         """Nothing more is to be lent."""
@@ -231,6 +232,7 @@ class Sessions:
         self._holdings.lose(place, map(LeaseId.from_wire, said.gone))
         if said.HasField("lease"):
             self._lent(session, said, rows, now)
+            account.ready = said.lease.ready
         if said.HasField("ready"):
             account.ready = said.ready
         if said.HasField("active"):

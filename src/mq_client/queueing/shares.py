@@ -17,6 +17,11 @@ from mq_client.queueing.places import STAYS_MAX, Credit
 SHARE_BYTES_MIN: Final = 64 << 10
 """Credit is not shared so far that a leader may lend fewer bytes."""
 
+BYTES_EACH_MIN: Final = 4 << 10
+BYTES_TIMES: Final = 4
+"""So many times what records took so far, and so many bytes at least, are given for each record: all bytes would lie
+with leaders that have nothing. Of larger records a leader lends fewer, and is given more then."""
+
 
 @dataclass(eq=False, slots=True)
 class Account:
@@ -74,14 +79,17 @@ class Shares:
     def __init__(self, first: int) -> None:
         self._next = first
 
-    def hand_out(self, accounts: Iterable[Account], whole: Credit, held: Credit, *, hungry: bool) -> None:
-        """Give to some of these, and take from others. `held`: what the member holds, and what others may lend it."""
+    def hand_out(
+        self, accounts: Iterable[Account], whole: Credit, held: Credit, *, hungry: bool, bytes_each: float = 0.0
+    ) -> None:
+        """Give to some of these, and take from others. `held`: what the member holds, and what others may lend it.
+        `bytes_each`: what a record took so far."""
         every = list(accounts)
         if not every:
             return
         first = self._next % (max(account.partition for account in every) + 1)
         every.sort(key=lambda account: (account.partition < first, account.partition))
-        turn = _Turn(every, whole, held)
+        turn = _Turn(every, whole, held, max(BYTES_EACH_MIN, round(BYTES_TIMES * bytes_each)))
         ready = [account for account in every if account.ready]
         if turn.is_over:
             turn.cut()
@@ -98,10 +106,11 @@ class Shares:
 class _Turn:
     """What is left of the credit while it is handed out."""
 
-    def __init__(self, accounts: list[Account], whole: Credit, held: Credit) -> None:
+    def __init__(self, accounts: list[Account], whole: Credit, held: Credit, bytes_each: int) -> None:
         self._accounts = accounts
+        self._bytes_each = bytes_each
         self._whole = whole
-        self._records = whole.records - held.records - sum(account.out for account in accounts)
+        self._records = whole.records - held.records - sum(max(0, account.out - account.sent) for account in accounts)
         self._bytes = whole.bytes - held.bytes - sum(account.out_bytes for account in accounts if account.out)
         parts = max(1, min(len(accounts), whole.records, whole.bytes // SHARE_BYTES_MIN))
         self._share = Credit(max(1, whole.records // parts), max(1, whole.bytes // parts))
@@ -111,7 +120,7 @@ class _Turn:
     @property
     def is_over(self) -> bool:
         """Whether more is out than the member may hold, since that was lowered."""
-        return self._records + sum(account.sent for account in self._accounts) < 0
+        return self._records < 0
 
     def cut(self) -> None:
         """Take back as much as is out too much, wherever it is."""
@@ -124,8 +133,8 @@ class _Turn:
 
     @property
     def is_much(self) -> bool:
-        sent = sum(account.sent for account in self._accounts)
-        return (self._records + sent) * 2 >= self._whole.records and self._bytes * 2 >= self._whole.bytes
+        records = self._records + sum(map(_set_free, self._accounts))
+        return records * 2 >= self._whole.records and self._bytes * 2 >= self._whole.bytes
 
     def share(self, *, hungry: bool) -> None:
         """Nothing is ready: each has its share, and is given it again once half of it was lent."""
@@ -134,30 +143,42 @@ class _Turn:
                 self._give(account, self._share)
 
     def give(self, ready: list[Account], *, hungry: bool) -> None:
-        most = max(self._share.records, self._whole.records // len(ready)) if hungry else self._whole.records
-        size = max(self._share.bytes, self._whole.bytes // len(ready)) if hungry else self._whole.bytes
-        others = len(ready) > 1
-        for account in sorted(ready, key=lambda each: not each.sent):  # who has just settled may have more at once
-            if not self._spread and others and account.sent and account.stayed >= STAYS_MAX:
-                account.stayed = 0
+        """To leaders that have more: all to one while the application is busy, else half of it to each of two, and in
+        small pieces only if nothing is on its way, neither records nor outcomes that set credit free."""
+        parts = min(len(ready), 2) if hungry else 1
+        most = Credit(max(1, self._whole.records // parts), max(1, self._whole.bytes // parts))
+        nothing_comes = not any(account.out or account.sent for account in self._accounts)
+        least = 1 if nothing_comes else (most.records + 1) // 2
+        for account in ready if self._spread else sorted(ready, key=lambda each: not each.sent):
+            if self._has_stayed(account, ready):
                 continue
-            if self._give(account, Credit(most, size)):
+            if self._give(account, most, least):
                 account.stayed = account.stayed + 1 if account.sent else 0
-                if not account.sent or not hungry:
+                if self._spread or not account.sent:
                     self.moved_on = account.partition
                 if not hungry:
                     return
 
-    def _give(self, account: Account, most: Credit) -> bool:
-        """Up to so much, with what it has. Records whose outcomes are on their way to its leader are free there."""
+    def _has_stayed(self, account: Account, ready: list[Account]) -> bool:
+        """Whether it is another leader's turn. Of a credit that is not shared the leader that is just settled with may
+        lend again by the same entry, for some turns."""
+        if self._spread or len(ready) == 1 or not account.sent or account.stayed < STAYS_MAX:
+            return False
+        account.stayed = 0
+        return True
+
+    def _give(self, account: Account, most: Credit, least: int = 1) -> bool:
+        """Up to so much, with what it has, and no fewer records than `least`. Records whose outcomes are on their way
+        to its leader are free there."""
         if account.recalled is not None:
             return False
         out_bytes = account.out_bytes if account.out else 0
-        records = min(most.records - account.out, self._records + account.sent)
-        size = max(min(most.bytes - out_bytes, self._bytes), 0)
-        if records < 1 or not (size or out_bytes):
+        free = _set_free(account)
+        records = min(most.records - account.out, self._records + free)
+        size = max(min(most.bytes - out_bytes, self._bytes, records * self._bytes_each + SHARE_BYTES_MIN), 0)
+        if records < least or not (size or out_bytes):
             return False
-        self._records -= records
+        self._records -= max(0, records - free)
         self._bytes -= size
         account.give(records, size)
         return True
@@ -168,3 +189,9 @@ class _Turn:
         for account in self._accounts:
             if not account.ready and account.out > keep and account.recalled is None:
                 account.recall(keep)
+
+
+def _set_free(account: Account) -> int:
+    """Records whose outcomes are on their way to its leader, and for which it may not lend others yet: it settles those
+    before it lends."""
+    return max(0, account.sent - account.out)

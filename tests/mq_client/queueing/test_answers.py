@@ -105,7 +105,7 @@ def test_until_its_rows_are_read_a_lease_counts_as_much_as_was_allowed_or_as_rec
     assert played.keeper.holdings.held_bytes == 40 + 2 * 10
     answers = played.keeper._answers
     answers.note_size(20.0)
-    assert answers._bytes_each == pytest.approx(12.0), "the last one counts for a fifth"
+    assert answers.bytes_each == pytest.approx(12.0), "the last one counts for a fifth"
 
 
 @pytest.mark.parametrize(

@@ -208,13 +208,12 @@ class Session:
                 f"a credit of {records} more records and {size} more bytes is above {CREDIT_RECORDS_MAX} and "
                 f"{CREDIT_BYTES_MAX}: nobody can hold so much"
             )
-        if credit.records < self._records or credit.bytes < self._bytes:
+        if credit.records < self._records:
             self._echo = credit.records
         self._records, self._bytes, self.watches = credit.records, credit.bytes, credit.watch
         standing = self._standing
         if standing is None or not standing.in_flight:
             self._tell_credit()
-            self._told_ready = None
             self._ask()
 
     def check(self, leases: Iterable[LeaseId]) -> None:
@@ -269,8 +268,7 @@ class Session:
 
     def is_dry(self) -> None:
         """Nothing is ready for its credit."""
-        if self._told_ready is not False:
-            self._tell_ready(False)
+        self._tell_ready(False)
         self._tell_active()
 
     def answered(self, standing: Standing, lent: Lent) -> None:
@@ -284,10 +282,11 @@ class Session:
         if lent.lease is not None:
             self._lent += sum(run.end - run.first for run in lent.runs)
             self._lent_bytes += lent.bytes
+            self._told_ready = lent.ready
             self.told.append(lent)
             self._tell_active()
-        if lent.lease is not None or lent.ready:
-            self._tell_ready(lent.ready)
+        elif lent.ready:
+            self._tell_ready(True)
         self._news(self)
         self._tell_credit()
         self._ask()
@@ -304,9 +303,11 @@ class Session:
             self._news(self)
 
     def _tell_ready(self, ready: bool) -> None:
-        self._told_ready = ready
-        self.told.append(Ready(ready))
-        self._news(self)
+        """What the member takes it for, unless it is told otherwise."""
+        if ready is not self._told_ready:
+            self._told_ready = ready
+            self.told.append(Ready(ready))
+            self._news(self)
 
     def _tell_active(self) -> None:
         active = self._gathering.active
