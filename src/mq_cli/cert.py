@@ -1,0 +1,250 @@
+"""`tritonmq cert`: the certificates of a cluster, made on a machine that keeps the authority's key."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import DEFAULT_BOOTSTRAP, checking_what_was_typed, say, write_table
+from mq_protocol.errors import InvalidSetting, TritonMQError
+from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
+
+if TYPE_CHECKING:
+    from cryptography import x509
+
+    from mq_dev.certificates import Authority
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+CERTS: Final = Path("certs")
+CA_KEY: Final = Path("ca.key")
+RENEW_DAYS: Final = 30
+
+_LEAF_DAYS: Final = 365
+_CA_DAYS: Final = 3_650
+
+
+def _path(option: str, default: Path, text: str) -> Callable[[F], F]:
+    kind: Any = click.Path(path_type=Path)
+    return click.option(option, type=kind, default=default, show_default=True, metavar="PATH", help=text)
+
+
+_dir = _path("--dir", CERTS, "The directory of the certificates.")
+_ca_key = _path("--ca-key", CA_KEY, "The authority's key. Keep it on a machine of its own.")
+_days = click.option(
+    "--days", type=click.IntRange(min=1), default=_LEAF_DAYS, show_default=True, help="How long it is valid."
+)
+
+
+@click.group(cls=CommandGroup, short_help="Make, show, check and renew certificates.")
+def cert() -> None:
+    """Make, show, check and renew the certificates of a cluster. Needs `pip install 'tritonmq[security]'`."""
+
+
+@cert.command("create-ca")
+@_dir
+@_ca_key
+@click.option("--days", type=click.IntRange(min=1), default=_CA_DAYS, show_default=True, help="How long it is valid.")
+def create_ca(dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002 - the option's name
+    """Make the authority that signs all certificates of a cluster.
+
+    ca.crt goes to every broker and client. The authority's key stays where it is.
+    """
+    with checking_what_was_typed():
+        from mq_dev.certificates import Authority
+
+        Authority.create(dir, ca_key, days)
+    click.echo(f"{dir / CA_FILE}\n{ca_key}")
+    if ca_key.absolute().is_relative_to(dir.absolute()):
+        say(
+            f"warning: {ca_key} lies among the files that go to brokers and clients. Who has it can be anybody: move it"
+        )
+
+
+@cert.command("create-broker")
+@click.option(
+    "--id",
+    "numbers",
+    type=click.IntRange(min=1),
+    required=True,
+    multiple=True,
+    help="The broker's id. May be repeated.",
+)
+@click.option(
+    "--host",
+    "hosts",
+    required=True,
+    multiple=True,
+    metavar="NAME|IP",
+    help="By which clients and other brokers reach it. May be repeated.",
+)
+@_dir
+@_ca_key
+@_days
+def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
+    """Make a broker's certificate: a directory with all that `tritonmq broker --certs` needs on its machine."""
+    with checking_what_was_typed():
+        authority = _authority(dir, ca_key)
+        from mq_dev.certificates import broker_directory, write_broker
+
+        for number in numbers:
+            _refuse_to_replace(broker_directory(dir, number) / f"{BROKER_NAME}.crt")
+        for number in numbers:
+            click.echo(write_broker(authority, dir, number, hosts, days))
+
+
+@cert.command("create-client")
+@click.argument("name")
+@_dir
+@_ca_key
+@_days
+def create_client(name: str, dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
+    """Make the certificate of user NAME. `admin` is a superuser by default."""
+    with checking_what_was_typed():
+        authority = _authority(dir, ca_key)
+        from mq_dev.certificates import client_file, write_client
+
+        _refuse_to_replace(dir / f"{client_file(name)}.crt")
+        for path in write_client(authority, dir, name, days):
+            click.echo(path)
+
+
+@cert.command()
+@_dir
+def show(dir: Path) -> None:  # noqa: A002
+    """Show whose each certificate is, for which hosts, and until when."""
+    with checking_what_was_typed():
+        rows = [_row(path, dir) for path in _found(dir)]
+    write_table(("file", "whose", "hosts", "valid until", "serial"), rows)
+
+
+@cert.command()
+@_dir
+@click.option("--bootstrap", metavar="HOST:PORT,…", help=f"Try a handshake there too, such as {DEFAULT_BOOTSTRAP}.")
+@click.option("--user", metavar="NAME", help="As this user. Default: the only one.")
+def check(dir: Path, bootstrap: str | None, user: str | None) -> int:  # noqa: A002
+    """Find what is wrong with the certificates: keys open to others, pairs that do not match, dates, authorities."""
+    faults = 0
+    with checking_what_was_typed():
+        paths = _found(dir)
+    for path in paths:
+        fault = _fault(path, dir)
+        faults += bool(fault)
+        click.echo(f"{path}: {fault or 'good'}")
+    for address, wrong in _tried(dir, bootstrap, user) if bootstrap else ():
+        faults += bool(wrong)
+        click.echo(f"{address}: {wrong or 'good'}")
+    return 1 if faults else 0
+
+
+@cert.command()
+@_dir
+@_ca_key
+@_days
+@click.option(
+    "--within",
+    "within_days",
+    type=click.IntRange(min=0),
+    default=RENEW_DAYS,
+    show_default=True,
+    metavar="DAYS",
+    help="Renew what ends so soon.",
+)
+def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa: A002
+    """Make certificates that end soon anew, for the same names.
+
+    Brokers and clients take the new files without a restart.
+    """
+    with checking_what_was_typed():
+        authority = _authority(dir, ca_key)
+        from mq_dev.certificates import certificates_of
+
+        limit = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=within_days)
+        for path in _found(dir):
+            found = certificates_of(path)[0]
+            if path.name != CA_FILE and found.not_valid_after_utc <= limit:
+                authority.again(found, days).write(path.parent, path.stem)
+                click.echo(path)
+
+
+# ------------------------------------------------------------------ private
+
+
+def _authority(directory: Path, key: Path) -> Authority:
+    from mq_dev.certificates import Authority
+
+    return Authority.open(directory, key)
+
+
+def _refuse_to_replace(path: Path) -> None:
+    if path.exists():
+        raise InvalidSetting(f"{path} is there already: `tritonmq cert renew --within 36500` makes all anew")
+
+
+def _found(directory: Path) -> list[Path]:
+    found = [path for pattern in ("*.crt", "*/*.crt") for path in sorted(directory.glob(pattern))]
+    if not found:
+        raise InvalidSetting(
+            f"{directory} holds no certificate: `tritonmq cert create-ca --dir {directory}` is the first"
+        )
+    return found
+
+
+def _row(path: Path, directory: Path) -> tuple[str, ...]:
+    from mq_dev.certificates import certificates_of, hosts_of
+
+    found = certificates_of(path)
+    until = min(each.not_valid_after_utc for each in found)
+    whose = "authority" if path.name == CA_FILE else _whose(found[0])
+    return (
+        str(path.relative_to(directory)),
+        whose,
+        ", ".join(hosts_of(found[0])),
+        until.strftime("%Y-%m-%d"),
+        f"{found[0].serial_number:x}",
+    )
+
+
+def _whose(certificate: x509.Certificate) -> str:
+    from mq_dev.certificates import principal_of
+
+    try:
+        return str(principal_of(certificate))
+    except TritonMQError as error:
+        return f"nobody: {error}"
+
+
+def _fault(path: Path, directory: Path) -> str:
+    """What is wrong with it; empty if nothing is."""
+    from mq_dev.certificates import certificates_of, principal_of
+    from mq_protocol.pem import Files, examine, read
+
+    try:
+        if path.name == CA_FILE:
+            now = datetime.datetime.now(datetime.UTC)
+            ended = [each for each in certificates_of(path) if each.not_valid_after_utc <= now]
+            return f"{len(ended)} of its authorities have expired" if ended else ""
+        ca = path.with_name(CA_FILE)
+        files = Files(ca if ca.exists() else directory / CA_FILE, path, path.with_suffix(".key"))
+        if fault := open_to_others(files.key):
+            return fault
+        shown = examine(read(files), server=principal_of(certificates_of(path)[0]).kind == "Broker")
+    except TritonMQError as error:
+        return str(error)
+    left = datetime.datetime.fromtimestamp(shown.not_after, datetime.UTC) - datetime.datetime.now(datetime.UTC)
+    return f"it ends in {left.days} days: `tritonmq cert renew`" if left.days < RENEW_DAYS else ""
+
+
+def _tried(directory: Path, bootstrap: str, user: str | None) -> list[tuple[str, str | None]]:
+    from mq_client.cluster.connection import parse_bootstrap
+    from mq_client.cluster.handshake import fault
+    from mq_client.cluster.listening import why_unreachable
+    from mq_client.security import Security
+
+    security = Security(directory, user)
+    return [(address, why_unreachable(address) or fault(address, security)) for address in parse_bootstrap(bootstrap)]

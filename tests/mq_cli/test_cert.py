@@ -1,0 +1,119 @@
+"""`tritonmq cert`, as somebody uses it who has nothing yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mq_cli.main import run
+from mq_dev.certificates import certificates_of, hosts_of, principal_of
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def made(here: Path, capsys: pytest.CaptureFixture[str]) -> Path:
+    assert run(["cert", "create-ca"]) == 0
+    assert run(["cert", "create-broker", "--id", "1", "--id", "2", "--host", "127.0.0.1", "--host", "h.example"]) == 0
+    assert run(["cert", "create-client", "etl"]) == 0
+    capsys.readouterr()
+    return here
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_keys_are_closed_and_the_authoritys_is_not_among_the_certificates(made: Path) -> None:
+    keys = [made / "ca.key", made / "certs/broker.1/broker.key", made / "certs/client.etl.key"]
+    assert [mode(key) for key in keys] == [0o600] * 3
+    assert sorted(path.name for path in (made / "certs").rglob("*.key")) == [
+        "broker.key",
+        "broker.key",
+        "client.etl.key",
+    ]
+    assert (made / "certs/broker.2/ca.crt").read_bytes() == (made / "certs/ca.crt").read_bytes()
+
+
+def test_certificates_say_whose_they_are(made: Path) -> None:
+    [broker] = certificates_of(made / "certs/broker.2/broker.crt")
+    [client] = certificates_of(made / "certs/client.etl.crt")
+    assert (str(principal_of(broker)), sorted(hosts_of(broker))) == ("Broker:2", ["127.0.0.1", "h.example"])
+    assert (str(principal_of(client)), hosts_of(client)) == ("User:etl", [])
+
+
+def test_show_and_check_name_every_file(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cert", "show"]) == 0
+    shown = capsys.readouterr().out
+    assert "client.etl.crt\tUser:etl" in shown
+    assert "broker.1/broker.crt\tBroker:1\th.example, 127.0.0.1" in shown
+    assert run(["cert", "check"]) == 0
+    assert capsys.readouterr().out.count(": good") == 6
+
+
+def test_check_finds_what_is_wrong(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (made / "certs/client.etl.key").chmod(0o644)
+    (made / "certs/broker.1/broker.key").write_bytes((made / "certs/broker.2/broker.key").read_bytes())
+    assert run(["cert", "create-client", "soon", "--days", "3"]) == 0
+    assert run(["cert", "check", "--bootstrap", "127.0.0.1:1", "--user", "soon"]) == 1
+    told = capsys.readouterr().out
+    assert "client.etl.crt: certs/client.etl.key can be read by others (mode 0644): chmod 600" in told
+    assert "broker.1/broker.crt: the certificate and the key do not belong together" in told
+    assert "client.soon.crt: it ends in 2 days: `tritonmq cert renew`" in told
+    assert "127.0.0.1:1: connection refused" in told
+
+
+def test_renew_makes_anew_what_ends_soon_for_the_same_names(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cert", "create-client", "soon", "--days", "3"]) == 0
+    capsys.readouterr()
+    before = {path: path.read_bytes() for path in (made / "certs").rglob("*.crt")}
+    assert run(["cert", "renew"]) == 0
+    assert capsys.readouterr().out == "certs/client.soon.crt\n"
+    changed = [path for path, data in before.items() if path.read_bytes() != data]
+    assert changed == [made / "certs/client.soon.crt"]
+    assert str(principal_of(certificates_of(changed[0])[0])) == "User:soon"
+    assert run(["cert", "renew", "--within", "36500"]) == 0
+    assert len(capsys.readouterr().out.split()) == 4
+    assert run(["cert", "check"]) == 0
+
+
+def test_nothing_that_is_there_is_replaced(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["create-ca"],
+        ["create-broker", "--id", "3", "--id", "1", "--host", "h"],
+        ["create-client", "etl"],
+    ):
+        assert run(["cert", *words]) == 2
+        assert "is there already" in capsys.readouterr().err
+    assert not (made / "certs/broker.3").exists()
+
+
+@pytest.mark.parametrize("name", ["ANONYMOUS", "a/b", "", "a\nb"])
+def test_a_name_that_nobody_can_have_is_refused(made: Path, name: str) -> None:
+    assert run(["cert", "create-client", name]) == 2
+
+
+def test_an_authoritys_key_among_the_certificates_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cert", "create-ca", "--ca-key", "certs/ca.key"]) == 0
+    assert "warning: certs/ca.key" in capsys.readouterr().err
+
+
+def test_the_key_of_another_authority_is_refused(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cert", "create-ca", "--dir", "others", "--ca-key", "others.key"]) == 0
+    assert run(["cert", "create-client", "x", "--ca-key", "others.key"]) == 2
+    assert "is not the key of an authority in certs/ca.crt" in capsys.readouterr().err
+
+
+def test_a_broker_open_to_other_machines_says_what_to_give(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["broker", "--id", "1", "--listen", "0.0.0.0:7400", "--data", "d", "--standalone"]
+    assert run(words) == 2
+    assert (
+        "--listen 0.0.0.0:7400 can be reached from other machines: give --certs DIR (tritonmq cert makes it), or "
+        "--insecure to let everybody do everything"
+    ) in " ".join(capsys.readouterr().err.split())
+    assert not (here / "d").exists()
