@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import gc
 import logging
 import os
@@ -25,6 +26,7 @@ from mq_process.polling import wait_without_event_engine
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
+    CONNECTION_AGE_MS,
     CONNECTIONS_MAX,
     NAME_BYTES_MAX,
     PARTITIONS_PER_TOPIC_MAX,
@@ -89,6 +91,36 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
     default="",
     metavar="HOST:PORT",
     help="Address that other brokers connect to for links. Default: --link-listen.",
+)
+@click.option(
+    "--certs",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Serve over TLS with ca.crt, broker.crt and broker.key of this directory (`tritonmq cert` makes them).",
+)
+@click.option(
+    "--also-plaintext",
+    default="",
+    metavar="HOST:PORT",
+    help="With --certs: serve clients without TLS here too, until all of them use it.",
+)
+@click.option(
+    "--also-plaintext-peer",
+    default="",
+    metavar="HOST:PORT",
+    help="The same for brokers. Default: a free port of the host of --also-plaintext.",
+)
+@click.option(
+    "--insecure",
+    is_flag=True,
+    help="Serve addresses that other machines reach without TLS: everybody may do everything.",
+)
+@click.option(
+    "--connection-age-ms",
+    type=click.IntRange(min=1_000),
+    default=CONNECTION_AGE_MS,
+    show_default=True,
+    help="How old a client's connection over TLS becomes. Clients then connect again.",
 )
 @click.option(
     "--data",
@@ -235,9 +267,7 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
 def broker(
     number: int,
     advertise: str,
-    peer_listen: str,
     peer_advertise: str,
-    link_listen: str,
     link_advertise: str,
     data: Path,
     zookeeper: str | None,
@@ -250,10 +280,12 @@ def broker(
     log_format: str,
     verbose: bool,
     stop_at_eof: bool,
-    **settings: Any,
+    **fields: Any,
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
-    _check_company(zookeeper, peer_listen or peer_advertise or link_listen or link_advertise, standalone=standalone)
+    # `fields` are those of `BrokerConfig` that have the same name and meaning.
+    for_brokers = fields["peer_listen"] or peer_advertise or fields["link_listen"] or link_advertise
+    _check_company(zookeeper, for_brokers, standalone=standalone)
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig
@@ -261,24 +293,21 @@ def broker(
 
     replicas = auto_create_replicas or (1 if standalone else 3)
 
+    try:
+        config = BrokerConfig(
+            broker=number,
+            data_dir=data,
+            advertised=advertise,
+            peer_advertised=peer_advertise,
+            link_advertised=link_advertise,
+            auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
+            memory_high=memory_high or 0,
+            **fields,
+        )
+    except InvalidSetting as error:
+        raise click.UsageError(str(error)) from error
     with _coordination(zookeeper or "", data, number) as hosts:
-        try:
-            config = BrokerConfig(
-                **settings,  # the options that have the names of its fields
-                broker=number,
-                data_dir=data,
-                zookeeper=hosts,
-                advertised=advertise,
-                auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
-                peer_listen=peer_listen,
-                peer_advertised=peer_advertise,
-                link_listen=link_listen,
-                link_advertised=link_advertise,
-                memory_high=memory_high or 0,
-            )
-        except InvalidSetting as error:
-            raise click.UsageError(str(error)) from error
-        return _run(config, stop_at_eof=stop_at_eof)
+        return _run(dataclasses.replace(config, zookeeper=hosts), stop_at_eof=stop_at_eof)
 
 
 def _check_company(zookeeper: str | None, peer_option: str, *, standalone: bool) -> None:

@@ -228,6 +228,12 @@ HANDSHAKE_TIMEOUT_MS: Final = 10_000
 CONNECTION_IDLE_MS: Final = 600_000
 """A connection without a request for so long is closed; clients make another when they need one."""
 
+CONNECTION_AGE_MS: Final = 3_600_000
+"""How old a connection of a client over TLS becomes; gRPC adds or takes up to a tenth."""
+
+CONNECTION_AGE_GRACE_MS: Final = 300_000
+"""What is under way on it may take so much longer."""
+
 CALL_METADATA_BYTES_MAX: Final = 8 << 10
 """Headers of one call."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import ssl
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -148,6 +149,13 @@ def examine(pem: Pem, *, server: bool) -> Shown:
     return _shown(one.getpeercert() or {})
 
 
+def names_in(found: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """The URIs and the common name of a certificate as Python gives it. The name is empty if there are several."""
+    common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+    uris = tuple(value for kind, value in found.get("subjectAltName", ()) if kind == "URI")
+    return uris, common[0] if len(common) == 1 else ""
+
+
 def verdict(error: ssl.SSLCertVerificationError) -> str:
     """Why a certificate was not accepted, in a few words."""
     match error.verify_code:
@@ -203,10 +211,10 @@ def _pair_fault(error: Exception) -> str:
 
 def _shown(found: Any) -> Shown:
     names = found.get("subjectAltName", ())
-    common = [value for part in found.get("subject", ()) for key, value in part if key == "commonName"]
+    uris, common_name = names_in(found)
     return Shown(
-        common_name=common[0] if len(common) == 1 else "",
-        uris=tuple(value for kind, value in names if kind == "URI"),
+        common_name=common_name,
+        uris=uris,
         hosts=tuple(value for kind, value in names if kind in ("DNS", "IP Address")),
         serial=found.get("serialNumber", ""),
         not_before=ssl.cert_time_to_seconds(found["notBefore"]),

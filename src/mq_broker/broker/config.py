@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from mq_protocol.addresses import parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
+    CONNECTION_AGE_MS,
     CONNECTIONS_MAX,
     DEDUP_MEMORY_MAX,
     MEMORY_HIGH_FLOOR,
@@ -67,6 +69,11 @@ class BrokerConfig:
     `authorize`: rights are judged, whoever asks; `superusers`: who may do all then. `audit_reads`: the audit log also
     tells who reads.
 
+    `certs` is a directory with `ca.crt`, `broker.crt` and `broker.key`: then every port speaks TLS, and demands a
+    certificate of whoever connects. `also_plaintext` and `also_plaintext_peer` are further ports without TLS, for
+    clients and brokers that are moved to TLS one after another. An address that other machines reach needs `certs`, or
+    `insecure`. `connection_age_ms`: of clients over TLS.
+
     Raises `InvalidSetting` naming what is wrong.
     """
 
@@ -94,6 +101,11 @@ class BrokerConfig:
     authorize: bool = False
     superusers: tuple[Principal, ...] = (ADMIN,)
     audit_reads: bool = False
+    certs: Path | None = None
+    insecure: bool = False
+    also_plaintext: str = ""
+    also_plaintext_peer: str = ""
+    connection_age_ms: int = CONNECTION_AGE_MS
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -105,6 +117,8 @@ class BrokerConfig:
             (self.peer_advertised, "--peer-advertise"),
             (self.link_listen, "--link-listen"),
             (self.link_advertised, "--link-advertise"),
+            (self.also_plaintext, "--also-plaintext"),
+            (self.also_plaintext_peer, "--also-plaintext-peer"),
         ):
             if address:
                 _split(address, option)
@@ -132,6 +146,40 @@ class BrokerConfig:
             raise InvalidSetting(f"--dedup-memory-max={self.dedup_memory_max} is out of range: give 1 or more bytes")
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
             raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        """Nobody opens a broker to other machines without a word."""
+        if self.certs is not None:
+            if self.insecure:
+                raise InvalidSetting("--certs and --insecure exclude each other: --also-plaintext is for a transition")
+            if self.also_plaintext_peer and not self.also_plaintext:
+                raise InvalidSetting("--also-plaintext-peer goes with --also-plaintext")
+            return
+        if self.also_plaintext or self.also_plaintext_peer:
+            raise InvalidSetting("--also-plaintext goes with --certs DIR: without it every port is in plain text")
+        open_to_all = [
+            (option, address)
+            for option, address in (("--listen", self.listen), ("--peer-listen", self.peer_listen))
+            if address and not _is_loopback(_split(address, option)[0])
+        ]
+        if open_to_all and not self.insecure:
+            option, address = open_to_all[0]
+            raise InvalidSetting(
+                f"{option} {address} can be reached from other machines: give --certs DIR (tritonmq cert makes it), or "
+                "--insecure to let everybody do everything"
+            )
+
+    @property
+    def judges(self) -> bool:
+        """Whether rights are judged: asked for, or since everybody has a name. While plain text is served, too, some
+        have none yet."""
+        return self.authorize or (self.certs is not None and not self.also_plaintext)
+
+    @property
+    def is_open_to_all(self) -> bool:
+        """Whether it was said that everybody may do everything, or some still may."""
+        return self.insecure or bool(self.also_plaintext)
 
     def address(self, port: int) -> str:
         """What clients dial, given the port that was bound."""
@@ -167,6 +215,19 @@ class BrokerConfig:
             host, _ = _split(self.peer_address(port), "--peer-advertise")
         return f"{host}:{port}"
 
+    def plain_address(self, port: int) -> str:
+        """What clients dial that do not know TLS yet, given the port that was bound."""
+        return f"{_dialled(_split(self.also_plaintext, '--also-plaintext')[0])}:{port}"
+
+    @property
+    def plain_peers_at(self) -> str:
+        """Where to serve brokers that do not know TLS yet; port 0 is a free one."""
+        return self.also_plaintext_peer or f"{_split(self.also_plaintext, '--also-plaintext')[0]}:0"
+
+    def plain_peer_address(self, port: int) -> str:
+        """What they dial, given the port that was bound."""
+        return f"{_dialled(_split(self.plain_peers_at, '--also-plaintext-peer')[0])}:{port}"
+
     def make_coordination(self) -> CoordinationService:
         if self.coordination is not None:
             return self.coordination()
@@ -197,6 +258,21 @@ def http_listener(address: str) -> socket.socket:
 
 def _dialled(host: str) -> str:
     return socket.gethostname() if host in _ANY_ADDRESS else host
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether no other machine reaches what is bound to it. A name counts if all of its addresses do."""
+    if host in _ANY_ADDRESS:
+        return False
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False  # binding to it will fail, and say so
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
 
 
 def _split(address: str, option: str) -> tuple[str, int]:

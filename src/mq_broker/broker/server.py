@@ -41,6 +41,7 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.broker.metrics.log_levels import LogLevels
 from mq_broker.broker.metrics.observing import Observing, QueuesOf
+from mq_broker.broker.ports import Ports
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.beginning import Beginning
@@ -66,13 +67,11 @@ from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.upkeep import Upkeep
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
+from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
 from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
-from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.framed import LinkServer, bind
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.health import health_handler
 from mq_broker.rpc.links import Links, PeerAddress
@@ -85,7 +84,6 @@ from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown, StorageFailed
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
-from mq_protocol.versions import ours
 
 if TYPE_CHECKING:
     from mq_broker.broker.queues.gathering import Gathering
@@ -187,14 +185,6 @@ class _Hints:
             self.to.hear(event)
 
 
-def _registration(
-    config: BrokerConfig, incarnation: int, address: str, peer_address: str, link_address: str
-) -> BrokerRegistration:
-    return BrokerRegistration(
-        config.broker, incarnation, address, config.rack, peer_address, config.message_bytes_max, ours(), link_address
-    )
-
-
 class _Broker:
     """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone,
     and has no ports for other brokers."""
@@ -208,25 +198,21 @@ class _Broker:
         secret: bytes | None,
     ) -> None:
         self._dedup_memory_max = config.dedup_memory_max
-        self._server, port = rpc_server.listen(
-            config.listen, options=rpc_server.client_options(config.message_bytes_max, config.connections_max)
-        )
-        self.address = config.address(port)
-        self._servers = [self._server]
-        self._peer_address = self._link_address = ""
-        self._link_server: LinkServer | None = None
+        self._ports = Ports(config, alone=secret is None)
+        self.address = self._ports.tls_address or self._ports.address
         self._message_bytes_max = config.message_bytes_max
         self._shell = shell
         self._coordination = coordination
         refusals = Refusals()
         proof = PeerProof(config.broker, shell.incarnation, cluster_id, secret or secrets.token_bytes(SECRET_BYTES))
-        self._links = shell.links = Links(proof, shell, shell.spawn, self._read_brokers, refusals)
-        self._calls = Calls(proof)
+        dialling = self._ports.dialling
+        self._links = shell.links = Links(
+            proof, shell, shell.spawn, self._read_brokers, refusals, self._ports.link_tls, dialling
+        )
+        self._calls = Calls(proof, dialling)
         self._topics = Topics(coordination, self._on_topics)
-        if secret is not None:
-            self._listen_to_brokers(config)
-        me = _registration(config, shell.incarnation, self.address, self._peer_address, self._link_address)
-        self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost)
+        me = self._ports.registration(shell.incarnation)
+        self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost, self._ports.peer_address_of)
         self._admin = Admin(
             shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create
         )
@@ -256,27 +242,14 @@ class _Broker:
             Features(self.cluster, self._topics, coordination),
             Locks(coordination),
         )
-        self._serve_clients(services)
-        for server in self._servers[1:]:
-            server.add_generic_rpc_handlers((peer_handlers(services, self._links, proof, refusals),))
-
-    def _listen_to_brokers(self, config: BrokerConfig) -> None:
-        """Take the ports for them."""
-        peer_server, peer_port = rpc_server.listen(config.peers_at, "--peer-listen")
-        self._servers.append(peer_server)
-        self._peer_address = config.peer_address(peer_port)
-        listener, link_port = bind(config.links_at, "--link-listen")
-        self._link_server = LinkServer(listener, self._links.accept)
-        self._link_address = config.link_address(link_port)
-
-    def _serve_clients(self, services: Services) -> None:
-        """Health alone is asked past the gate: it tells nothing of anything."""
-        methods = rpc_service.handlers(services, self._gate)
-        self._server.add_generic_rpc_handlers((methods, health_handler(self._readiness.why_not)))
+        # Health alone is asked past the gate: it tells nothing of anything.
+        for_clients = (rpc_service.handlers(services, self._gate), health_handler(self._readiness.why_not))
+        for_peers = peer_handlers(services, self._links, proof, refusals)
+        self._ports.serve(for_clients, for_peers, self._links.accept)
 
     def _judging(self, config: BrokerConfig) -> Acls:
         """The parts that judge who may do what, and note it; what is returned serves methods."""
-        self._authority = Authority(on=config.authorize, superusers=config.superusers)
+        self._authority = Authority(on=config.judges, superusers=config.superusers)
         self._audit = None
         if self._authority.on:
             self._audit = Audit(config.data_dir / AUDIT_LOG, config.broker, reads=config.audit_reads)
@@ -402,22 +375,21 @@ class _Broker:
             self._shell.level = self.cluster.level
             self._beginning.topics_changed()  # what waited for the level
         self._shell.brokers_seen(self.cluster.live)
+        of_calls, of_links = self._ports.peer_address_of, self._ports.link_address_of
         self._links.know(
-            {b: PeerAddress(r.peer_address, r.incarnation, r.link_address) for b, r in self.cluster.brokers.items()}
+            {b: PeerAddress(of_calls(r), r.incarnation, of_links(r)) for b, r in self.cluster.brokers.items()}
         )
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
         if self._authority.on:
             await self._begin_to_judge()
-        for server in self._servers:
-            await server.start()
-        if self._link_server is not None:
-            self._link_server.start()
+        await self._ports.start()
         await self._topics.refresh()
         self._look_at_batches()
         await self.cluster.join()
         spawn = self._shell.spawn
+        spawn(self._ports.keep(), "keep the ports' certificate")
         spawn(self._shell.ticking.run(), "ticks")
         spawn(self._shell.listen(), "listen for beats")
         spawn(self.cluster.follow(), "follow brokers")
@@ -443,8 +415,8 @@ class _Broker:
             "broker %d serves at %s, other brokers at %s, links at %s",
             self._shell.broker,
             self.address,
-            self._peer_address or "no port",
-            self._link_address or "no port",
+            self._ports.tls_peer_address or self._ports.peer_address or "no port",
+            self._ports.tls_link_address or self._ports.link_address or "no port",
         )
 
     async def _begin_to_judge(self) -> None:
@@ -485,9 +457,7 @@ class _Broker:
         self._shell.stop()
         await self._coordination.stop()
         await self._links.close()
-        if self._link_server is not None:
-            await self._link_server.stop()
-        await asyncio.gather(*(server.stop(SERVER_GRACE_S) for server in self._servers))
+        await self._ports.stop(SERVER_GRACE_S)
         await self._shell.close(
             OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID")
         )

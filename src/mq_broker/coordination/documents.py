@@ -192,6 +192,9 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
     return brokers
 
 
+_TLS_ADDRESSES: Final = ("tls_address", "tls_peer_address", "tls_link_address")
+
+
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
     return {
         "broker": registration.broker,
@@ -205,6 +208,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "release": registration.versions.release,
         "level": registration.versions.level,
         "link_address": registration.link_address,
+        **{name: address for name in _TLS_ADDRESSES if (address := getattr(registration, name))},
     }
 
 
@@ -212,7 +216,8 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
     address, rack = _text(document["address"], "address"), _text(document.get("rack", ""), "rack")
     peer_address = _text(document.get("peer_address", ""), "peer_address")
     link_address = _text(document.get("link_address", ""), "link_address")
-    for dialled in (address, *filter(None, (peer_address, link_address))):
+    of_tls = {name: _text(document.get(name, ""), name) for name in _TLS_ADDRESSES}
+    for dialled in (address, *filter(None, (peer_address, link_address, *of_tls.values()))):
         if parse_address(dialled)[1] == 0:
             raise ValueError(f"{quoted(dialled)} names no port")
     if len(rack) > NAME_CHARACTERS_MAX:
@@ -233,6 +238,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
             _number(document.get("level", 0), "level", 0, _VERSION_MAX),
         ),
         link_address=link_address,
+        **of_tls,
     )
 
 

@@ -25,7 +25,11 @@ class BrokerRegistration:
     """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for
     clients, `peer_address` for other brokers, `link_address` for links with them; the latter two are empty for a broker
     that stands alone, and the last one for a broker of 0.2.0. `message_bytes_max`: what it takes in one message from a
-    client. `versions`: what it speaks and knows."""
+    client. `versions`: what it speaks and knows.
+
+    `tls_address`, `tls_peer_address` and `tls_link_address` are those of its ports with TLS; empty if it has none. Then
+    `address` and `peer_address` are those of its ports in plain text, which it has while a cluster is being secured, or
+    else the same ones; and there is no `link_address`."""
 
     broker: int
     incarnation: int
@@ -35,6 +39,23 @@ class BrokerRegistration:
     message_bytes_max: int = MESSAGE_BYTES_MAX
     versions: Versions = _UNSAID
     link_address: str = ""
+    tls_address: str = ""
+    tls_peer_address: str = ""
+    tls_link_address: str = ""
+
+    def address_for(self, *, tls: bool) -> str:
+        """Where clients reach it, over TLS or in plain text; empty if they do not."""
+        return _reached(self.address, self.tls_address, tls=tls)
+
+    def peer_address_for(self, *, tls: bool) -> str:
+        """Where other brokers reach it, likewise."""
+        return _reached(self.peer_address, self.tls_peer_address, tls=tls)
+
+
+def _reached(address: str, tls_address: str, *, tls: bool) -> str:
+    if tls:
+        return tls_address
+    return "" if address == tls_address else address
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from grpc import aio
 
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_broker.security.names import ANONYMOUS, Principal, of_auth_context
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import PeerRefused
 
 _caller: Final[ContextVar[str]] = ContextVar("caller", default="")
 _principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
@@ -38,6 +40,20 @@ def asker() -> Asker:
 def note_asker(asker: Asker) -> None:
     """For the task that answers this call, and all that it starts."""
     _asker.set(asker)
+
+
+def over_tls() -> bool:
+    """Whether the request came over TLS. Without it nobody has a name."""
+    return _principal.get() != ANONYMOUS
+
+
+def check_is_broker(broker: int, speaker: Principal) -> None:
+    """Raises `PeerRefused` if the connection has proved to be somebody else's than that broker's. In plain text it has
+    proved nothing: then the secret alone counts (peer_proof.py)."""
+    if speaker not in (ANONYMOUS, Principal("Broker", str(broker))):
+        raise PeerRefused(
+            f"somebody calls itself broker {broker}, and its certificate is that of {speaker}", pb.PEER_NOT_ITSELF
+        )
 
 
 def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:

@@ -1,6 +1,7 @@
 """Calls of one broker to another, at its peer port: where a partition's leader is elsewhere.
 
-Owns one channel an address, made when first needed. Retries nothing: the caller knows whether asking again makes sense.
+Owns one channel an address and way of reaching it, made when first needed. Retries nothing: the caller knows whether
+asking again makes sense.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 from grpc import aio
 
+from mq_broker.rpc.dialling import Dialling, Way
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
-from mq_broker.rpc.server import dial
 from mq_broker.rpc.service import parse
 from mq_protocol.transport import from_call
 
@@ -21,23 +22,26 @@ Resp = TypeVar("Resp", bound=Message)
 
 
 class Calls:
-    """Owns the channels to other brokers. `proof` is what each call carries."""
+    """Owns the channels to other brokers. `proof` is what each call carries; `dialling` says how an address is
+    reached."""
 
-    def __init__(self, proof: PeerProof) -> None:
+    def __init__(self, proof: PeerProof, dialling: Dialling | None = None) -> None:
         self._proof = proof
-        self._channels: dict[str, aio.Channel] = {}
-        self._methods: dict[tuple[str, str], Any] = {}
+        self._dialling = dialling or Dialling()
+        self._channels: dict[tuple[str, Way], aio.Channel] = {}
+        self._methods: dict[tuple[str, Way, str], Any] = {}
 
     async def ask(self, address: str, method: str, request: Message, response: type[Resp], deadline: float) -> Resp:
         """The answer of the broker at `address`. Raises the `TritonMQError` that it raised, `Unreachable` or
         `OutcomeUnknown`."""
         assert PEER_UNARY[method].response is response
-        call = self._methods.get((address, method))
+        way = self._dialling.way(address)
+        call = self._methods.get((address, way, method))
         if call is None:
-            channel = self._channels.get(address)
+            channel = self._channels.get((address, way))
             if channel is None:
-                channel = self._channels[address] = dial(address)
-            call = self._methods[address, method] = channel.unary_unary(peer_path(method), None, None)
+                channel = self._channels[address, way] = self._dialling.dial(address)
+            call = self._methods[address, way, method] = channel.unary_unary(peer_path(method), None, None)
         timeout = max(0.001, deadline - asyncio.get_running_loop().time())
         try:
             data: bytes = await call(

@@ -20,6 +20,7 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.message import DecodeError
 
 from mq_broker.rpc.wire import HELLO_BYTES_MAX, Hear, LinkMessage, no_hello
+from mq_broker.security.names import ANONYMOUS, Principal, of_certificate
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
 from mq_protocol.envelope import Buffer, Envelope
@@ -29,6 +30,7 @@ from mq_protocol.errors import (
     InternalError,
     InvalidRequest,
     InvalidSetting,
+    NotAuthenticated,
     PeerRefused,
     RequestTooLarge,
     TritonMQError,
@@ -37,6 +39,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.framing import Receiver, encode, preamble
 from mq_protocol.limits import HANDSHAKE_TIMEOUT_MS, LINK_HEADER_BYTES_MAX, MESSAGE_BYTES_MAX
+from mq_protocol.pem import names_in
 
 log = logging.getLogger(__name__)
 
@@ -86,6 +89,16 @@ class FramedWire(asyncio.BufferedProtocol):
         self._left_bytes = LINGER_BYTES_MAX
 
     # ------------------------------------------------------------------ what links ask
+
+    def speaker(self) -> Principal:
+        """As `Wire.speaker`."""
+        secured: ssl.SSLObject | None = self._check_up().get_extra_info("ssl_object")
+        if secured is None:
+            return ANONYMOUS
+        try:
+            return of_certificate(*names_in(secured.getpeercert() or {}))
+        except NotAuthenticated as error:
+            raise PeerRefused(str(error), pb.PEER_NOT_ITSELF) from error
 
     async def hello(self) -> pb.LinkHello:
         """As `Wire.hello`."""

@@ -96,7 +96,7 @@ class Gate:
                 self.audit.stranger(context.peer(), method, str(error))
             raise
         note_asker(asker)
-        if not asker.free:
+        if not asker.free or asker.principal.kind != "User":
             self._check_name(asker, method)
         return asker
 

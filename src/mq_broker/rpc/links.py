@@ -20,12 +20,13 @@ import grpc
 from grpc import aio
 
 from mq_broker.measured import LINK_BYTES
+from mq_broker.rpc.callers import check_is_broker
+from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.framed import FramedWire, Tls, connect
 from mq_broker.rpc.outgoing import FIXED_BYTES, Outgoing, Peer, told_bytes
 from mq_broker.rpc.outgoing import PeerAddress as PeerAddress
 from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.server import dial
 from mq_broker.rpc.service import stream_handler
 from mq_broker.rpc.wire import DialledStream, LinkMessage, ServedStream, Wire
 from mq_protocol import mq_pb2 as pb
@@ -78,7 +79,7 @@ class LinkListener(Protocol):
 class Links:
     """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose
     failure is not missed; `read_brokers` has the registrations read again, soon. `tls`: what link ports are dialled
-    with.
+    with. `dialling` says how a peer port is reached.
     """
 
     def __init__(
@@ -89,7 +90,9 @@ class Links:
         read_brokers: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
         tls: Tls | None = None,
+        dialling: Dialling | None = None,
     ) -> None:
+        self._dialling_of = dialling or Dialling()
         self._me = proof.broker
         self._proof = proof
         self._listener = listener
@@ -258,6 +261,7 @@ class Links:
             raise PeerRefused(
                 f"broker {theirs.broker} must not dial broker {self._me}: the lower id dials", pb.PEER_WRONG_WAY
             )
+        check_is_broker(theirs.broker, wire.speaker())
         _check_nonce(theirs)
         mine = self._proof.hello(theirs.broker)
         mine.proof = self._proof.of_acceptor(theirs, mine)
@@ -316,7 +320,7 @@ class Links:
             else:
                 await self._dial_framed(peer, address.link_address, wire)
                 return
-        async with dial(address.address) as channel:
+        async with self._dialling_of.dial(address.address) as channel:
             method: Any = channel.stream_stream(LINK, None, None)
             call = method()
             try:
@@ -360,6 +364,7 @@ class Links:
                 "advertises is wrong",
                 pb.PEER_WRONG_BROKER,
             )
+        check_is_broker(peer.broker, wire.speaker())
         _check_nonce(theirs)
         require(theirs.proof, self._proof.of_acceptor(mine, theirs))
         _check_versions(mine, theirs)

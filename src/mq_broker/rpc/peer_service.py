@@ -1,7 +1,7 @@
 """The service that brokers offer each other, on a port of its own: links, and what they ask of each other otherwise.
 
 Nothing of it is served to clients. Every call but a link carries a proof in its metadata (peer_proof.py); a link proves
-itself.
+itself. Over TLS the certificate must be that of the broker, too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from mq_broker.rpc.callers import note_caller
+from mq_broker.rpc.callers import check_is_broker, note_caller
 from mq_broker.rpc.gate import Grant, UnderWay
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
@@ -37,9 +37,10 @@ class _ProofDemanded:
         self._refusals = refusals
 
     def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
-        note_caller(context)
+        speaker = note_caller(context)
         try:
             call = self._proof.check_call(self._path, context.invocation_metadata())
+            check_is_broker(call.broker, speaker)
         except PeerRefused as error:
             self._refusals.note(error)
             raise

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+import grpc
 from grpc import aio
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
     CALL_METADATA_BYTES_MAX,
     CLIENT_MESSAGE_BYTES_MAX,
+    CONNECTION_AGE_GRACE_MS,
+    CONNECTION_AGE_MS,
     CONNECTION_IDLE_MS,
     CONNECTIONS_MAX,
     HANDSHAKE_TIMEOUT_MS,
@@ -42,16 +45,31 @@ def client_options(
     )
 
 
+def aged(connection_age_ms: int = CONNECTION_AGE_MS) -> tuple[tuple[str, int], ...]:
+    """Of a port for clients over TLS: a connection ends after about an hour, so that a certificate which has expired
+    meanwhile is of no use for longer. Who had it open connects again, as after a connection that was lost."""
+    return (
+        ("grpc.max_connection_age_ms", connection_age_ms),
+        ("grpc.max_connection_age_grace_ms", min(CONNECTION_AGE_GRACE_MS, connection_age_ms)),
+    )
+
+
 def listen(
-    address: str, option: str = "--listen", options: Iterable[tuple[str, int]] = SERVER_OPTIONS
+    address: str,
+    option: str = "--listen",
+    options: Iterable[tuple[str, int]] = SERVER_OPTIONS,
+    credentials: grpc.ServerCredentials | None = None,
 ) -> tuple[aio.Server, int]:
-    """A server bound to `host:port` (port 0: a free one), without services and not yet started, and its port.
+    """A server bound to `host:port` (port 0: a free one), without services and not yet started, and its port. Without
+    `credentials` it serves in plain text.
 
     Raises `InvalidSetting` when the port cannot be had, naming the option that gives another.
     """
     server = aio.server(options=_options(options))
     try:
-        port = server.add_insecure_port(address)
+        port = (
+            server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+        )
     except RuntimeError:
         port = 0
     if port == 0:
@@ -62,8 +80,13 @@ def listen(
 
 
 def dial(address: str) -> aio.Channel:
-    """A channel to another broker; connects when it is first used."""
+    """A channel to another broker, in plain text; connects when it is first used."""
     return aio.insecure_channel(address, options=_options(CHANNEL_OPTIONS))
+
+
+def dial_securely(address: str, credentials: grpc.ChannelCredentials) -> aio.Channel:
+    """As `dial`, over TLS. The far side's certificate must be for the host in the address."""
+    return aio.secure_channel(address, credentials, options=_options(CHANNEL_OPTIONS))
 
 
 def _options(options: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:

@@ -10,7 +10,9 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from grpc import aio
 
+from mq_broker.rpc.callers import principal
 from mq_broker.rpc.service import EOF
+from mq_broker.security.names import ANONYMOUS, Principal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import InvalidRequest, PeerRefused, Unreachable
@@ -25,6 +27,10 @@ parsed."""
 
 class Wire(Protocol):
     """One connection to another broker, from its first message on."""
+
+    def speaker(self) -> Principal:
+        """Whom the connection has proved to be at the other end; `User:ANONYMOUS` if it has proved nothing. Raises
+        `PeerRefused` if that has no name."""
 
     async def hello(self) -> pb.LinkHello:
         """The next message, which must be one. Raises `PeerRefused` if it is another one, or longer than a hello is."""
@@ -47,9 +53,18 @@ def no_hello() -> PeerRefused:
 class _Stream:
     """A stream of gRPC, by how it is read and written."""
 
-    def __init__(self, read: Callable[[], Awaitable[Any]], write: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[Any]],
+        write: Callable[[bytes], Awaitable[None]],
+        speaker: Principal = ANONYMOUS,
+    ) -> None:
+        self._speaker = speaker
         self._read = read
         self._write = write
+
+    def speaker(self) -> Principal:
+        return self._speaker
 
     async def hello(self) -> pb.LinkHello:
         data = await self._read()
@@ -72,11 +87,12 @@ class ServedStream(_Stream):
     """A call of the method `Link`, at its server."""
 
     def __init__(self, context: aio.ServicerContext[Any, Any]) -> None:
-        super().__init__(context.read, context.write)
+        super().__init__(context.read, context.write, principal())
 
 
 class DialledStream(_Stream):
-    """The same at its client. Raises gRPC's `AioRpcError` for what the far side raised."""
+    """The same at its client, whom gRPC tells no name: only that the certificate is good, and for that host. Raises
+    gRPC's `AioRpcError` for what the far side raised."""
 
     def __init__(self, call: Any) -> None:
         async def write(data: bytes) -> None:

@@ -172,7 +172,7 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
         BrokerConfig(1, "127.0.0.1:0", tmp_path, advertised="localhost:port")
     assert BrokerConfig(1, "127.0.0.1:0", tmp_path, advertised="there:7400").address(7) == "there:7400"
     assert BrokerConfig(1, "127.0.0.1:0", tmp_path).address(7) == "127.0.0.1:7"
-    assert not BrokerConfig(1, "0.0.0.0:0", tmp_path).address(7).startswith("0.0.0.0")
+    assert not BrokerConfig(1, "0.0.0.0:0", tmp_path, insecure=True).address(7).startswith("0.0.0.0")
 
 
 def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
@@ -380,10 +380,22 @@ async def _started(data: Path) -> Broker | None:
 @pytest.mark.parametrize(
     ("config", "served", "dialled"),
     [
-        (BrokerConfig(1, "10.0.0.5:7400", Path()), "10.0.0.5:0", "10.0.0.5:7501"),
-        (BrokerConfig(1, "0.0.0.0:7400", Path(), advertised="one.example:7400"), "0.0.0.0:0", "one.example:7501"),
-        (BrokerConfig(1, "0.0.0.0:7400", Path(), peer_listen="10.0.0.5:7501"), "10.0.0.5:7501", "10.0.0.5:7501"),
-        (BrokerConfig(1, "h:1", Path(), peer_listen="0.0.0.0:7501", peer_advertised="p:9"), "0.0.0.0:7501", "p:9"),
+        (BrokerConfig(1, "10.0.0.5:7400", Path(), insecure=True), "10.0.0.5:0", "10.0.0.5:7501"),
+        (
+            BrokerConfig(1, "0.0.0.0:7400", Path(), advertised="one.example:7400", insecure=True),
+            "0.0.0.0:0",
+            "one.example:7501",
+        ),
+        (
+            BrokerConfig(1, "0.0.0.0:7400", Path(), peer_listen="10.0.0.5:7501", insecure=True),
+            "10.0.0.5:7501",
+            "10.0.0.5:7501",
+        ),
+        (
+            BrokerConfig(1, "h:1", Path(), peer_listen="0.0.0.0:7501", peer_advertised="p:9", insecure=True),
+            "0.0.0.0:7501",
+            "p:9",
+        ),
     ],
 )
 def test_other_brokers_dial_the_host_of_the_client_port_unless_told_otherwise(

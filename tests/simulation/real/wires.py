@@ -44,7 +44,9 @@ class Network:
         self.latency_s = (0.0001, 0.005)
         self.faults: Callable[[str], None] = lambda what: None
 
-    def listen(self, address: str, option: str = "", options: Iterable[tuple[str, int]] = ()) -> tuple[Server, int]:
+    def listen(
+        self, address: str, option: str = "", options: Iterable[tuple[str, int]] = (), credentials: None = None
+    ) -> tuple[Server, int]:
         server = Server(self, address)
         return server, int(address.rpartition(":")[2])
 

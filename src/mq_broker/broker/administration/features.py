@@ -11,6 +11,7 @@ import logging
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationService
+from mq_broker.rpc.callers import over_tls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import IncompatibleVersion
 
@@ -18,8 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def describe_broker(registration: BrokerRegistration, into: pb.BrokerInfo) -> None:
-    """The broker as clients are told of it."""
-    into.id, into.address, into.incarnation = registration.broker, registration.address, registration.incarnation
+    """The broker as clients are told of it: with the address that is of use to who asks."""
+    into.id, into.incarnation = registration.broker, registration.incarnation
+    into.address = registration.address_for(tls=over_tls())
     into.rack = registration.rack
     versions = registration.versions
     into.release, into.level = versions.release, versions.level

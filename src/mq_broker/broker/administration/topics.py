@@ -35,7 +35,7 @@ from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
 from mq_broker.core.messages import NodeState
-from mq_broker.rpc.callers import asker
+from mq_broker.rpc.callers import asker, over_tls
 from mq_broker.rpc.calls import Calls
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
@@ -165,7 +165,9 @@ class Admin:
             release=mine.release,
         )
         for broker in sorted(self._cluster.brokers):
-            describe_broker(self._cluster.brokers[broker], response.brokers.add())
+            registration = self._cluster.brokers[broker]
+            if registration.address_for(tls=over_tls()):  # else whoever asks cannot reach it
+                describe_broker(registration, response.brokers.add())
         told = _Told()
         async for name in in_turns(self._asked_for(request)):
             if not _may(Operation.DESCRIBE, name):

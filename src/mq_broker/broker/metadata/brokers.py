@@ -27,6 +27,7 @@ class Cluster:
     """Owns this broker's registration and its copy of the list of registered brokers.
 
     `on_brokers` is called after every successful read, `on_session_lost` at once when the session ended.
+    `peer_address_of`: where this broker dials another one.
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class Cluster:
         me: BrokerRegistration,
         on_brokers: Callable[[], None],
         on_session_lost: Callable[[], None],
+        peer_address_of: Callable[[BrokerRegistration], str] = lambda registration: registration.peer_address,
     ) -> None:
+        self._peer_address_of = peer_address_of
         self._coordination = coordination
         self._me = me
         self._on_brokers = on_brokers
@@ -60,7 +63,7 @@ class Cluster:
     def peer_address(self, broker: int) -> str | None:
         """Where other brokers reach it; None if it is not registered, or has no such port."""
         registration = self.brokers.get(broker)
-        return (registration.peer_address or None) if registration is not None else None
+        return (self._peer_address_of(registration) or None) if registration is not None else None
 
     def read_again(self) -> None:
         """Something was heard of a broker that the list does not have: read it, soon."""

@@ -1,0 +1,169 @@
+"""The ports of a broker: for clients and for other brokers, in plain text or over TLS, and what others are told of
+them.
+
+With certificates the ports that `--listen` and `--peer-listen` name speak TLS. While a cluster is being secured there
+are two further ones without it (`--also-plaintext`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from typing import Any, Final
+
+from grpc import aio
+
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.coordination.interface import BrokerRegistration
+from mq_broker.rpc import server as rpc_server
+from mq_broker.rpc.certificates import Certificates
+from mq_broker.rpc.dialling import Dialling
+from mq_broker.rpc.framed import Converse, LinkServer, bind
+from mq_protocol.versions import ours
+
+log = logging.getLogger(__name__)
+
+REMIND_S: Final = 3_600.0
+"""So often the log says that everybody may do everything."""
+
+
+class Ports:
+    """Owns the servers, and the certificate that they show. `alone`: no other broker is served.
+
+    Raises `InvalidSetting` for a port that cannot be had, and for certificates of no use.
+    """
+
+    def __init__(self, config: BrokerConfig, *, alone: bool) -> None:
+        self._config = config
+        self.certificates = Certificates(config.certs, config.broker) if config.certs is not None else None
+        self._plain_peers: set[str] = set()
+        self.dialling = Dialling(self.certificates, self._plain_peers.__contains__)
+        self.link_tls = self.certificates.client_context if self.certificates is not None else None
+        self._clients: list[aio.Server] = []
+        self._peers: list[aio.Server] = []
+        self._links: LinkServer | None = None
+        self._link_listener: socket.socket | None = None
+        self.address = self.tls_address = self.peer_address = self.tls_peer_address = ""
+        self.link_address = self.tls_link_address = ""
+        for_clients = rpc_server.client_options(config.message_bytes_max, config.connections_max)
+        if self.certificates is None:
+            self.address = config.address(self._open(self._clients, config.listen, "--listen", for_clients))
+            if not alone:
+                port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.SERVER_OPTIONS)
+                self.peer_address = config.peer_address(port)
+                self._link_listener, port = bind(config.links_at, "--link-listen")
+                self.link_address = config.link_address(port)
+            return
+        aged = (*for_clients, *rpc_server.aged(config.connection_age_ms))
+        port = self._open(self._clients, config.listen, "--listen", aged, self.certificates)
+        self.address = self.tls_address = config.address(port)
+        if not alone:
+            port = self._open(
+                self._peers, config.peers_at, "--peer-listen", rpc_server.SERVER_OPTIONS, self.certificates
+            )
+            self.peer_address = self.tls_peer_address = config.peer_address(port)
+            self._link_listener, port = bind(config.links_at, "--link-listen")
+            self.tls_link_address = config.link_address(port)
+        if config.also_plaintext:
+            self._open_plain(for_clients, alone=alone)
+
+    def _open_plain(self, for_clients: tuple[tuple[str, int], ...], *, alone: bool) -> None:
+        config = self._config
+        port = self._open(self._clients, config.also_plaintext, "--also-plaintext", for_clients)
+        self.address = config.plain_address(port)
+        if not alone:
+            options = rpc_server.SERVER_OPTIONS
+            port = self._open(self._peers, config.plain_peers_at, "--also-plaintext-peer", options)
+            self.peer_address = config.plain_peer_address(port)
+
+    @staticmethod
+    def _open(
+        servers: list[aio.Server],
+        address: str,
+        option: str,
+        options: tuple[tuple[str, int], ...],
+        certificates: Certificates | None = None,
+    ) -> int:
+        credentials = None if certificates is None else certificates.server_credentials()
+        server, port = rpc_server.listen(address, option, options, credentials)
+        servers.append(server)
+        return port
+
+    # ------------------------------------------------------------------ serving
+
+    def serve(self, for_clients: tuple[Any, ...], for_peers: Any, links: Converse) -> None:
+        """What is served, to be called before `start`: handlers of gRPC, and what holds links."""
+        if self._link_listener is not None:
+            tls = self.certificates.server_context if self.certificates is not None else None
+            self._links = LinkServer(self._link_listener, links, tls)
+        for server in self._clients:
+            server.add_generic_rpc_handlers(for_clients)
+        for server in self._peers:
+            server.add_generic_rpc_handlers((for_peers,))
+
+    async def start(self) -> None:
+        for server in (*self._clients, *self._peers):
+            await server.start()
+        if self._links is not None:
+            self._links.start()
+
+    async def stop(self, grace_s: float) -> None:
+        if self._links is not None:
+            await self._links.stop()
+        await asyncio.gather(*(server.stop(grace_s) for server in (*self._clients, *self._peers)))
+
+    async def keep(self) -> None:
+        """Replace the certificate when its files are replaced, and remind of what is open to all. Runs until
+        cancelled."""
+        if self.certificates is not None:
+            with contextlib.suppress(RuntimeError, ValueError):  # a loop in another thread hears no signals
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.certificates.look_now)
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self.certificates.keep())
+                if self._config.is_open_to_all:
+                    tasks.create_task(self._remind())
+        elif self._config.is_open_to_all:
+            await self._remind()
+
+    async def _remind(self) -> None:
+        option = "--insecure" if self._config.insecure else f"--also-plaintext {self._config.also_plaintext}"
+        while True:
+            log.warning("INSECURE: with %s whoever reaches the port may do everything, and read all traffic", option)
+            await asyncio.sleep(REMIND_S)
+
+    # ------------------------------------------------------------------ what others are told, and told us
+
+    def registration(self, incarnation: int) -> BrokerRegistration:
+        config = self._config
+        return BrokerRegistration(
+            config.broker,
+            incarnation,
+            self.address,
+            config.rack,
+            self.peer_address,
+            config.message_bytes_max,
+            ours(),
+            self.link_address,
+            self.tls_address,
+            self.tls_peer_address,
+            self.tls_link_address,
+        )
+
+    def peer_address_of(self, registration: BrokerRegistration) -> str:
+        """Where this broker dials that one; empty if it cannot."""
+        if self.certificates is None:
+            return registration.peer_address_for(tls=False)
+        secured = registration.peer_address_for(tls=True)
+        if secured or not self._config.also_plaintext:
+            self._plain_peers.discard(secured)
+            return secured
+        plain = registration.peer_address_for(tls=False)
+        self._plain_peers.add(plain)
+        return plain
+
+    def link_address_of(self, registration: BrokerRegistration) -> str:
+        """Where this broker holds a link with that one; empty if it has no such port, or none of this kind."""
+        return registration.link_address if self.certificates is None else registration.tls_link_address

@@ -1,0 +1,154 @@
+"""The certificate of a broker: what its ports show, what it dials with, and how both are replaced while it runs.
+
+Owns the pair in force. Files are looked at every ten seconds, and at once on SIGHUP. A pair that is of no use is told
+in the log, and the former stays in force. A new one counts from the next handshake on; what is open goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from mq_broker.security.names import Principal, of_certificate
+from mq_protocol.errors import InvalidSetting, NotAuthenticated
+from mq_protocol.pem import BROKER_NAME, CA_FILE, Files, Pem, Shown, context, examine, open_to_others, read
+
+log = logging.getLogger(__name__)
+
+LOOK_S: Final = 10.0
+WARN_DAYS: Final = 30
+_DAY_S: Final = 86_400.0
+
+
+class Certificates:
+    """Owns what is in force, for one broker. Raises `InvalidSetting` for files of no use, before anything is served."""
+
+    def __init__(self, directory: Path, broker: int, now: Callable[[], float] = time.time) -> None:
+        self._broker = broker
+        self._files = files_of(directory, broker)
+        self._now = now
+        self._asked = asyncio.Event()
+        self._seen = self._files.generation()
+        self._told = ""
+        self._warned_at = -_DAY_S
+        self.generation = 0
+        """Grows with each pair: what was dialled with an earlier one is dialled anew."""
+
+        self._take(*self._load())
+
+    def _take(self, pem: Pem, shown: Shown) -> None:
+        self._pem, self.shown = pem, shown
+        self._served = grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
+        self._dialled = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+        self._contexts = context(pem, server=True), context(pem, server=False)
+        self.generation += 1
+
+    def _load(self) -> tuple[Pem, Shown]:
+        if fault := open_to_others(self._files.key):
+            raise InvalidSetting(fault)
+        pem = read(self._files)
+        try:
+            shown = examine(pem, server=True)
+            owner = of_certificate(shown.uris, shown.common_name)
+        except (InvalidSetting, NotAuthenticated) as error:
+            raise InvalidSetting(f"{self._files.certificate}: {error}") from error
+        if owner != Principal("Broker", str(self._broker)):
+            raise InvalidSetting(
+                f"{self._files.certificate} is the certificate of {owner}, not of broker {self._broker}: make one with "
+                f"`tritonmq cert create-broker --id {self._broker} --host ...`"
+            )
+        return pem, shown
+
+    # ------------------------------------------------------------------ what is done with it
+
+    def server_credentials(self) -> grpc.ServerCredentials:
+        """For a port that serves none but those who show a certificate; each handshake takes what is in force."""
+        given = self._served
+
+        def newer() -> grpc.ServerCertificateConfiguration | None:  # in a thread of gRPC's
+            nonlocal given
+            if given is self._served:
+                return None
+            given = self._served
+            return given
+
+        # The stubs do not know that None means the same as before
+        return grpc.dynamic_ssl_server_credentials(given, newer, True)  # type: ignore[arg-type]
+
+    def channel_credentials(self) -> grpc.ChannelCredentials:
+        """For a channel to another broker. A channel keeps what it was made with."""
+        return self._dialled
+
+    def server_context(self) -> ssl.SSLContext:
+        """As `server_credentials`, for a connection that is not gRPC's."""
+        return self._contexts[0]
+
+    def client_context(self) -> ssl.SSLContext:
+        """As `channel_credentials`, for a connection that is not gRPC's."""
+        return self._contexts[1]
+
+    # ------------------------------------------------------------------ replacing it
+
+    def look_now(self) -> None:
+        """To be called on SIGHUP."""
+        self._seen = ()
+        self._asked.set()
+
+    async def keep(self) -> None:
+        """Take what is new, and warn of what ends soon. Runs until cancelled."""
+        while True:
+            self._warn()
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._asked.wait()
+            except TimeoutError:
+                pass
+            self._asked.clear()
+            await self.look()
+
+    async def look(self) -> None:
+        """Once."""
+        try:
+            found = self._files.generation()
+            if found == self._seen:
+                return
+            pem, shown = await asyncio.to_thread(self._load)
+        except InvalidSetting as error:
+            self._refuse(str(error))
+            return
+        self._seen, self._told = found, ""
+        if pem != self._pem:
+            self._take(pem, shown)
+            self._warned_at = -_DAY_S
+            log.warning("the certificate was replaced: serial %s, valid until %s", shown.serial, _date(shown.not_after))
+
+    def _refuse(self, fault: str) -> None:
+        if fault != self._told:
+            self._told = fault
+            log.error("the new certificate is not taken, the former stays in force: %s", fault)
+
+    def _warn(self) -> None:
+        now, left_s = self._now(), self.shown.not_after - self._now()
+        if left_s < WARN_DAYS * _DAY_S and now - self._warned_at >= _DAY_S:
+            self._warned_at = now
+            how = f"expires on {_date(self.shown.not_after)}" if left_s > 0 else "HAS EXPIRED"
+            log.error("the certificate %s %s: `tritonmq cert renew` makes another", self._files.certificate, how)
+
+
+def files_of(directory: Path, broker: int) -> Files:
+    """`broker.crt` and `broker.key` beside `ca.crt`, in the directory or below it in `broker.<id>`."""
+    here = directory
+    if not (here / f"{BROKER_NAME}.crt").exists() and (below := directory / f"{BROKER_NAME}.{broker}").is_dir():
+        here = below
+    return Files(here / CA_FILE, here / f"{BROKER_NAME}.crt", here / f"{BROKER_NAME}.key")
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))

@@ -1,0 +1,284 @@
+"""A broker over TLS, met by real clients with certificates that are right, and wrong in one way each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+from grpc import aio
+
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.rpc import bounds
+from mq_client import Admin, Consumer, Producer, Reader, Security
+from mq_client.cluster import handshake
+from mq_client.errors import NotAuthenticated
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.methods import BROKER
+from mq_protocol.pem import context, read
+from mq_protocol.transport import from_call
+from tests.mq_broker.broker.cluster import Broker
+from tests.securing import EXPIRED, HOST, NOT_YET, Certs
+
+TIMEOUT_MS = 5_000
+
+
+@pytest.fixture(autouse=True)
+def _look_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "AGAIN_S", 0.0)
+
+
+def with_broker(certs: Certs, data: Path, job: Callable[[str], None], **fields: object) -> None:
+    """Run the job, which is synchronous as clients are, beside a broker over TLS."""
+
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", data, certs=certs.path, **fields)).start()  # type: ignore[arg-type]
+        try:
+            await asyncio.to_thread(job, broker.address)
+        finally:
+            await broker.stop()
+
+    asyncio.run(scenario())
+
+
+def topics(address: str, security: Security | None) -> list[str]:
+    with Admin(address, timeout_ms=TIMEOUT_MS, security=security) as admin:
+        return [topic.name for topic in admin.list_topics()]
+
+
+def refusal(address: str, security: Security | None) -> str:
+    try:
+        topics(address, security)
+    except NotAuthenticated as error:
+        return str(error)
+    return "none: it was let in"
+
+
+def test_every_client_speaks_over_tls(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    security = certs.user()
+
+    def job(address: str) -> None:
+        with Admin(address, security=security) as admin:
+            admin.create_topic("t", partitions=1, replicas=1)
+        with Producer(address, security=security) as producer:
+            assert producer.publish("t", "hello").result().offset == 0
+        with Reader(address, security=security) as reader:
+            assert sum(batch.num_rows for batch in reader.read("t", 0, 0, 1)) == 1
+        with Consumer(address, group="g", start="earliest", idle_ms=2_000, security=security) as consumer:
+            consumer.subscribe("t")
+            assert next(iter(consumer)).value == b"hello"
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_who_is_wrong_is_refused_and_told_why(tmp_path: Path) -> None:
+    certs, others = Certs(tmp_path / "certs", 1), Certs(tmp_path / "others")
+    make = certs.authority
+    faults: dict[str, tuple[Security | None, str]] = {
+        "plain text": (None, "it speaks TLS"),
+        "expired": (certs.security_of(make.client("etl", span=EXPIRED), "expired"), "has expired"),
+        "not yet valid": (certs.security_of(make.client("etl", span=NOT_YET), "notyet"), "not valid yet"),
+        "both of another authority": (others.user(), "the broker's certificate is not accepted: an authority"),
+        "own of another authority": (
+            certs.security_of(others.authority.client("etl"), "other"),
+            "an authority signed it that is not in ca.crt",
+        ),
+        "a name that names nobody": (
+            certs.security_of(make.client("etl"), "etl2", trusting=others.path),
+            "the broker's certificate is not accepted",
+        ),
+    }
+
+    def job(address: str) -> None:
+        for name, (security, told) in faults.items():
+            assert told in refusal(address, security), name
+        assert topics(address, certs.user()) == []
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_a_broker_for_another_host_is_not_believed(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1, hosts=("elsewhere.example",))
+
+    def job(address: str) -> None:
+        with pytest.raises(NotAuthenticated, match="for another host"):
+            topics(address, certs.user())
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_a_client_with_certificates_at_a_port_in_plain_text_is_told(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()
+        try:
+            with pytest.raises(NotAuthenticated, match="it speaks plain text"):
+                await asyncio.to_thread(topics, broker.address, certs.user())
+        finally:
+            await broker.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_brokers_certificate_is_no_users(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    security = certs.security_of(certs.authority.broker(1, [HOST]), "broker")
+
+    def job(address: str) -> None:
+        with pytest.raises(NotAuthenticated, match="Broker:1 is no user"):
+            topics(address, security)
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_every_method_refuses_who_has_no_name(tmp_path: Path) -> None:
+    """Streams, too, and before a request is read."""
+    certs = Certs(tmp_path / "certs", 1)
+    files = certs.security_of(certs.authority.broker(1, [HOST]), "broker").files()
+    pem = read(files)
+
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
+        credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+        try:
+            async with aio.secure_channel(broker.address, credentials) as channel:
+                for name in BROKER.methods:
+                    call = channel.stream_stream(BROKER.path(name), None, None)()
+                    await call.write(b"\xff\xff no protobuf")
+                    await call.done_writing()
+                    with pytest.raises(aio.AioRpcError) as refused:
+                        await call.read()
+                    assert isinstance(from_call(refused.value, ""), NotAuthenticated), name
+        finally:
+            await broker.stop()
+
+    asyncio.run(scenario())
+
+
+def test_tls_of_an_older_version_is_refused(tmp_path: Path) -> None:
+    """gRPC in Python cannot refuse the handshake, so each call is refused: here spoken in bytes of HTTP/2."""
+    certs = Certs(tmp_path / "certs", 1)
+    older = context(read(certs.user().files()), server=False)
+    older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
+    older.set_alpn_protocols(["h2"])
+
+    def job(address: str) -> None:
+        host, _, port = address.rpartition(":")
+        with (
+            socket.create_connection((host, int(port)), 5) as plain,
+            older.wrap_socket(plain, server_hostname=host) as s,
+        ):
+            assert s.version() == "TLSv1.2"
+            s.sendall(_metadata_call(address))
+            s.settimeout(5)
+            heard = b""
+            while b"TLSv1.3" not in heard and (more := s.recv(65_536)):
+                heard += more
+            assert b"TLSv1.3 only" in heard, "the status says why"
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_random_bytes_reach_no_protobuf_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    parsed: list[bytes] = []
+    monkeypatch.setattr(bounds, "parse", lambda data, _kind: parsed.append(data))
+    chance, me = random.Random(7), psutil.Process()
+
+    def job(address: str) -> None:
+        host, _, port = address.rpartition(":")
+
+        def once() -> None:
+            with socket.create_connection((host, int(port)), 5) as stranger:
+                stranger.settimeout(5)
+                try:
+                    begin = chance.choice([b"", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+                    stranger.sendall(begin + chance.randbytes(chance.randrange(1, 5_000)))
+                    stranger.shutdown(socket.SHUT_WR)
+                    while stranger.recv(4_096):
+                        pass
+                except OSError:
+                    pass
+
+        for _ in range(100):
+            once()
+        before = me.memory_info().rss
+        for _ in range(400):
+            once()
+        assert me.memory_info().rss - before < 16 << 20
+        assert not parsed
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_a_connection_that_is_too_old_ends_and_nobody_notices(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    security = certs.user()
+
+    def job(address: str) -> None:
+        with Admin(address, security=security) as admin:
+            admin.create_topic("t", partitions=1, replicas=1)
+        with (
+            Producer(address, security=security) as producer,
+            Consumer(address, group="g", start="earliest", idle_ms=10_000, security=security) as consumer,
+        ):
+            consumer.subscribe("t")
+            heard = iter(consumer)
+            for n in range(40):  # some seconds, and each connection lives for one
+                assert producer.publish("t", str(n)).result().offset == n
+                assert next(heard).value == str(n).encode()
+                psutil.Process().cpu_percent(0.1)
+
+    with_broker(certs, tmp_path / "data", job, connection_age_ms=1_000)
+
+
+def test_what_is_open_to_other_machines_needs_certificates_or_a_word(tmp_path: Path) -> None:
+    def config(listen: str = f"{HOST}:0", **fields: object) -> BrokerConfig:
+        return BrokerConfig(1, listen, tmp_path, **fields)  # type: ignore[arg-type]
+
+    for loopback in ("127.0.0.1:0", "127.1.2.3:0", "[::1]:0", "localhost:0"):
+        assert not config(loopback).is_open_to_all
+    for anywhere in ("0.0.0.0:7400", "[::]:7400", ":7400", "10.0.0.1:7400", "203.0.113.5:7400"):
+        with pytest.raises(InvalidSetting, match=r"--certs DIR .*or --insecure"):
+            config(anywhere)
+        assert config(anywhere, insecure=True).is_open_to_all
+        assert not config(anywhere, certs=tmp_path).is_open_to_all
+    with pytest.raises(InvalidSetting, match="--peer-listen"):
+        config(peer_listen="0.0.0.0:7500")
+    for senseless in (
+        {"certs": tmp_path, "insecure": True},
+        {"also_plaintext": "127.0.0.1:1"},
+        {"certs": tmp_path, "also_plaintext_peer": "127.0.0.1:1"},
+    ):
+        with pytest.raises(InvalidSetting):
+            config(**senseless)
+
+
+def _metadata_call(address: str) -> bytes:
+    """One call of Metadata in HTTP/2: preface, settings, headers (HPACK without compression), an empty message."""
+    headers = {
+        ":method": "POST", ":scheme": "https", ":path": BROKER.path("Metadata"), ":authority": address,
+        "content-type": "application/grpc", "te": "trailers",
+    }  # fmt: skip
+    block = b"".join(
+        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
+        for name, value in headers.items()
+    )
+    request = pb.MetadataRequest().SerializeToString()
+    message = b"\x00" + len(request).to_bytes(4, "big") + request
+    return (
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + _frame(1, 4, 1, block) + _frame(0, 1, 1, message)
+    )
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
