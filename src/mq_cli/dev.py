@@ -48,10 +48,14 @@ PORT = 7400
 )
 @click.option("--zookeeper/--no-zookeeper", "zookeeper", default=None, help="Start a ZooKeeper even for one broker.")
 @click.option("--auto-create", is_flag=True, help="Create a topic when a producer or a consumer first names it.")
-def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_create: bool) -> int:
+@click.option(
+    "--secure", is_flag=True, help="Speak TLS: make an authority and certificates, and say where they are (certs=DIR)."
+)
+def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_create: bool, secure: bool) -> int:
     """Run a local cluster in the foreground, for trials.
 
-    Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves. Ctrl-C ends it.
+    Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves; with --secure, `certs=DIR` behind it.
+    Ctrl-C ends it.
     """
     if zookeeper is False and count > 1:
         raise click.UsageError(
@@ -66,10 +70,18 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_c
 
     with _directory(data) as directory, _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), asked_to_stop):
         arguments = ["--auto-create", "--auto-create-replicas", str(min(3, count))] if auto_create else []
-        cluster = LocalCluster(directory, count, port=port, zookeeper=zookeeper, arguments=arguments, http=True)
+        cluster = LocalCluster(
+            directory,
+            count,
+            port=port,
+            zookeeper=zookeeper,
+            arguments=arguments,
+            certs=directory / "certs" if secure else None,
+            http=True,
+        )
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
-            click.echo(f"ready bootstrap={cluster.bootstrap}")
+            click.echo(f"ready bootstrap={cluster.bootstrap}" + (f" certs={cluster.certs}" if secure else ""))
             sys.stdout.flush()
             for broker in cluster.brokers.values():
                 say(f"metrics of broker {broker.id}: http://{broker.http}/metrics")

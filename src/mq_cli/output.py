@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,6 +45,21 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 
 
 def bootstrap_option(command: F) -> F:
+    """`--bootstrap`, and with which certificate the brokers there are spoken with."""
+    command = click.option(
+        "--user",
+        metavar="NAME",
+        expose_value=False,
+        callback=_into_environment("TRITONMQ_USER"),
+        help="Whose certificate in --certs. Default: the only one. [env var: TRITONMQ_USER]",
+    )(command)
+    command = click.option(
+        "--certs",
+        metavar="DIR",
+        expose_value=False,
+        callback=_into_environment("TRITONMQ_CERTS"),
+        help="Speak TLS, with the certificates in this directory. [env var: TRITONMQ_CERTS]",
+    )(command)
     return click.option(
         "--bootstrap",
         envvar="TRITONMQ_BOOTSTRAP",
@@ -53,6 +69,16 @@ def bootstrap_option(command: F) -> F:
         metavar="HOST:PORT,…",
         help="Addresses of brokers. One that answers is enough.",
     )(command)
+
+
+def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    """Every client of this process finds it there, and those of the commands that it starts."""
+
+    def put(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            os.environ[variable] = value
+
+    return put
 
 
 class Seconds(click.FloatRange):

@@ -105,6 +105,7 @@ if TYPE_CHECKING:
     from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
     from mq_client.queueing.redriving import Redriven
     from mq_client.reader import Reader
+    from mq_client.security import Security
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
 __all__ = [
@@ -117,6 +118,7 @@ __all__ = [
     "Reader",
     "Queue",
     "Lock",
+    "Security",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
@@ -235,6 +237,7 @@ _HOMES = {
     "queueing.redriving": ("Redriven",),
     "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
     "reader": ("Reader",),
+    "security": ("Security",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -33,6 +33,7 @@ from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
 from mq_client.queueing.administrator import QueueAdministrator
+from mq_client.security import Security
 from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
 from mq_client.topic_descriptions import PartitionMove as PartitionMove
 from mq_client.topic_descriptions import Recovery as Recovery
@@ -69,9 +70,14 @@ class Admin(QueueAdministrator, ObservingAdministrator, AclAdministrator):
     Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.
     """
 
-    def __init__(self, bootstrap: str | Sequence[str], timeout_ms: float = limits.REQUEST_TIMEOUT_MS) -> None:
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str],
+        timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
+        security: Security | None = None,
+    ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
 
     # ------------------------------------------------------------------ topics
 

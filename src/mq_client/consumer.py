@@ -23,6 +23,7 @@ from mq_client.consuming.record_queue import ConsumerRecord, RecordQueue, Skippe
 from mq_client.consuming.subscription import SetStart, Subscriptions
 from mq_client.errors import InvalidRequest, InvalidSetting
 from mq_client.producing.batches import to_timestamp_us
+from mq_client.security import Security
 from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -76,6 +77,7 @@ class Consumer:
         priority: int = 0,
         key_deserializer: str | Deserializer | None = None,
         value_deserializer: str | Deserializer | None = None,
+        security: Security | None = None,
     ) -> None:
         if ephemeral and group is None:
             raise InvalidSetting("ephemeral=True is about a group: name one, or leave it out")
@@ -87,7 +89,7 @@ class Consumer:
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} must be positive")
         self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
         self._subscriptions = Subscriptions(
             self._connection,
             group or "",

@@ -25,6 +25,7 @@ from mq_client.cluster.deadline import LONGEST_MS, Deadline, attempts
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.push_streams import EventLoop, this_process
 from mq_client.errors import InvalidRequest, InvalidSetting, LockLost, LockNotAcquired, TritonMQError, Unreachable
+from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import BROKER
@@ -70,12 +71,13 @@ class Lock:
         name: str,
         timeout_ms: float = REQUEST_TIMEOUT_MS,
         on_lost: OnLost | None = None,
+        security: Security | None = None,
     ) -> None:
         check_lock_name(name)
         self.name = name
         self._timeout_ms = _wait_ms(timeout_ms)
         self._on_lost = on_lost
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
         self._busy = threading.Lock()
         self._place: _Place | None = None
         self._queued: _Place | None = None

@@ -37,6 +37,7 @@ from mq_client.producing.sender import Sender
 from mq_client.producing.splitting import Shipment, conformed, pieces_of, ways_of
 from mq_client.producing.targets import Target
 from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
+from mq_client.security import Security
 from mq_client.serializers import Serializer, serializer_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -118,6 +119,7 @@ class Producer:
         partitioner: str | Partitioner = "key",
         key_serializer: str | Serializer | None = None,
         value_serializer: str | Serializer | None = None,
+        security: Security | None = None,
     ) -> None:
         _check_known("acks", acks, _ACKS)
         if compression is not None:
@@ -137,7 +139,7 @@ class Producer:
         )
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
         self._choice = choice_of(partitioner)
         self._key_serializer = serializer_of("key_serializer", key_serializer)
         self._value_serializer = serializer_of("value_serializer", value_serializer)

@@ -29,6 +29,7 @@ from mq_client.errors import (
     TritonMQError,
     UnknownTopic,
 )
+from mq_client.security import Security
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import split
@@ -79,10 +80,13 @@ class Reader:
         *,
         read_from: str = "leader",
         rack: str = "",
+        security: Security | None = None,
     ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._connection = (
-            bootstrap if isinstance(bootstrap, Connection) else Connection(bootstrap, refused_s=REFUSED_S)
+            bootstrap
+            if isinstance(bootstrap, Connection)
+            else Connection(bootstrap, refused_s=REFUSED_S, security=security)
         )
         self._replicas = Replicas(self._connection, read_from, rack)
         self.payload_bytes = 0

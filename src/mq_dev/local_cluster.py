@@ -12,13 +12,17 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
+
+if TYPE_CHECKING:
+    from mq_client.security import Security
 
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -131,9 +135,12 @@ class LocalCluster:
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
-    port. `arguments` go to every broker's command line as they
-    are.
+    port. `arguments` go to every broker's command line as they are. With `certs` everything is over TLS: what that
+    directory lacks of certificates is made, and `security` is what clients need.
     """
+
+    certs_by_default: Path | None = None
+    """For tests, which run with TLS by one switch."""
 
     def __init__(
         self,
@@ -144,8 +151,14 @@ class LocalCluster:
         zookeeper: bool | str | None = None,
         arguments: Sequence[str] = (),
         http: bool = False,
+        certs: Path | None = None,
     ) -> None:
         self.directory = directory.absolute()
+        self.certs = certs or self.certs_by_default
+        self.security: Security | None = None
+        if self.certs is not None:
+            self.security = _secure(self.certs, range(1, brokers + 1))
+            arguments = [*arguments, "--certs", str(self.certs)]
         self.zookeeper: EmbeddedZooKeeper | None = None
         self.hosts = zookeeper if isinstance(zookeeper, str) else ""
         """The ZooKeeper's; empty if there is none."""
@@ -219,7 +232,9 @@ class LocalCluster:
                     raise ClusterFailed(
                         f"broker {broker.id} ended (status {broker.status}) before it served; {broker.last_words()}"
                     )
-            waiting = [number for number in waiting if not _answers(self.brokers[number].address, wanted)]
+            waiting = [
+                number for number in waiting if not _answers(self.brokers[number].address, wanted, self.security)
+            ]
             if waiting and time.monotonic() > deadline:
                 broker = self.brokers[waiting[0]]
                 raise ClusterFailed(
@@ -263,12 +278,22 @@ class LocalCluster:
         return "\n".join(parts)
 
 
-def _answers(address: str, wanted: set[int]) -> bool:
-    """Whether that broker itself answers, and knows of all those."""
-    from mq_client.cluster.channels import call_unary
+def _secure(certs: Path, brokers: Iterable[int]) -> Security:
+    """What clients need, once every broker has a certificate for this machine, and `admin` too."""
+    from mq_client.security import Security
+    from mq_dev import certificates
 
+    certificates.make_missing(certs, HOST, brokers)
+    return Security(certs, certificates.ADMIN)
+
+
+def _answers(address: str, wanted: set[int], security: Security | None) -> bool:
+    """Whether that broker itself answers, and knows of all those."""
+    from mq_client.cluster.channels import Client, call_unary
+
+    client = Client((), security)
     try:
-        answer = call_unary(address, "Metadata", pb.MetadataRequest(), pb.MetadataResponse, ASK_TIMEOUT_S)
+        answer = call_unary(address, "Metadata", pb.MetadataRequest(), pb.MetadataResponse, ASK_TIMEOUT_S, client)
     except TritonMQError:
         return False
     return wanted <= {broker.id for broker in answer.brokers}

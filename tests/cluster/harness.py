@@ -44,7 +44,7 @@ class Cluster(LocalCluster):
     @property
     def admin(self) -> Admin:
         if self._admin is None:
-            self._admin = Admin(self.bootstrap)
+            self._admin = Admin(self.bootstrap, security=self.security)
         return self._admin
 
     def stop(self) -> None:

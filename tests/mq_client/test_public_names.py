@@ -10,7 +10,7 @@ import mq_client
 from mq_protocol import errors
 
 NAMES = {
-    "Admin", "Producer", "Consumer", "Reader", "Lock",
+    "Admin", "Producer", "Consumer", "Reader", "Lock", "Security",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
     "TopicDescription", "PartitionDescription",

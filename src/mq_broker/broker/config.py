@@ -158,9 +158,14 @@ class BrokerConfig:
             return
         if self.also_plaintext or self.also_plaintext_peer:
             raise InvalidSetting("--also-plaintext goes with --certs DIR: without it every port is in plain text")
+        listened = (
+            ("--listen", self.listen),
+            ("--peer-listen", self.peer_listen),
+            ("--link-listen", self.link_listen),
+        )
         open_to_all = [
             (option, address)
-            for option, address in (("--listen", self.listen), ("--peer-listen", self.peer_listen))
+            for option, address in listened
             if address and not _is_loopback(_split(address, option)[0])
         ]
         if open_to_all and not self.insecure:

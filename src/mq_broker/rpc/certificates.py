@@ -102,7 +102,7 @@ class Certificates:
         self._asked.set()
 
     async def keep(self) -> None:
-        """Take what is new, and warn of what ends soon. Runs until cancelled."""
+        """Take what is new, and warn of what ends soon, for ever. `Ports.keep` runs it."""
         while True:
             self._warn()
             try:

@@ -1,6 +1,7 @@
 """gRPC channels to brokers, and what a failed call means.
 
-One channel for each client and address, opened on first use and kept. A worker that Spark forks opens its own, because
+One channel for each client and address, opened on first use and kept until the client's certificate is replaced. A
+worker that Spark forks opens its own, because
 channels are keyed by process id too (it can, as the daemon that it is forked from has none: forks.py). Not here: which
 broker to ask, and whether to ask again (connection.py); Subscribe streams (push_streams.py).
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -18,7 +20,9 @@ import grpc
 from google.protobuf.message import Message
 
 from mq_client import forks
+from mq_client.cluster.credentials import Credentials, current
 from mq_client.errors import TritonMQError
+from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.methods import BROKER
@@ -28,23 +32,28 @@ from mq_protocol.transport import CHANNEL_OPTIONS, from_call
 @dataclass(frozen=True, slots=True)
 class Client:
     """Whose channels these are. Users within one process share a connection to a broker only if both of these are
-    equal: who has other credentials must never speak on it. `credentials` None: in plain text, as nobody."""
+    equal: who has another certificate must never speak on it. `security` None: in plain text, as nobody."""
 
     addresses: tuple[str, ...] = ()
-    credentials: grpc.ChannelCredentials | None = None
+    security: Security | None = None
 
 
 NOBODY: Final = Client()
 """Who asks a single broker, of no cluster in particular."""
 
 _lock = threading.Lock()
-_channels: dict[tuple[int, Client, str], grpc.Channel] = {}
+_channels: dict[tuple[int, Client, str], tuple[int, grpc.Channel]] = {}
+_replaced: list[tuple[float, grpc.Channel]] = []
+
+REPLACED_S: Final = 60.0
+"""For so long what is under way on a channel goes on once its certificate was replaced."""
 
 
 def _after_fork() -> None:
     """The lock may have been held by a thread that the child does not have."""
     global _lock
     _lock = threading.Lock()
+    _replaced.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -58,19 +67,30 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
     Raises `InvalidRequest` in a process that was forked from one that had channels (forks.py).
     """
     key = (os.getpid(), client, address)
+    credentials = current(client.security)
+    over: list[grpc.Channel] = []
     with _lock:
-        found = _channels.get(key)
-        if found is None:
+        generation, found = _channels.get(key, (-1, None))
+        if found is None or generation != credentials.generation:
             forks.check_usable()
             forks.note_used()
-            found = _channels[key] = _open(address, client)
-        return found
+            if found is not None:
+                _replaced.append((time.monotonic() + REPLACED_S, found))
+            found = _open(address, credentials)
+            _channels[key] = credentials.generation, found
+        if _replaced:
+            now = time.monotonic()
+            over = [channel for until, channel in _replaced if until <= now]
+            _replaced[:] = [each for each in _replaced if each[0] > now]
+    for channel_over in over:
+        channel_over.close()
+    return found
 
 
-def _open(address: str, client: Client) -> grpc.Channel:
-    if client.credentials is None:
+def _open(address: str, credentials: Credentials) -> grpc.Channel:
+    if credentials.channel is None:
         return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, client.credentials, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
 
 
 @atexit.register
@@ -78,8 +98,10 @@ def _close_channels() -> None:
     """While gRPC's threads still run: a channel that is left to the interpreter's last collection waits for them for
     ever."""
     with _lock:
-        mine = [opened for (process, _, _), opened in _channels.items() if process == os.getpid()]
+        mine = [opened for (process, _, _), (_, opened) in _channels.items() if process == os.getpid()]
+        mine += [opened for _, opened in _replaced]
         _channels.clear()
+        _replaced.clear()
     for opened in mine:
         opened.close()
 

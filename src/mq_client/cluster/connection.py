@@ -19,10 +19,13 @@ import pyarrow as pa
 from google.protobuf.message import Message
 
 from mq_client.cluster.channels import Client, call_later, call_unary
+from mq_client.cluster.credentials import current
 from mq_client.cluster.deadline import Deadline, attempts
+from mq_client.cluster.handshake import fault
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.errors import (
     InvalidSetting,
+    NotAuthenticated,
     NotLeader,
     OutcomeUnknown,
     TritonMQError,
@@ -30,6 +33,7 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
+from mq_client.security import Security, given
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
@@ -127,18 +131,25 @@ def _view(info: pb.TopicInfo) -> TopicView:
     )
 
 
+_HANDSHAKE_S: Final = 1.0
+"""For so long a cluster that has never answered is asked, before it is looked why."""
+
 _NAMED_MAX: Final = 5
 """So many topics an error names where none is near."""
 
 
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
-    answered is given up when all of its addresses have refused connections for so long."""
+    answered is given up when all of its addresses have refused connections for so long. `security` None: what the
+    environment says. Raises `InvalidSetting` for certificates of no use."""
 
-    def __init__(self, bootstrap: str | Sequence[str], *, refused_s: float = PATIENT) -> None:
+    def __init__(
+        self, bootstrap: str | Sequence[str], *, refused_s: float = PATIENT, security: Security | None = None
+    ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self._refused_s = refused_s
-        self.client = Client(self.bootstrap)
+        self.client = Client(self.bootstrap, given(security))
+        current(self.client.security)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._brokers: dict[int, str] = {}
@@ -451,14 +462,35 @@ class Connection:
             else:
                 if len(older) == len(candidates):
                     raise older[0]
-                waited_s = time.monotonic() - began
-                if isinstance(last, Unreachable) and waited_s >= self._refused_s and self._answered is None:
-                    self._check_somebody_listens(candidates)
+                if isinstance(last, Unreachable) and self._answered is None:
+                    self._check_it_can_be_reached(candidates, time.monotonic() - began)
         if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
             raise last
-        reasons = "; ".join(f"{address}: {_brief(reason)}" for address, reason in tried.items())
+        secured = isinstance(last, Unreachable) and self.client.security is not None
+        reasons = "; ".join(
+            f"{address}: {(secured and self.handshake_fault(address)) or _brief(reason)}"
+            for address, reason in tried.items()
+        )
         told = f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})"
         raise Unreachable(told if self._answered else f"{told}: {_NEVER_ANSWERED}")
+
+    def _check_it_can_be_reached(self, addresses: Sequence[str], waited_s: float) -> None:
+        """Of a cluster that has never answered. Raises what will not pass by itself."""
+        if waited_s >= min(self._refused_s, _HANDSHAKE_S):
+            self._check_handshakes(addresses)
+        if waited_s >= self._refused_s:
+            self._check_somebody_listens(addresses)
+
+    def _check_handshakes(self, addresses: Sequence[str]) -> None:
+        """Raises `NotAuthenticated` if none of them can be spoken with, for reasons that do not pass by themselves."""
+        faults = {address: self.handshake_fault(address) for address in addresses}
+        if all(faults.values()):
+            told = "; ".join(f"{address}: {text}" for address, text in faults.items())
+            raise NotAuthenticated(f"no broker can be spoken with: {told}")
+
+    def handshake_fault(self, address: str) -> str | None:
+        """What is wrong with the certificates there; None if that is all right, or cannot be told now."""
+        return fault(address, self.client.security)
 
     def refuses(self, address: str) -> bool:
         """Whether nobody listens there, for sure."""

@@ -22,6 +22,7 @@ import grpc
 from grpc import aio
 
 from mq_client.cluster.channels import NOBODY, Client, decode_batches
+from mq_client.cluster.credentials import Credentials, current
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.limits import STREAMS_PER_CHANNEL
@@ -118,10 +119,10 @@ def _open(channel: aio.Channel) -> Any:
     return stream()
 
 
-def _connect(address: str, client: Client) -> aio.Channel:
-    if client.credentials is None:
+def _connect(address: str, credentials: Credentials) -> aio.Channel:
+    if credentials.channel is None:
         return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return aio.secure_channel(address, client.credentials, options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
 
 
 @dataclass(eq=False, slots=True)
@@ -134,12 +135,13 @@ class _Channel:
 
 class EventLoop:
     """Owns the event loop, its thread, its channels and what runs on it. There is a channel for each client and
-    address, and more where there are many streams. Kept while the process lives."""
+    address, and more where there are many streams. Kept while the process lives, or until the client's certificate was
+    replaced and the last stream has ended."""
 
     def __init__(self) -> None:
         self.closing = False
         self._loop = asyncio.new_event_loop()
-        self._channels: dict[tuple[Client, str], list[_Channel]] = {}
+        self._channels: dict[tuple[Client, str, int], list[_Channel]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tritonmq-pushes", daemon=True)
         self._thread.start()
@@ -174,16 +176,23 @@ class EventLoop:
     def channel(self, address: str, client: Client = NOBODY) -> Iterator[aio.Channel]:
         """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a
         connection, and one more would wait in silence: then there is another connection."""
-        known = self._channels.setdefault((client, address), [])
+        credentials = current(client.security)
+        key = client, address, credentials.generation
+        known = self._channels.setdefault(key, [])
         found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:
-            found = _Channel(_connect(address, client))
+            found = _Channel(_connect(address, credentials))
             known.append(found)
         found.streams += 1
         try:
             yield found.channel
         finally:
             found.streams -= 1
+            if not found.streams and current(client.security).generation != credentials.generation:
+                known.remove(found)
+                if not known:
+                    self._channels.pop(key, None)
+                self.spawn(found.channel.close(None))
 
     def stop(self) -> None:
         closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)

@@ -30,6 +30,7 @@ from mq_client.queueing.outputs import Outputs
 from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.reading import RowReader
 from mq_client.queueing.records import LeasedBatch, LeasedRecord
+from mq_client.security import Security
 from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -102,6 +103,7 @@ class Queue:
         timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
         key_deserializer: str | Deserializer | None = None,
         value_deserializer: str | Deserializer | None = None,
+        security: Security | None = None,
     ) -> None:
         check_topic_name(topic)
         check_group_name(group)
@@ -122,7 +124,7 @@ class Queue:
             deserializer_of("value_deserializer", value_deserializer),
             "settle it by `error.record.reject()` and take the next one, or it is lent again once its lease runs out",
         )
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
         terms = Terms(
             topic,
             group,

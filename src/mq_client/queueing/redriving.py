@@ -212,6 +212,7 @@ class _Redrive:
             in_flight_max=2 * at_once,
             idle_ms=IDLE_MS,
             timeout_ms=self._timeout_ms,
+            security=self._connection.client.security,
         ) as queue:
             patience = Deadline(self._timeout_ms)
             while wanted := self._wanted(at_once):

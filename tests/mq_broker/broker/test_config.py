@@ -25,7 +25,7 @@ HERE = socket.gethostname()
 
 
 def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> BrokerConfig:
-    return BrokerConfig(broker, listen, Path("data"), **fields)
+    return BrokerConfig(broker, listen, Path("data"), **{"insecure": True, **fields})
 
 
 @pytest.mark.parametrize(

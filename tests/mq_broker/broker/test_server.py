@@ -340,6 +340,7 @@ def test_queue_groups_that_waited_for_the_level_of_features_are_looked_at_once_i
         _shell=shell,
         cluster=SimpleNamespace(level=1, live=(), brokers={}),
         _links=SimpleNamespace(know=lambda _brokers: None),
+        _ports=SimpleNamespace(peer_address_of=None, link_address_of=None),
         _beginning=SimpleNamespace(topics_changed=lambda: looked.append(shell.level)),
     )
     server._Broker._on_brokers(stand_in)

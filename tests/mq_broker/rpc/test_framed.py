@@ -5,26 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import socket
-import ssl
 import struct
-import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from mq_broker.rpc import framed, links
+from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.framed import FramedWire, bind, connect
 from mq_broker.rpc.links import PeerAddress
+from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import EOF
 from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
 from mq_protocol.errors import InvalidSetting, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import MESSAGE_BYTES_MAX
-from tests.mq_broker.rpc.linked import DEADLINE_S, Node, Spoken, door, nodes, until
+from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, Spoken, door, nodes, until
 from tests.mq_broker.rpc.test_links import life
+from tests.securing import Certs
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -327,34 +328,9 @@ def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch:
 # ---------------------------------------------------------------------- TLS
 
 
-@pytest.fixture
-def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Of 127.0.0.1, which signs itself."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl here to make a certificate with")
-    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
-            *("-subj", "/CN=broker", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"),
-            *("-keyout", key, "-out", cert),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return cert, key
-
-
-def test_links_go_over_tls_where_both_ends_are_given_it(certificate: tuple[Path, Path]) -> None:
-    cert, key = certificate
-
-    def served() -> ssl.SSLContext:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(cert, key)
-        return context
-
-    def dialled() -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=cert)
+def test_links_go_over_tls_where_both_ends_are_given_it(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1, 2)
+    dialled, served = Certificates(certs.path, 1).client_context, Certificates(certs.path, 2).server_context
 
     async def scenario() -> None:
         one, two = Node(1, dialled=dialled), Node(2, served=served)
@@ -372,5 +348,34 @@ def test_links_go_over_tls_where_both_ends_are_given_it(certificate: tuple[Path,
             with pytest.raises((Unreachable, PeerRefused)):
                 await asyncio.wait_for(wire.hello(), DEADLINE_S)
             wire.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("dialler", "acceptor"), [(3, 2), (1, 3)], ids=["dialler", "acceptor"])
+def test_a_link_over_tls_needs_the_certificate_of_the_broker_that_is_claimed(
+    tmp_path: Path, dialler: int, acceptor: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    certs = Certs(tmp_path / "certs", 1, 2, 3)
+
+    async def scenario() -> None:
+        one = Node(1, dialled=Certificates(certs.path, dialler).client_context)
+        two = Node(2, served=Certificates(certs.path, acceptor).server_context)
+        async with nodes(one, two):
+            wire = await connect(two.link_address, Certificates(certs.path, dialler).client_context)
+            assert str(wire.speaker()) == f"Broker:{acceptor}"
+            hello = PeerProof(1, 1, "c", SECRET).hello(2)
+            await wire.send(Envelope(pb.LinkHeader(hello=hello)))
+            if dialler == 1:
+                assert (await wire.hello()).broker == 2, "who accepts is judged by who dials"
+            else:
+                with pytest.raises(Unreachable, match="its certificate is that of Broker:3"):
+                    await wire.hello()
+            wire.close()
+            one.knows(two)
+            await until(lambda: "link to broker 2: " in caplog.text)
+            assert "its certificate is that of Broker:3" in caplog.text
+            assert one.heard.events == []
 
     asyncio.run(scenario())

@@ -65,13 +65,14 @@ def topic_info(
 class Scripted(Connection):
     """`brokers[address]` answers metadata with that, or raises it, or is asked if it is a function. `answers[method]`
     is asked for all other methods. Every question takes `takes_s` of the clock; a longer one than its deadline ends as
-    such questions do. `refusing`: addresses at which nobody listens.
+    such questions do. `refusing`: addresses at which nobody listens. `faulty`: what is wrong with the handshake there.
     """
 
     def __init__(self, clock: Clock, bootstrap: str = "b:1", refused_s: float = PATIENT) -> None:
         super().__init__(bootstrap, refused_s=refused_s)
         self.clock = clock
         self.refusing: set[str] = set()
+        self.faulty: dict[str, str] = {}
         self.takes_s: dict[str, float] = {}
         self.brokers_say: dict[str, Any] = {}
         self.answers: dict[str, Callable[[str, Any], Message]] = {}
@@ -97,6 +98,9 @@ class Scripted(Connection):
 
     def refuses(self, address: str) -> bool:
         return address in self.refusing
+
+    def handshake_fault(self, address: str) -> str | None:
+        return self.faulty.get(address)
 
     def addresses_asked(self) -> list[str]:
         """Since this was last called."""

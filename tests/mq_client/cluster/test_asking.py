@@ -9,9 +9,11 @@ import pytest
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.listening import PATIENT
 from mq_client.errors import (
     IncompatibleVersion,
     InvalidRequest,
+    NotAuthenticated,
     NotEnoughReplicas,
     NotLeader,
     OutcomeUnknown,
@@ -119,6 +121,25 @@ def test_an_address_that_is_silent_is_waited_for_while_another_refuses(clock: Cl
     with pytest.raises(Unreachable, match="no broker answered within"):
         scripted.metadata(Deadline(1e6))
     assert clock.now - began == pytest.approx(limits.CONNECT_TIMEOUT_MS / 1000)
+
+
+def test_certificates_that_fail_everywhere_are_told_soon_where_nobody_has_ever_answered(clock: Clock) -> None:
+    for refused_s in (2.0, PATIENT):
+        scripted = Scripted(clock, "b:1,b:2", refused_s=refused_s)
+        scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
+        scripted.faulty = {"b:1": "expired", "b:2": "expired"}
+        began = clock.now
+        with pytest.raises(NotAuthenticated, match="b:1: expired"):
+            scripted.metadata(Deadline(1e6))
+        assert clock.now - began < 3.0
+
+
+def test_one_broker_that_may_be_back_soon_is_waited_for_whatever_is_wrong_at_another(clock: Clock) -> None:
+    scripted = Scripted(clock, "b:1,b:2", refused_s=PATIENT)
+    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
+    scripted.faulty = {"b:1": "expired"}
+    with pytest.raises(Unreachable, match="no broker answered within"):
+        scripted.metadata(Deadline(20_000))
 
 
 def test_a_cluster_that_has_answered_is_waited_for_though_all_addresses_refuse(clock: Clock) -> None:

@@ -102,7 +102,7 @@ def test_at_the_end_of_a_process_its_own_channels_are_closed(monkeypatch: pytest
     closed: list[str] = []
 
     def opened(name: str) -> Any:
-        return SimpleNamespace(close=lambda: closed.append(name))
+        return 0, SimpleNamespace(close=lambda: closed.append(name))
 
     known: Any = {
         (os.getpid(), channels.NOBODY, "b:1"): opened("mine"),

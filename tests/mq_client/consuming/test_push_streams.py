@@ -84,15 +84,15 @@ def test_many_streams_to_one_broker_go_over_several_connections(
     for listener in listeners:
         listener.ask_for("nobody")
         assert listener.said.get(timeout=WAIT_S).opened[0].HasField("error")
-    assert [each.streams for each in made._channels[NOBODY, bootstrap]] == [2, 2, 1]
+    assert [each.streams for each in made._channels[NOBODY, bootstrap, 0]] == [2, 2, 1]
     for listener in listeners:
         listener.stream.cancel()
         assert listener.stream.wait_over(WAIT_S)
-    assert [each.streams for each in made._channels[NOBODY, bootstrap]] == [0, 0, 0]
+    assert [each.streams for each in made._channels[NOBODY, bootstrap, 0]] == [0, 0, 0]
     again = Listener(bootstrap)
     again.ask_for("nobody")
     again.said.get(timeout=WAIT_S)
-    assert len(made._channels[NOBODY, bootstrap]) == 3, "what is there is used again"
+    assert len(made._channels[NOBODY, bootstrap, 0]) == 3, "what is there is used again"
     again.stream.cancel()
     again.stream.wait_over(WAIT_S)
     made.stop()

@@ -1,0 +1,111 @@
+"""Why a secured connection cannot be made. gRPC says only that the socket was closed, so it is tried once without gRPC.
+
+Takes two seconds at most, and is done once a minute at most for each address.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import time
+from typing import Final
+
+from mq_client.errors import InvalidSetting
+from mq_client.security import Security
+from mq_protocol.pem import ALPN, Files, context, examine, read, verdict
+
+AGAIN_S: Final = 60.0
+_WAIT_S: Final = 1.0
+_PLAIN_TEXT: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"})
+
+_lock = threading.Lock()
+_told: dict[tuple[str, Security | None], tuple[float, str | None]] = {}
+
+
+def _after_fork() -> None:
+    """The lock may have been held by a thread that the child does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def fault(address: str, security: Security | None) -> str | None:
+    """What is wrong with the certificates, or with the kind of the port, at `HOST:PORT`; None if that is all right, or
+    cannot be told now."""
+    key = address, security
+    with _lock:
+        known = _told.get(key)
+    if known is not None and time.monotonic() - known[0] < AGAIN_S:
+        return known[1]
+    try:
+        found = _of_plain(address) if security is None else _of_secured(address, security.files())
+    except InvalidSetting as error:
+        found = str(error)
+    except TimeoutError:
+        found = None
+    except OSError:  # nobody listens, and may again soon
+        return None
+    with _lock:
+        _told[key] = time.monotonic(), found
+    return found
+
+
+def _of_plain(address: str) -> str | None:
+    probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    probe.check_hostname = False
+    probe.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed, but that somebody answers in TLS
+    probe.set_alpn_protocols([ALPN])
+    host = _host(address)
+    try:
+        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=host):
+            pass
+    except ssl.SSLError as error:
+        if not (error.reason or "").startswith(("TLSV1", "SSLV3", "TLSV13")):  # not what another end says in TLS
+            return None
+    return (
+        "it speaks TLS, and this client plain text: give the certificates by --certs DIR, TRITONMQ_CERTS, "
+        "Security(certs=) or Spark's option certs"
+    )
+
+
+def _of_secured(address: str, files: Files) -> str | None:
+    pem = read(files)
+    probe = context(pem, server=False)
+    probe.set_alpn_protocols([ALPN])
+    try:
+        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=_host(address)) as secured:
+            secured.settimeout(_WAIT_S)
+            try:
+                if secured.recv(1):
+                    return None
+            except TimeoutError:
+                return None
+            except (ssl.SSLError, ConnectionError):
+                pass
+    except ssl.SSLCertVerificationError as error:
+        return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
+    except ssl.SSLError as error:
+        if error.reason in _PLAIN_TEXT:
+            return "it speaks plain text, and this client TLS: use the port with TLS, or leave the certificates out"
+        return f"TLS failed: {error.reason or error}"
+    # The broker has looked at our certificate, and has closed the connection without a word
+    try:
+        examine(pem, server=False)
+    except InvalidSetting as error:
+        return f"{files.certificate}: {error}"
+    return (
+        f"the broker does not accept {files.certificate}: an authority signed it that is not in the broker's ca.crt "
+        "(`tritonmq cert check` compares them)"
+    )
+
+
+def _connect(address: str) -> socket.socket:
+    return socket.create_connection((_host(address), int(address.rpartition(":")[2])), timeout=_WAIT_S)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
