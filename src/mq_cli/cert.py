@@ -241,11 +241,10 @@ def _fault(path: Path, directory: Path) -> str:
 
 
 def _tried(directory: Path, bootstrap: str, user: str | None) -> list[tuple[str, str | None]]:
-    from mq_client.cluster.handshake import fault
-    from mq_client.security import Security
-
     from mq_client.cluster.connection import parse_bootstrap
+    from mq_client.cluster.handshake import fault
     from mq_client.cluster.listening import why_unreachable
+    from mq_client.security import Security
 
     security = Security(directory, user)
     return [(address, why_unreachable(address) or fault(address, security)) for address in parse_bootstrap(bootstrap)]

@@ -19,7 +19,7 @@ from mq_broker.broker.config import BrokerConfig
 from mq_broker.rpc import bounds
 from mq_client import Admin, Consumer, Producer, Reader, Security
 from mq_client.cluster import handshake
-from mq_client.errors import NotAuthenticated
+from mq_client.errors import NotAuthenticated, PermissionDenied
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.methods import BROKER
@@ -64,7 +64,7 @@ def refusal(address: str, security: Security | None) -> str:
 
 def test_every_client_speaks_over_tls(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
-    security = certs.user()
+    security = certs.user("admin")
 
     def job(address: str) -> None:
         with Admin(address, security=security) as admin:
@@ -87,7 +87,7 @@ def test_who_is_wrong_is_refused_and_told_why(tmp_path: Path) -> None:
         "plain text": (None, "it speaks TLS"),
         "expired": (certs.security_of(make.client("etl", span=EXPIRED), "expired"), "has expired"),
         "not yet valid": (certs.security_of(make.client("etl", span=NOT_YET), "notyet"), "not valid yet"),
-        "both of another authority": (others.user(), "the broker's certificate is not accepted: an authority"),
+        "both of another authority": (others.user("admin"), "the broker's certificate is not accepted: an authority"),
         "own of another authority": (
             certs.security_of(others.authority.client("etl"), "other"),
             "an authority signed it that is not in ca.crt",
@@ -101,7 +101,7 @@ def test_who_is_wrong_is_refused_and_told_why(tmp_path: Path) -> None:
     def job(address: str) -> None:
         for name, (security, told) in faults.items():
             assert told in refusal(address, security), name
-        assert topics(address, certs.user()) == []
+        assert topics(address, certs.user("admin")) == []
 
     with_broker(certs, tmp_path / "data", job)
 
@@ -111,7 +111,7 @@ def test_a_broker_for_another_host_is_not_believed(tmp_path: Path) -> None:
 
     def job(address: str) -> None:
         with pytest.raises(NotAuthenticated, match="for another host"):
-            topics(address, certs.user())
+            topics(address, certs.user("admin"))
 
     with_broker(certs, tmp_path / "data", job)
 
@@ -123,7 +123,7 @@ def test_a_client_with_certificates_at_a_port_in_plain_text_is_told(tmp_path: Pa
         broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()
         try:
             with pytest.raises(NotAuthenticated, match="it speaks plain text"):
-                await asyncio.to_thread(topics, broker.address, certs.user())
+                await asyncio.to_thread(topics, broker.address, certs.user("admin"))
         finally:
             await broker.stop()
 
@@ -135,13 +135,13 @@ def test_a_brokers_certificate_is_no_users(tmp_path: Path) -> None:
     security = certs.security_of(certs.authority.broker(1, [HOST]), "broker")
 
     def job(address: str) -> None:
-        with pytest.raises(NotAuthenticated, match="Broker:1 is no user"):
+        with pytest.raises(PermissionDenied, match="a broker's certificate is no user's"):
             topics(address, security)
 
     with_broker(certs, tmp_path / "data", job)
 
 
-def test_every_method_refuses_who_has_no_name(tmp_path: Path) -> None:
+def test_every_method_refuses_who_is_no_user(tmp_path: Path) -> None:
     """Streams, too, and before a request is read."""
     certs = Certs(tmp_path / "certs", 1)
     files = certs.security_of(certs.authority.broker(1, [HOST]), "broker").files()
@@ -159,7 +159,7 @@ def test_every_method_refuses_who_has_no_name(tmp_path: Path) -> None:
                         await call.done_writing()
                     with pytest.raises(aio.AioRpcError) as refused:
                         await call.read()
-                    assert isinstance(from_call(refused.value, ""), NotAuthenticated), name
+                    assert isinstance(from_call(refused.value, ""), PermissionDenied), name
         finally:
             await broker.stop()
 
@@ -169,7 +169,7 @@ def test_every_method_refuses_who_has_no_name(tmp_path: Path) -> None:
 def test_tls_of_an_older_version_is_refused(tmp_path: Path) -> None:
     """gRPC in Python cannot refuse the handshake, so each call is refused: here spoken in bytes of HTTP/2."""
     certs = Certs(tmp_path / "certs", 1)
-    older = context(read(certs.user().files()), server=False)
+    older = context(read(certs.user("admin").files()), server=False)
     older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
     older.set_alpn_protocols(["h2"])
 
@@ -224,7 +224,7 @@ def test_random_bytes_reach_no_protobuf_and_leave_nothing(tmp_path: Path, monkey
 
 def test_a_connection_that_is_too_old_ends_and_nobody_notices(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
-    security = certs.user()
+    security = certs.user("admin")
 
     def job(address: str) -> None:
         with Admin(address, security=security) as admin:
