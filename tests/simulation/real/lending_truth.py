@@ -7,7 +7,7 @@ it knew is noted when the entry is written (`Facts`), and judged once the entry 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +21,7 @@ from tests.simulation.real.clients import KEYS, fourth_of
 from tests.simulation.real.substitutes import EPOCH_S
 
 if TYPE_CHECKING:
+    from mq_broker.core.messages import Published
     from tests.simulation.real.loop import Process
     from tests.simulation.real.queue_truth import QueueTruth
 
@@ -37,6 +38,7 @@ HIGH_IN_A_ROW: Final = 6
 """Leases of the high levels, after which one of the low ones must have come, if it could. Some entries are refused."""
 
 LENGTH_MAX: Final = 12
+BYTES_MAX: Final = 8_000
 FOR_EVER_MS: Final = 10**12
 PRESENT_S: Final = 10.0
 BROKEN_OFF_S: Final = 3.0
@@ -103,6 +105,8 @@ class LendingTruth:
         self._values: dict[int, int] = {}
         self._levels: dict[int, int] = {}
         self._expire_us: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
+        self._peaks: dict[int, int] = {}  # how much was kept beyond the bound at most, by leader epoch
         self._known: dict[str, _Known] = {}
         self._facts: dict[tuple[int, int], Facts] = {}
         self._asked: dict[str, set[str]] = {}  # filters, by member
@@ -119,14 +123,17 @@ class LendingTruth:
         bounds = plan.length or plan.lives or plan.ttl_s
         return bool(plan.filter or plan.sieves or plan.priority or bounds)
 
-    def published(self, first: int, uuid: bytes, values: Iterable[int], at_us: int) -> None:
+    def published(self, batch: Published, uuid: bytes, values: Sequence[int]) -> None:
         level = self._truth.cluster.priorities.get(uuid, PRIORITY_USUAL)
         life_ms = min(
             self._truth.cluster.lives_ms.get(uuid, FOR_EVER_MS), round(self._plan.ttl_s * 1000) or FOR_EVER_MS
         )
-        for offset, value in enumerate(values, first):
+        size, count = batch.payload_bytes, batch.record_count
+        for at in range(count):
+            self._sizes[batch.base_offset + at] = size * (at + 1) // count - size * at // count
+        for offset, value in enumerate(values, batch.base_offset):
             self._values[offset], self._levels[offset] = value, level
-            self._expire_us[offset] = at_us + life_ms * 1_000
+            self._expire_us[offset] = batch.timestamp_us + life_ms * 1_000
 
     # ------------------------------------------------------------------ what leaders know when they write
 
@@ -160,27 +167,37 @@ class LendingTruth:
         state = machine.work.get(self._group)
         if state is None:
             return
-        fresh = sum(b - a for a, b, mark in state.unleased(state.base, machine.next_offset) if mark is None)
+        unleased = state.unleased(state.base, machine.next_offset)
+        fresh = [offset for a, b, mark in unleased if mark is None for offset in range(a, b)]
         before = (log.entry(each) for each in range(replica.applied_index + 1, index) if each in log._tail)
-        fresh += sum(each.record_count for each in before if isinstance(each.operation, Append))
-        if fresh >= LENGTH_MAX:
-            self._truth._fail(f"entry {index} appends though {fresh} records were never lent, and {LENGTH_MAX} may be")
+        ahead = [each for each in before if isinstance(each.operation, Append)]
+        if not self._plan.heavy:
+            count, most = len(fresh) + sum(each.record_count for each in ahead), LENGTH_MAX
+        else:
+            size = sum(self._sizes.get(offset, 0) for offset in fresh)
+            count, most = size + sum(each.payload_bytes for each in ahead), BYTES_MAX
+        if count >= most:
+            self._truth._fail(f"entry {index} appends though {count} of what was never lent is kept, and {most} may be")
 
     # ------------------------------------------------------------------ entries
 
     def begin(self, index: int, epoch: int, work: Work, model: Model, runs: int) -> None:
         """The steps of this entry are about to be applied. `runs`: of the state before."""
         self._ready, self._unlent = {}, set()
+        free = [offset for offset in model.records if self._is_free(model, offset)]
+        self._peaks[epoch] = max(self._peaks.get(epoch, 0), self._beyond(free))
         facts = self._facts.get((index, epoch))
         if facts is None or not any(isinstance(step, Lease) for step in work.steps):
             return
-        free = {o: model.records[o] for o in model.records if o < facts.end and self._is_free(model, o)}
-        self._unlent = set(free)
+        known = {offset: model.records[offset] for offset in free if offset < facts.end}
+        self._unlent = set(known)
+        if self._plan.length == "drop_head" and self._letters:
+            return  # which of them are to become letters is the leader's affair
         base = min((o for o, each in model.records.items() if not each.settled), default=0)
         fresh_end = base + work_state.SPAN_MAX if runs < work_state.RUNS_MAX else 0
         self._ready = {
             o: self._levels[o]
-            for o, each in free.items()
+            for o, each in known.items()
             if o in self._levels
             and self._expire_us[o] > facts.latest_us
             and (self._may_be_lent(each) if each.mark is not None else o < fresh_end)
@@ -222,6 +239,25 @@ class LendingTruth:
             if value is not None and not any(FILTERS[text](value) for text in texts):
                 self._truth._fail(f"offset {offset} {what}: {sorted(texts)}")
 
+    @property
+    def _letters(self) -> bool:
+        """Whether what is too much becomes dead letters."""
+        return self._plan.dropped == "dead" and not self._plan.tight
+
+    def _beyond(self, offsets: Collection[int]) -> int:
+        """How much these records are more than the group may keep."""
+        if self._plan.heavy:
+            return sum(self._sizes.get(offset, 0) for offset in offsets) - BYTES_MAX
+        return len(offsets) - LENGTH_MAX
+
+    def check_surplus(self, offset: int, at: LeaseId) -> None:
+        """It is about to be sent as a dead letter, since too much is kept."""
+        self._truth.cluster.done["records too many: dead"] += 1
+        if self._plan.length != "drop_head" or not self._letters:
+            self._truth._fail(f"offset {offset} is sent as too much, and the group makes no letters of that")
+        if self._peaks.get(at.leader_epoch, 0) <= 0 and not self._plan.purges:
+            self._truth._fail(f"offset {offset} is sent as too much, and never was in epoch {at.leader_epoch}")
+
     def check_expired(self, offsets: Collection[int], at: LeaseId, fate: str) -> None:
         """They are about to be dropped, or sent as dead letters, since they have expired."""
         facts = self._facts.get((at.entry, at.leader_epoch))
@@ -246,7 +282,8 @@ class LendingTruth:
             self.check_expired(free, at, "drop")
         elif step.reason is Reason.LENGTH and free:
             left = [o for o, each in model.records.items() if not each.settled and each.lease is None and o not in free]
-            if facts.all("overflow") != {"drop_head"} or len(left) < LENGTH_MAX:
+            last = max(free)
+            if facts.all("overflow") != {"drop_head"} or self._beyond([*left, last]) <= 0 or self._letters:
                 self._truth._fail(f"offsets {sorted(free)} are dropped, which leaves {len(left)} that nobody has")
             if left and min(left) < max(free):
                 self._truth._fail(f"offset {max(free)} is dropped, and {min(left)} before it is not")
@@ -283,8 +320,8 @@ class LendingTruth:
         if facts is None or not self._unlent or facts.all("overflow") != {"drop_head"}:
             return
         left = [offset for offset in self._unlent if self._is_free(model, offset)]
-        if len(left) > LENGTH_MAX:
-            self._truth._fail(f"{len(left)} records are kept after entry {index}, more than {LENGTH_MAX}")
+        if self._beyond(left) > 0 and not self._letters:
+            self._truth._fail(f"{len(left)} records are kept after entry {index}, {self._beyond(left)} too much")
 
     # ------------------------------------------------------------------ members
 

@@ -21,8 +21,9 @@ class Plan:
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
-    records and members have priorities. `length`: what happens at the bound that groups have then. `lives`: some
-    batches have a time to live. `ttl_s`: of the groups, 0 for none. `expired`: what becomes of what has expired.
+    records and members have priorities. `length`: what happens at the bound that groups have then. `heavy`: it is
+    one of bytes. `dropped`: what becomes of what is too much. `lives`: some batches have a time to live. `ttl_s`: of
+    the groups, 0 for none. `expired`: what becomes of what has expired.
     `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC.
     `idles`: there is a group that goes when nobody has it open.
     `recoveries`: there is an operator who has partitions go on of which every named log is lost."""
@@ -59,6 +60,8 @@ class Plan:
     hidden_link_ports: int = 0
     idles: bool = False
     recoveries: bool = False
+    heavy: bool = False
+    dropped: str = "drop"
     lives: bool = False
     ttl_s: float = 0.0
     expired: str = "drop"
@@ -103,16 +106,17 @@ class Plan:
         plan.filter, plan.sieves = "filter" in needs, "sieves" in needs
         plan.priority = next((each for each in PRIORITY if each in needs), "")
         plan.length = next((each for each in LENGTH if each in needs), "")
+        plan.heavy, plan.dropped = "bytes" in needs, "dead" if "letters of length" in needs else "drop"
         plan.hidden_link_ports = 2 if "hidden link ports" in needs else 0
         plan.idles = "idles" in needs
-        plan.lives, plan.ttl_s = "lives" in needs, 3.0 if "ttl" in needs else 0.0
+        plan.lives, plan.ttl_s = "lives" in needs, 1.0 if "ttl" in needs else 0.0
         plan.expired = next((each for each in EXPIRED if each in needs), "drop")
         kinds = set(needs) - {
             "hidden link ports",
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
             *("idles", "pushed", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk"),
             *(*PRIORITY, *LENGTH),
-            *("lives", "ttl", *EXPIRED),
+            *("lives", "ttl", "bytes", "letters of length", *EXPIRED),
         }
         if kinds & {"sync fails", "read fails", "disk full"}:
             plan.bad_disk = random.randint(1, 3)
@@ -188,6 +192,7 @@ class Plan:
     def _choose_expiry(self, random: Random) -> None:
         self.lives, self.ttl_s = random.random() < 0.4, random.choice((0.0, 0.0, 0.0, 1.5, 5.0))
         self.expired = random.choice(EXPIRED)
+        self.heavy, self.dropped = random.random() < 0.4, random.choice(EXPIRED)
 
     def _lend(self, seed: int) -> None:
         """By which settings queue groups lend."""

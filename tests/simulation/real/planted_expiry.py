@@ -17,7 +17,7 @@ EXPIRY = (
         "broker.queues.expiring:Expiring.held_back",
         "return self.behind",
         "return False",
-        ("queue", "lives", "drop", "tight", "busy"),
+        ("queue", "lives", "drop", "tight"),
     ),
     Fault(
         "the lives of batches are not read",
@@ -109,5 +109,52 @@ EXPIRY = (
         "return Attributes(priority, told.ttl_ms)",
         "return Attributes(priority)",
         ("queue", "lives", "drop", "kill"),
+    ),
+    Fault(
+        "batches are taken in however many bytes are kept",
+        "core.machine.admission:_why_full",
+        "overlay.appended_bytes >= room.bytes_left",
+        "False",
+        ("queue", "reject", "bytes", "busy"),
+    ),
+    Fault(
+        "what members give back counts for no bytes",
+        "broker.queues.kept:Kept.written",
+        "self._dirty[chunk] = None",
+        "pass",
+        ("queue", "drop_head", "bytes"),
+    ),
+    Fault(
+        "what members have counts for bytes that are kept",
+        "broker.queues.kept:Kept._unlent",
+        "self._state.unleased(low, min((chunk + 1) * _CHUNK, self._fresh))",
+        "self._state.marks.pieces(((low, min((chunk + 1) * _CHUNK, self._fresh)),))",
+        ("queue", "drop_head", "bytes"),
+    ),
+    Fault(
+        "what is too much is dropped where it is to become dead letters",
+        "broker.queues.by_settings:makes_letters_of_surplus",
+        "return drops and",
+        "return False and",
+        ("queue", "drop_head", "letters of length"),
+    ),
+    Fault(
+        "what is to become a letter, since it is too much, is lent",
+        "broker.queues.surplus:Surplus.fit",
+        "yield from self._found.missing(first, end)",
+        "yield first, end",
+        ("queue", "drop_head", "letters of length"),
+        (
+            (
+                "core.work.settling:_Entry.send",
+                "if any(lease is not None for _, _, lease in state.lent.pieces(send.ranges)):",
+                "if False:",
+            ),
+            (
+                "core.work.state:WorkState._send",
+                "!= send.member:",
+                "not in (send.member, *(() if send.member else [held.member for held in self.leases.values()])):",
+            ),
+        ),
     ),
 )

@@ -225,7 +225,7 @@ class QueueTruth:
                 uuid = self._written[change.index, self._epochs[change.index]].entry.uuid
                 values = self.cluster.values.get(uuid, ())
                 self.order.published(change.base_offset, values)
-                self.lending.published(change.base_offset, uuid, values, change.timestamp_us)
+                self.lending.published(change, uuid, values)
 
     def _begins(self, life: int, recovery: int) -> None:
         if life > self._life:
@@ -313,6 +313,8 @@ class QueueTruth:
                 self._fail(f"offset {offset} is sent as a dead letter, and is in {record.lease}")
             elif step.reason is Reason.EXPIRED:
                 self.lending.check_expired({offset}, at, "dead")
+            elif step.reason is Reason.LENGTH:
+                self.lending.check_surplus(offset, at)
             elif not (record.mark or NO_MARK).doomed(DELIVERY_LIMIT):
                 self._fail(f"offset {offset} is sent as a dead letter, and is not doomed: {record}")
 

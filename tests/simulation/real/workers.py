@@ -17,7 +17,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
 from tests.simulation.real.clients import Client
-from tests.simulation.real.lending_truth import FILTERS, LENGTH_MAX
+from tests.simulation.real.lending_truth import BYTES_MAX, FILTERS, LENGTH_MAX
 from tests.simulation.real.queue_truth import (
     ACK_WITH_OUTPUT,
     DELIVERY_LIMIT,
@@ -422,7 +422,8 @@ async def declare(operator: Client, topic: str) -> bool:
     if plan.order != "none":
         settings |= {"order": plan.order, "order_by": "k"} if plan.order == "key" else {"order": plan.order}
     if plan.length:
-        settings |= {"length_max": str(LENGTH_MAX), "overflow": plan.length}
+        settings |= {"overflow": plan.length, "dropped": plan.dropped}
+        settings |= {"bytes_max": str(BYTES_MAX)} if plan.heavy else {"length_max": str(LENGTH_MAX)}
     if plan.priority:
         settings["priority"] = plan.priority
     if plan.ttl_s:
