@@ -33,6 +33,7 @@ from mq_client import Admin, BatchMetadata, GroupCursor, InvalidRequest, Invalid
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.requests import move_cursors
+from mq_client.security import Security
 from mq_protocol.sql.ddl import parse_schema
 from mq_spark.planning.offsets import Offsets, canonical, from_json
 
@@ -147,6 +148,7 @@ class LagListener(StreamingQueryListener):
         interval_s: float = 10.0,
         group_prefix: str = "spark",
         timeout_ms: float = 5_000,
+        security: Security | None = None,
     ) -> None:
         if not interval_s > 0:
             raise InvalidSetting(f"interval_s={interval_s} must be a positive number of seconds")
@@ -154,9 +156,9 @@ class LagListener(StreamingQueryListener):
         self._interval_s = interval_s
         self._group_prefix = group_prefix
         self._on_lag = on_lag
-        self._connection = Connection(bootstrap)
-        self._admin = Admin(bootstrap, timeout_ms)
-        self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin)
+        self._connection = Connection(bootstrap, security=security)
+        self._admin = Admin(bootstrap, timeout_ms, security)
+        self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security)
         self._changed = threading.Condition()
         self._queries: dict[str, _Query] = {}
         self._latest: dict[str, QueryLag] = {}
@@ -309,7 +311,7 @@ class LagListener(StreamingQueryListener):
 class _LagTopic:
     """Owns the producer that writes measurements as rows; never waits for an answer but when it is closed."""
 
-    def __init__(self, bootstrap: str, topic: str, admin: Admin) -> None:
+    def __init__(self, bootstrap: str, topic: str, admin: Admin, security: Security | None) -> None:
         self._schema = parse_schema(LAG_SCHEMA)
         # More columns may have been added
         if list(admin.describe_topic(topic).schema)[: len(self._schema)] != list(self._schema):
@@ -317,7 +319,7 @@ class _LagTopic:
                 f"topic {topic!r} cannot take lag: create one with the schema mq_spark.LAG_SCHEMA ({LAG_SCHEMA!r})"
             )
         self._topic = topic
-        self._producer = Producer(bootstrap)
+        self._producer = Producer(bootstrap, security=security)
         self._last: Future[BatchMetadata] | None = None
 
     def write(self, measured: QueryLag) -> None:

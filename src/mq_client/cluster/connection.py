@@ -141,14 +141,19 @@ _NAMED_MAX: Final = 5
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
     answered is given up when all of its addresses have refused connections for so long. `security` None: what the
-    environment says. Raises `InvalidSetting` for certificates of no use."""
+    environment says, unless that is not to count. Raises `InvalidSetting` for certificates of no use."""
 
     def __init__(
-        self, bootstrap: str | Sequence[str], *, refused_s: float = PATIENT, security: Security | None = None
+        self,
+        bootstrap: str | Sequence[str],
+        *,
+        refused_s: float = PATIENT,
+        security: Security | None = None,
+        from_environment: bool = True,
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self._refused_s = refused_s
-        self.client = Client(self.bootstrap, given(security))
+        self.client = Client(self.bootstrap, given(security) if from_environment else security)
         current(self.client.security)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()

@@ -26,7 +26,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks; one without ranges if there is nothing to read, because Spark makes one of its own otherwise."""
-        cluster = connect(self._options.bootstrap, self._options.timeout_ms)
+        cluster = connect(self._options)
         topics = topics_meant(cluster, self._options)
         for topic in topics:
             check_topic(topic, self._options, self._wanted)

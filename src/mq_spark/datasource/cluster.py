@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mq_client.cluster.channels import Client
 from mq_client.cluster.connection import Connection, TopicView, parse_bootstrap
@@ -24,44 +24,68 @@ from mq_protocol.names import INTERNAL_PREFIX
 from mq_spark.datasource.manifest import MicroBatch
 from mq_spark.datasource.progress import Place, Reporter
 from mq_spark.datasource.schemas import StoredRows, Topic
+from mq_spark.datasource.securing import on_this_machine
 from mq_spark.datasource.worker import WORKER
 from mq_spark.planning.offsets import OffsetRange, Size
 from mq_spark.planning.option_values import ByPartition
 from mq_spark.planning.positions import AllBounds, Bounds, Found
 
 if TYPE_CHECKING:
+    from mq_client.security import Security
     from mq_client.transactions import Stage, TransactionClient
     from mq_spark.datasource.leasing import Leasing
     from mq_spark.planning.lease_options import LeaseOptions
+    from mq_spark.planning.security_options import SecurityOptions
 
 _REPORT_TIMEOUT_MS: Final = 5_000
 _LAST_REPORT_SECONDS: Final = 1.0
 _GROUP_KIND: Final = "spark"
 
+
+class Reached(Protocol):
+    """Says how a cluster is reached, as a source's options and a sink's do."""
+
+    @property
+    def bootstrap(self) -> str: ...
+    @property
+    def timeout_ms(self) -> int: ...
+    @property
+    def security(self) -> SecurityOptions | None: ...
+
+
 _lock = threading.Lock()
 _clusters: dict[tuple[int, Client, int, str, str], Cluster] = {}
 
 
-def connect(bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: str = "") -> Cluster:
+def connect(options: Reached, read_from: str = "leader", rack: str = "") -> Cluster:
     """This process's view of the cluster, at the beginning of each piece of work. Connects when it is first asked for
     something.
 
-    `read_from`, `rack`: as a `Reader`'s."""
+    `read_from`, `rack`: as a `Reader`'s. Raises `InvalidSetting` for certificates that this machine does not have."""
     WORKER.begins()
-    key = (os.getpid(), Client(parse_bootstrap(bootstrap)), timeout_ms, read_from, rack)
+    bootstrap, timeout_ms = options.bootstrap, options.timeout_ms
+    security = on_this_machine(options.security)
+    key = (os.getpid(), Client(parse_bootstrap(bootstrap), security), timeout_ms, read_from, rack)
     with _lock:
         found = _clusters.get(key)
         if found is None:
-            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack)
+            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack, security)
         return found
 
 
 class Cluster:
     """Owns the clients of one bootstrap address list. Each question ends within `timeout_ms`, retries included."""
 
-    def __init__(self, bootstrap: str, timeout_ms: int, read_from: str = "leader", rack: str = "") -> None:
+    def __init__(
+        self,
+        bootstrap: str,
+        timeout_ms: int,
+        read_from: str = "leader",
+        rack: str = "",
+        security: Security | None = None,
+    ) -> None:
         self._timeout_ms = timeout_ms
-        self._connection = Connection(bootstrap)
+        self._connection = Connection(bootstrap, security=security, from_environment=False)
         self._reader = Reader(self._connection, timeout_ms, read_from=read_from, rack=rack)
         self._reporter = Reporter(self._move_cursors)
 

@@ -18,7 +18,5 @@ def decide(options: SinkOptions, micro_batch: MicroBatch, manifest: Sequence[Sta
     `StaleMicroBatch`, `FencedRun`, `StagedBatchMissing` for what asking again cannot mend.
     """
     reached("before_decide", micro_batch.batch_id)
-    connect(options.bootstrap, options.timeout_ms).decide(
-        micro_batch, manifest, keep_on_mismatch=options.keep_on_mismatch
-    )
+    connect(options).decide(micro_batch, manifest, keep_on_mismatch=options.keep_on_mismatch)
     reached("after_decide", micro_batch.batch_id)

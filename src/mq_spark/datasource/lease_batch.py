@@ -12,7 +12,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,6 +27,7 @@ from mq_spark.datasource.schemas import Topic
 from mq_spark.planning.lease_options import LeaseOptions
 from mq_spark.planning.leases import Lease, LeaseKey, from_json, planned_work, to_json
 from mq_spark.planning.options import SourceOptions
+from mq_spark.planning.security_options import SecurityOptions
 
 log = logging.getLogger(__name__)
 
@@ -43,19 +44,20 @@ class Lent:
     options: LeaseOptions
     leases: tuple[Lease, ...]
     topic_ids: Mapping[str, str]
+    security: SecurityOptions | None = None
 
     @classmethod
     def lend(cls, options: SourceOptions, topics: Sequence[Topic]) -> Lent:
         """Be lent what is ready, as a member of its own. Raises `TritonMQError`."""
         assert options.lease is not None
         lease = replace(options.lease, member=f"spark-read-{uuid.uuid4().hex}")
-        leasing = connect(options.bootstrap, options.timeout_ms).leasing(lease, topics)
+        leasing = connect(options).leasing(lease, topics)
         try:
             leases = leasing.lease(lease.rows)
         finally:
             leasing.close()
         topic_ids = {topic.name: topic.topic_id for topic in topics}
-        return cls(options.bootstrap, options.timeout_ms, lease, tuple(leases), topic_ids)
+        return cls(options.bootstrap, options.timeout_ms, lease, tuple(leases), topic_ids, options.security)
 
     def marked(self, columns: StructType) -> StructType:
         """The columns, each with the leases."""
@@ -63,6 +65,7 @@ class Lent:
             "bootstrap": self.bootstrap,
             "timeout_ms": self.timeout_ms,
             "lease_ms": self.options.lease_ms,
+            "security": asdict(self.security) if self.security is not None else None,
             **to_json(self.options.group, self.options.member, self.leases),
         }
         mark = {METADATA: json.dumps(told, separators=(",", ":"))}
@@ -75,15 +78,16 @@ class Lent:
             told = json.loads(mark)
             group, member = told["group"], told["member"]
             bootstrap, timeout_ms, lease_ms = told["bootstrap"], int(told["timeout_ms"]), int(told["lease_ms"])
+            security = SecurityOptions(**told["security"]) if told.get("security") else None
         except (KeyError, TypeError, ValueError):
             raise InvalidRequest(f"a column has {METADATA}={mark[:100]!r}, which no batch read has written") from None
         leases = tuple(from_json(told, group, member))
         ids = {lease.key.topic: lease.key.topic_id for lease in leases}
-        return cls(bootstrap, timeout_ms, LeaseOptions(group, member, lease_ms, skip_lost=False), leases, ids)
+        return cls(bootstrap, timeout_ms, LeaseOptions(group, member, lease_ms, skip_lost=False), leases, ids, security)
 
     def leasing(self) -> Leasing:
         """The member that was lent it. Close it."""
-        cluster = connect(self.bootstrap, self.timeout_ms)
+        cluster = connect(self)
         topics = [cluster.topic(name, topic_id) for name, topic_id in self.topic_ids.items()]
         return cluster.leasing(self.options, topics, declare=False)
 
@@ -107,7 +111,7 @@ class LeaseBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """The tasks. The leases have their whole time again from now on. Raises `LeaseLost`."""
         lent = self._lent
-        cluster = connect(self._options.bootstrap, self._options.timeout_ms)
+        cluster = connect(self._options)
         for name, topic_id in lent.topic_ids.items():
             LeasedProjection(cluster.topic(name, topic_id), self._wanted)
         leasing = lent.leasing()

@@ -141,7 +141,7 @@ class LeaseReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _driver(self) -> _OnDriver:
         if self._opened is None:
-            cluster = connect(self._options.bootstrap, self._options.timeout_ms)
+            cluster = connect(self._options)
             topics = topics_meant(cluster, self._options)
             for topic in topics:
                 LeasedProjection(topic, self._wanted)

@@ -91,7 +91,7 @@ class LeasedProjection:
 
 def read_work(options: SourceOptions, wanted: spark.StructType, work: Work) -> Iterator[pa.RecordBatch]:
     """The task's records as Arrow batches in exactly the form of `wanted`. Raises `DataLoss`, `SchemaMismatch`, …"""
-    cluster = connect(options.bootstrap, options.timeout_ms, options.read_from, options.rack)
+    cluster = connect(options, options.read_from, options.rack)
     projections: dict[str, LeasedProjection] = {}
     for name, partition, runs in spans(work.ranges):
         projection = projections.get(name)

@@ -80,7 +80,7 @@ def input_partitions(tasks: Iterable[tuple[OffsetRange, ...]], topic_ids: Mappin
 
 def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Iterator[pa.RecordBatch]:
     """The rows of the task as Arrow batches in exactly the form of `wanted`. Raises `DataLoss`, `SchemaMismatch`, …"""
-    cluster = connect(options.bootstrap, options.timeout_ms, options.read_from, options.rack)
+    cluster = connect(options, options.read_from, options.rack)
     projections: dict[str, Projection] = {}
     for each in work.ranges:
         projection = projections.get(each.topic)

@@ -36,7 +36,7 @@ def check_sink(options: SinkOptions, columns: StructType, *, age_s_max: float = 
     if options.topic is None:
         topic_column(columns)
         return
-    cluster, name = connect(options.bootstrap, options.timeout_ms), options.topic
+    cluster, name = connect(options), options.topic
     try:
         cluster.topic_that_fits(
             name, lambda topic: Fit(topic, columns, routed=False, key_column=options.key_column), age_s_max=age_s_max

@@ -52,6 +52,12 @@ class TritonMQSource(DataSource):
         self.options = dict(options)
         self.lent: Lent | None = None
 
+    def _settings(self) -> dict[str, str]:
+        """The options, with what this process's environment says: it is the driver's."""
+        from mq_spark.datasource.securing import with_environment
+
+        return with_environment(self.options)
+
     @classmethod
     def name(cls) -> str:
         return "tritonmq"
@@ -65,8 +71,8 @@ class TritonMQSource(DataSource):
         from mq_spark.datasource.subscribed import check_filter, topics_meant
         from mq_spark.planning.options import parse_source
 
-        options = parse_source(self.options, streaming=None)
-        topics = topics_meant(connect(options.bootstrap, options.timeout_ms), options)
+        options = parse_source(self._settings(), streaming=None)
+        topics = topics_meant(connect(options), options)
         for topic in topics:
             check_filter(topic, options)
         plain = stream_schema(
@@ -89,7 +95,7 @@ class TritonMQSource(DataSource):
         from mq_spark.datasource.batch_reader import BatchReader
         from mq_spark.planning.options import parse_source
 
-        options = parse_source(self.options, streaming=False)
+        options = parse_source(self._settings(), streaming=False)
         if options.lease is None:
             return BatchReader(options, schema)
         from mq_spark.datasource.lease_batch import LeaseBatchReader
@@ -107,7 +113,7 @@ class TritonMQSource(DataSource):
 
         if self.lent is not None:  # it was taken for a batch read, since lease.member is missing
             self.lent.give_back()
-        options = parse_source(self.options, streaming=True)
+        options = parse_source(self._settings(), streaming=True)
         if options.lease is not None:
             from mq_spark.datasource.lease_reader import LeaseReader
 
@@ -123,7 +129,7 @@ class TritonMQSource(DataSource):
         from mq_spark.datasource.sink_check import check_sink
         from mq_spark.planning.options import parse_sink
 
-        options = parse_sink(self.options, streaming=False)
+        options = parse_sink(self._settings(), streaming=False)
         writer = BatchWriter(options, schema, overwrite=overwrite)
         check_sink(options, schema)
         return writer
@@ -139,6 +145,6 @@ class TritonMQSource(DataSource):
         from mq_spark.datasource.stream_writer import StreamWriter
         from mq_spark.planning.options import parse_sink
 
-        options = parse_sink(self.options, streaming=True)
+        options = parse_sink(self._settings(), streaming=True)
         check_sink(options, schema, age_s_max=STREAM_AGE_S)
         return StreamWriter(options, schema)

@@ -39,7 +39,7 @@ def stage_rows(
     `SchemaMismatch`, `UnknownTopic`, …
     """
     reached("before_stage", micro_batch.batch_id)
-    staging = _Staging(connect(options.bootstrap, options.timeout_ms), columns, micro_batch, task, options.key_column)
+    staging = _Staging(connect(options), columns, micro_batch, task, options.key_column)
     if options.topic is not None:
         into = staging.topic(options.topic, routed=False)
         for batch in rows:

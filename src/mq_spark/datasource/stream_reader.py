@@ -115,7 +115,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _driver(self) -> _OnDriver:
         if self._opened is None:
-            cluster = connect(self._options.bootstrap, self._options.timeout_ms)
+            cluster = connect(self._options)
             subscribed = Subscribed(cluster, self._options, self._wanted)
             self._opened = _OnDriver(cluster, subscribed, Positions(self._options))
         return self._opened

@@ -46,6 +46,7 @@ from mq_spark.planning.option_values import (
     time,
     times,
 )
+from mq_spark.planning.security_options import SECURITY, SecurityOptions, parse_security, why_refused
 from mq_spark.planning.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class SourceOptions:
     `max_bytes_per_trigger` counts bytes as they are stored. `filter` is text in the grammar of
     `mq_protocol.sql.row_filter`, or empty. `timeout_ms` bounds every question to the brokers, retries included.
     `read_from`: "leader" or "any"; `rack`: whose replicas come first with "any". `lease`: of which queue group the
-    query is a member; None: it reads the topics.
+    query is a member; None: it reads the topics. `security` None: in plain text.
     """
 
     bootstrap: str
@@ -84,12 +85,13 @@ class SourceOptions:
     read_from: str
     rack: str
     lease: LeaseOptions | None = None
+    security: SecurityOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """What a writer was asked for. `topic` None: each row names its own. `key_column`: of typed topics, chooses the
-    partition. `keep_on_mismatch` is `onReplayMismatch=keep`.
+    partition. `keep_on_mismatch` is `onReplayMismatch=keep`. `security` None: in plain text.
     """
 
     bootstrap: str
@@ -99,6 +101,7 @@ class SinkOptions:
     txn_app_id: str | None
     txn_version: int | None
     timeout_ms: int
+    security: SecurityOptions | None = None
 
 
 # ------------------------------------------------------------------ the table of names
@@ -162,6 +165,7 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
         read_from=_read_from(options),
         rack=options.get("kafka.client.rack", ""),
         lease=lease,
+        security=parse_security(options),
     )
 
 
@@ -258,6 +262,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         txn_app_id=app_id,
         txn_version=version,
         timeout_ms=integer(options, "requestTimeoutMs", 1) or SINK_TIMEOUT_MS,
+        security=parse_security(options),
     )
 
 
@@ -288,9 +293,11 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
     name = _KNOWN.get(written.lower())
     if name is not None:
         return name
+    if instead := why_refused(written):
+        raise InvalidSetting(f"option {written} cannot be used: {instead}")
     if written.lower().startswith("kafka."):
         hint = (
-            did_you_mean(written, (*_ALIASES, "kafka.group.id", "kafka.client.rack"))
+            did_you_mean(written, (*_ALIASES, "kafka.group.id", "kafka.client.rack", *SECURITY))
             or ": TritonMQ has no Kafka client to hand it to; leave it out"
         )
     else:

@@ -9,13 +9,15 @@ import pytest
 
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.manifest import WRITE_PREFIX, MicroBatch
+from mq_spark.planning.options import parse_sink
 
 
 def test_reads_that_go_to_other_replicas_have_clients_of_their_own() -> None:
+    options = parse_sink({"bootstrap.servers": "127.0.0.1:1"}, streaming=True)
     asked = [("leader", ""), ("any", ""), ("any", "r1"), ("any", "r2")]
-    made = [connect("127.0.0.1:1", 1_000, read_from, rack) for read_from, rack in asked]
+    made = [connect(options, read_from, rack) for read_from, rack in asked]
     assert len({id(cluster) for cluster in made}) == 4
-    assert [connect("127.0.0.1:1", 1_000, read_from, rack) for read_from, rack in asked] == made
+    assert [connect(options, read_from, rack) for read_from, rack in asked] == made
 
 
 @pytest.mark.parametrize("once", [True, False])

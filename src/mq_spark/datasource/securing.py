@@ -1,0 +1,73 @@
+"""Where a machine of Spark's has the files that a secured connection needs.
+
+A relative path is looked for among the files that Spark has brought (`spark.files`, `spark-submit --files`), and below
+the working directory (`--archives certs.zip#certs`). What the driver's environment says counts where no option is
+given, and is sent to the workers as a path. Their own environment does not count.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark import SparkFiles
+
+from mq_client.security import CERTS_VARIABLE, USER_VARIABLE, Security
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.pem import CA_FILE
+from mq_spark.planning.security_options import CERTS, SECURITY, USER, SecurityOptions
+
+
+def with_environment(options: Mapping[str, str]) -> dict[str, str]:
+    """The options, and what the driver's environment says if none of them is about certificates."""
+    written = {name.lower() for name in options}
+    certs = os.environ.get(CERTS_VARIABLE)
+    if not certs or any(name.lower() in written for name in SECURITY):
+        return dict(options)
+    user = os.environ.get(USER_VARIABLE)
+    return {**options, CERTS: str(Path(certs).absolute()), **({USER: user} if user else {})}
+
+
+def on_this_machine(options: SecurityOptions | None) -> Security | None:
+    """The files, as paths of this machine. Raises `InvalidSetting` naming the places where they are not."""
+    if options is None:
+        return None
+    if options.certs:
+        return Security(_directory(options.certs), options.user or None)
+    return Security(ca=_file(options.ca), certificate=_file(options.certificate), key=_file(options.key))
+
+
+def _directory(given: str) -> Path:
+    """The one that holds `ca.crt`. Files that Spark brings one by one lie side by side in its own."""
+    found = [path for path in (*_places(given), *_brought()) if (path / CA_FILE).exists()]
+    if not found:
+        raise _nowhere(CERTS, given, [*_places(given), *_brought()])
+    return found[0]
+
+
+def _file(given: str) -> Path:
+    places = [*_places(given), *(root / Path(given).name for root in _brought())]
+    found = [path for path in places if path.exists()]
+    if not found:
+        raise _nowhere("the file", given, places)
+    return found[0]
+
+
+def _places(given: str) -> list[Path]:
+    path = Path(given)
+    return [path] if path.is_absolute() else [*(root / path for root in _brought()), Path.cwd() / path]
+
+
+def _brought() -> list[Path]:
+    """Where Spark puts what it brings. Only a worker can say so without asking Java."""
+    root = SparkFiles._root_directory  # noqa: SLF001 - getRootDirectory would start Java where there is none
+    return [Path(root)] if root else []
+
+
+def _nowhere(what: str, given: str, places: list[Path]) -> InvalidSetting:
+    looked = ", ".join(dict.fromkeys(map(str, places)))
+    return InvalidSetting(
+        f"{what} {given!r} is not on this machine (looked at {looked}): give an absolute path that every machine has, "
+        "or bring the files with spark-submit --files or --archives"
+    )

@@ -1,0 +1,83 @@
+"""Where a machine of Spark's finds the files, and whose environment counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark import SparkFiles
+
+from mq_protocol.errors import InvalidSetting
+from mq_spark.datasource.securing import on_this_machine, with_environment
+from mq_spark.planning.security_options import SecurityOptions
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Spark puts what it brings."""
+    brought, here = tmp_path / "brought", tmp_path / "here"
+    brought.mkdir()
+    here.mkdir()
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(brought))
+    monkeypatch.chdir(here)
+    return tmp_path
+
+
+def touch(path: Path) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    return str(path)
+
+
+def found(certs: str) -> str:
+    security = on_this_machine(SecurityOptions(certs=certs, user="etl"))
+    assert security is not None
+    assert security.user == "etl"
+    return str(security.certs)
+
+
+def test_plain_text_needs_no_files() -> None:
+    assert on_this_machine(None) is None
+
+
+def test_an_absolute_directory_is_that_one(root: Path) -> None:
+    touch(root / "elsewhere/ca.crt")
+    touch(root / "brought/ca.crt")
+    assert found(str(root / "elsewhere")) == str(root / "elsewhere")
+
+
+def test_a_relative_one_is_looked_for_among_what_spark_brought_and_below_the_working_directory(root: Path) -> None:
+    touch(root / "here/certs/ca.crt")
+    assert found("certs") == str(root / "here/certs")
+    touch(root / "brought/certs/ca.crt")
+    assert found("certs") == str(root / "brought/certs")
+
+
+def test_files_that_spark_brought_one_by_one_lie_side_by_side(root: Path) -> None:
+    touch(root / "brought/ca.crt")
+    assert found("certs") == str(root / "brought")
+    each = SecurityOptions(ca="x/ca.crt", certificate=touch(root / "me.crt"), key="me.key")
+    touch(root / "here/me.key")
+    security = on_this_machine(each)
+    assert security is not None
+    assert [security.ca, security.certificate, security.key] == [
+        str(root / "brought/ca.crt"), str(root / "me.crt"), str(root / "here/me.key")
+    ]  # fmt: skip
+
+
+def test_what_is_nowhere_is_named_with_the_places(root: Path) -> None:
+    with pytest.raises(InvalidSetting, match=r"certs 'certs' is not on this machine .*brought/certs.*here/certs"):
+        found("certs")
+    with pytest.raises(InvalidSetting, match=r"the file 'no\.key' is not on this machine"):
+        on_this_machine(SecurityOptions(ca=touch(root / "a"), certificate=touch(root / "b"), key="no.key"))
+
+
+def test_the_drivers_environment_counts_where_no_option_is_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITONMQ_CERTS", raising=False)
+    assert with_environment({"a": "b"}) == {"a": "b"}
+    monkeypatch.setenv("TRITONMQ_CERTS", "certs")
+    monkeypatch.setenv("TRITONMQ_USER", "etl")
+    sent = {"a": "b", "certs": str(root / "here/certs"), "user": "etl"}
+    assert with_environment({"a": "b"}) == sent
+    for given in ({"CERTS": "mine"}, {"kafka.ssl.ca.location": "x"}, {"kafka.security.protocol": "PLAINTEXT"}):
+        assert with_environment(given) == given
