@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
+from mq_dev.certificates import ADMIN, make_missing
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
+from mq_dev.local_cluster import HOST, LocalCluster
 from tests.spark.quick_start import quick_spark
 
 STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
@@ -101,6 +103,18 @@ def _in_turns(waiting: list[pytest.Item], computing: list[pytest.Item]) -> Itera
         yield item
         yield from computing[number * each : (number + 1) * each]
     yield from computing[len(waiting) * each :]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _secured(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`TRITONMQ_TEST_SECURE=1`: clusters of processes are over TLS, and so are all clients. For tests/cluster,
+    tests/spark and tests/chaos; others have brokers of their own, in plain text."""
+    if os.environ.get("TRITONMQ_TEST_SECURE"):
+        certs = tmp_path_factory.mktemp("secured") / "certs"
+        make_missing(certs, HOST, range(1, 10))  # some tests start further brokers
+        LocalCluster.certs_by_default = certs
+        os.environ["TRITONMQ_CERTS"] = str(certs)
+        os.environ["TRITONMQ_USER"] = ADMIN
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,238 @@
+"""Brokers as processes, over TLS: a cluster is secured while it works, and its certificates are replaced under load."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import signal
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from mq_client import Admin, Producer, Reader, RecordMetadata, Security
+from mq_client.cluster import credentials
+from mq_dev.certificates import ADMIN, Authority, write_broker, write_client
+from mq_dev.embedded_zookeeper import free_port
+from mq_dev.local_cluster import HOST
+from mq_protocol.pem import CA_FILE, context, read
+from tests.cluster.harness import Cluster, wait_until
+from tests.securing import Certs
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+TOPIC = "t"
+BROKERS = (1, 2, 3)
+
+
+class Writing:
+    """A producer at work in a thread: numbers from 0 on, some hundred a second."""
+
+    def __init__(self, bootstrap: str, security: Security | None) -> None:
+        self._producer = Producer(bootstrap, security=security, linger_ms=1)
+        self.acknowledged = 0
+        self._over = threading.Event()
+        self.failed: list[Exception] = []
+        self._thread = threading.Thread(target=self._write)
+        self._thread.start()
+
+    def _write(self) -> None:
+        waiting: list[tuple[int, Future[RecordMetadata]]] = []
+        for number in itertools.count():
+            if self._over.wait(0.005):
+                break
+            waiting.append((number, self._producer.publish(TOPIC, str(number))))
+            while waiting and (waiting[0][1].done() or len(waiting) > 500):
+                self._settle(*waiting.pop(0))
+        for number, future in waiting:
+            self._settle(number, future)
+
+    def _settle(self, number: int, future: Future[RecordMetadata]) -> None:
+        try:
+            future.result(60)
+            self.acknowledged = number + 1
+        except Exception as error:  # noqa: BLE001 - counted, and shown by the test
+            self.failed.append(error)
+
+    def goes_on(self) -> None:
+        """Until what is sent from now on is acknowledged."""
+        enough = self.acknowledged + 600
+        wait_until(lambda: self.acknowledged >= enough or self.failed, "records are acknowledged")
+        assert self.failed == []
+
+    def end(self) -> int:
+        self._over.set()
+        self._thread.join(90)
+        assert not self._thread.is_alive()
+        self._producer.close()
+        assert self.failed == []
+        return self.acknowledged
+
+
+@contextlib.contextmanager
+def writing(bootstrap: str, security: Security | None) -> Iterator[Writing]:
+    at_work = Writing(bootstrap, security)
+    try:
+        yield at_work
+    finally:
+        at_work._over.set()
+        at_work._thread.join(90)
+
+
+def check_each_is_there_once(bootstrap: str, security: Security, *counts: int) -> None:
+    """What several producers, one after the other, had acknowledged."""
+    with Admin(bootstrap, security=security) as admin, Reader(bootstrap, security=security) as reader:
+        found: list[int] = []
+        for partition, (start, end) in admin.offsets(TOPIC).items():
+            for batch in reader.read(TOPIC, partition, start, end):
+                found += [int(value) for value in batch.column("value").to_pylist()]
+    expected = sorted(number for count in counts for number in range(count))
+    assert sorted(found) == expected
+
+
+def shown_by(address: str, security: Security) -> str:
+    """The serial number of the certificate that the broker shows in a new handshake."""
+    import socket
+
+    host, _, port = address.rpartition(":")
+    try:
+        with (
+            socket.create_connection((host, int(port)), 5) as plain,
+            context(read(security.files()), server=False).wrap_socket(plain, server_hostname=host) as secured,
+        ):
+            return str((secured.getpeercert() or {})["serialNumber"])
+    except (OSError, ssl.SSLError):
+        return ""
+
+
+class Rotation:
+    """Replaces files of a cluster that runs, and waits until all take them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        assert cluster.certs is not None
+        assert cluster.security is not None
+        self.cluster, self.certs, self.security = cluster, cluster.certs, cluster.security
+
+    def _taken(self, change: Callable[[], None], *, shown_anew: bool) -> None:
+        addresses = [broker.address for broker in self.cluster.brokers.values()]
+        before = {address: shown_by(address, self.security) for address in addresses}
+        generation = credentials.current(self.security).generation
+        logs = {broker: broker.log_path.read_text().count("certificate was replaced") for broker in self._brokers()}
+        change()
+        for broker in self._brokers():
+            broker.send_if_running(signal.SIGHUP)
+        for broker, told in logs.items():
+            wait_until(
+                lambda broker=broker, told=told: broker.log_path.read_text().count("certificate was replaced") > told,
+                f"broker {broker.id} takes the new files",
+            )
+        wait_until(lambda: credentials.current(self.security).generation > generation, "the client takes the new files")
+        if shown_anew:
+            for address in addresses:
+                assert shown_by(address, self.security) not in ("", before[address])
+
+    def _brokers(self) -> list:  # type: ignore[type-arg]
+        return list(self.cluster.brokers.values())
+
+    def leaves(self, authority: Authority) -> None:
+        def change() -> None:
+            for broker in BROKERS:
+                kept = (self.certs / f"broker.{broker}" / CA_FILE).read_bytes()
+                write_broker(authority, self.certs, broker, [HOST])
+                (self.certs / f"broker.{broker}" / CA_FILE).write_bytes(kept)
+            write_client(authority, self.certs, ADMIN)
+
+        self._taken(change, shown_anew=True)
+
+    def trust(self, *authorities: bytes) -> None:
+        def change() -> None:
+            for directory in (self.certs, *(self.certs / f"broker.{broker}" for broker in BROKERS)):
+                (directory / CA_FILE).write_bytes(b"".join(authorities))
+
+        self._taken(change, shown_anew=False)
+
+
+def test_certificates_and_then_the_authority_are_replaced_under_load(
+    start_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    cluster = start_cluster(certs=tmp_path / "certs")
+    cluster.admin.create_topic(TOPIC, partitions=3, replicas=3)
+    rotation = Rotation(cluster)
+    former = Authority.open(rotation.certs, tmp_path / "certs.ca.key")
+    other = Certs(tmp_path / "other")
+    old_ca = (rotation.certs / CA_FILE).read_bytes()
+    with writing(cluster.bootstrap, cluster.security) as at_work:
+        at_work.goes_on()
+        rotation.leaves(former)
+        at_work.goes_on()
+        rotation.trust(old_ca, other.ca)
+        at_work.goes_on()
+        rotation.leaves(other.authority)
+        at_work.goes_on()
+        rotation.trust(other.ca)
+        at_work.goes_on()
+        cluster.kill(2)  # what connects anew needs what is new
+        cluster.restart(2)
+        cluster.wait_for_isr(TOPIC, 3)
+        at_work.goes_on()
+        count = at_work.end()
+    assert count > 3_000
+    check_each_is_there_once(cluster.bootstrap, rotation.security, count)
+
+
+def test_a_running_cluster_is_secured_broker_by_broker(start_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """Each step is a restart in turn: TLS beside plain text, then the clients, then TLS alone."""
+    cluster = start_cluster()
+    plain = {number: broker.address for number, broker in cluster.brokers.items()}
+    with Admin(cluster.bootstrap) as admin:
+        admin.create_topic(TOPIC, partitions=3, replicas=3)
+    certs = Certs(tmp_path / "certs", *BROKERS)
+    security = certs.user()
+    secure = {number: f"{HOST}:{free_port(HOST)}" for number in BROKERS}
+
+    def restart(number: int, *options: str, address: str) -> None:
+        broker = cluster.brokers[number]
+        at = broker.arguments.index("--listen")
+        broker.terminate()
+        assert broker.wait(30)
+        broker.arguments[at + 1] = secure[number]
+        broker.arguments = [each for each in broker.arguments if each not in drop] + list(options)
+        broker.address, broker.port = address, int(address.rpartition(":")[2])
+        broker.start()
+
+    drop: set[str] = set()
+    with writing(",".join(plain.values()), None) as at_work:
+        at_work.goes_on()
+        for number in BROKERS:
+            restart(number, "--certs", str(certs.path), "--also-plaintext", plain[number], address=plain[number])
+            cluster.wait_until_serving()
+            with Admin(",".join(plain.values())) as admin:
+                _wait_for_isr(admin)
+            at_work.goes_on()
+        first = at_work.end()
+    bootstrap = ",".join(secure.values())
+    with writing(bootstrap, security) as at_work:
+        at_work.goes_on()
+        for number in BROKERS:
+            drop = {"--also-plaintext", plain[number]}
+            restart(number, address=secure[number])
+            with Admin(bootstrap, security=security) as admin:
+                wait_until(lambda number=number, admin=admin: _answers(secure[number], security), "it serves")  # type: ignore[misc]
+                _wait_for_isr(admin)
+            at_work.goes_on()
+        second = at_work.end()
+    check_each_is_there_once(bootstrap, security, first, second)
+
+
+def _wait_for_isr(admin: Admin) -> None:
+    wait_until(
+        lambda: all(len(each.isr) == 3 for each in admin.describe_topic(TOPIC).partitions), "all replicas are in sync"
+    )
+
+
+def _answers(address: str, security: Security) -> bool:
+    with Admin(address, timeout_ms=2_000, security=security) as admin:
+        return len(admin.describe_cluster().brokers) == 3
