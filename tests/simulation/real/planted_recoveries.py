@@ -48,13 +48,6 @@ RECOVERIES = (
         ("queue", "lose logs"),
     ),
     Fault(
-        "a lease of before a recovery is taken for one of the same entry after it",
-        "core.work.settling:_Entry._judged",
-        "theirs = lease == settle.lease and state.leases[lease].member == settle.member",
-        "theirs = lease is not None and lease[1:] == settle.lease[1:] and state.leases[lease].member == settle.member",
-        ("queue", "lose logs"),
-    ),
-    Fault(
         "what a queue group has published is not known by its number",
         "core.machine.admission:_judge_publish",
         "if publish.batch_id <= machine.published.get(publish.key, -1):",
@@ -91,7 +84,7 @@ RECOVERIES = (
     ),
     Fault(
         "a log that is made on an empty disk is taken for the one that was there",
-        "storage.opening.quarantine:fresh_identity",
+        "storage.opening.opening:_new_log",
         "LogIdentity(new_log_id(), boot,",
         "LogIdentity(f'{place.topic_id}-{place.partition}', boot,",
         ("queue", "replace disk"),
