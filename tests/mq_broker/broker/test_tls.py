@@ -130,7 +130,10 @@ def test_a_client_with_certificates_at_a_port_in_plain_text_is_told(tmp_path: Pa
     asyncio.run(scenario())
 
 
-def test_a_brokers_certificate_is_no_users(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fields", [{}, {"also_plaintext": f"{HOST}:0"}], ids=["rights", "no_rights"])
+def test_a_brokers_certificate_is_no_users_whether_rights_are_judged_or_not(
+    tmp_path: Path, fields: dict[str, object]
+) -> None:
     certs = Certs(tmp_path / "certs", 1)
     security = certs.security_of(certs.authority.broker(1, [HOST]), "broker")
 
@@ -138,7 +141,7 @@ def test_a_brokers_certificate_is_no_users(tmp_path: Path) -> None:
         with pytest.raises(PermissionDenied, match="a broker's certificate is no user's"):
             topics(address, security)
 
-    with_broker(certs, tmp_path / "data", job)
+    with_broker(certs, tmp_path / "data", job, **fields)
 
 
 def test_every_method_refuses_who_is_no_user(tmp_path: Path) -> None:

@@ -152,5 +152,10 @@ def test_a_replaced_certificate_counts_from_the_next_channel_on(tmp_path: Path) 
                 await peer.certificates.look()
             await two.ask(one)
             assert set(two.calls._channels) > former
+            host, _, port = one.address.rpartition(":")
+            _, writer = await asyncio.open_connection(host, int(port), ssl=two.certificates.client_context())
+            shown = writer.get_extra_info("ssl_object").getpeercert()
+            writer.close()
+            assert shown["serialNumber"] == one.certificates.shown.serial
 
     asyncio.run(scenario())
