@@ -201,7 +201,10 @@ def test_failed_records_come_again_and_say_how_often_they_failed(bootstrap: str,
         taken.fail("no").result(timeout=WITHIN_S)
     run = Run(bootstrap, topic)
     rows = {value: (deliveries, failures) for value, deliveries, failures in run.rows(run.lent())}
-    assert rows.pop(taken.value.decode()) == (2, 1)
+    deliveries, failures = rows.pop(taken.value.decode())
+    assert (failures, deliveries in (2, 3)) == (1, True), (
+        "it may have been lent to the other once more before that ended"
+    )
     assert [failures for _, failures in rows.values()] == [0, 0]
     run.die()
 
