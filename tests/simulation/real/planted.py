@@ -84,13 +84,6 @@ LINKS = (
         "raise",
         ("hidden link ports",),
     ),
-    Fault(
-        "what is left of a payload is sent in the place of the next message",
-        "rpc.framed:_joined",
-        "run, size = [], 0",
-        "run, size = run[:-1], 0",
-        ("busy",),
-    ),
 )
 
 STORAGE = (
