@@ -185,7 +185,7 @@ class Sessions:
     def take_back(self, session: PlaceSession) -> None:
         """Nothing more is to be lent."""
         if session.account.out and session.account.recalled is None:
-            session.account.recall(0)
+            session.account.recall(0, 0)
 
     def close(self) -> None:
         """What is pushed from now on goes back."""

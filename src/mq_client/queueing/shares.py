@@ -61,9 +61,9 @@ class Account:
         self.bytes = (self.lent_bytes if spent else self.bytes) + size
         self.changed = True
 
-    def recall(self, records: int) -> None:
-        """No more than so many records are to be lent, once the leader has heard of it."""
-        self.recalled = self.lent + records, self.bytes
+    def recall(self, records: int, size: int) -> None:
+        """No more than so many records and bytes are to be lent, once the leader has heard of it."""
+        self.recalled = self.lent + records, self.lent_bytes + (min(size, self.out_bytes) if records else 0)
         self.changed = True
 
     def confirm(self, records: int) -> None:
@@ -97,7 +97,7 @@ class Shares:
             turn.share(hungry=hungry)
         elif hungry or turn.is_much:
             turn.give(ready, hungry=hungry)
-            if hungry and all(account.out == 0 for account in ready):
+            if hungry and turn.starves(ready):
                 turn.take_back()
         if turn.moved_on is not None:
             self._next = turn.moved_on + 1
@@ -114,6 +114,7 @@ class _Turn:
         self._bytes = whole.bytes - held.bytes - sum(account.out_bytes for account in accounts if account.out)
         parts = max(1, min(len(accounts), whole.records, whole.bytes // SHARE_BYTES_MIN))
         self._share = Credit(max(1, whole.records // parts), max(1, whole.bytes // parts))
+        self._few_bytes = min(self._share.bytes, SHARE_BYTES_MIN)
         self._spread = parts == len(accounts)
         self.moved_on: int | None = None
 
@@ -129,7 +130,7 @@ class _Turn:
             if much > 0:
                 self._records += much
                 if account.recalled is None:
-                    account.recall(account.out - much)
+                    account.recall(account.out - much, account.out_bytes)
 
     @property
     def is_much(self) -> bool:
@@ -147,7 +148,7 @@ class _Turn:
         small pieces only if nothing is on its way, neither records nor outcomes that set credit free."""
         parts = min(len(ready), 2) if hungry else 1
         most = Credit(max(1, self._whole.records // parts), max(1, self._whole.bytes // parts))
-        nothing_comes = not any(account.out or account.sent for account in self._accounts)
+        nothing_comes = not any(account.sent or (account.ready and account.out) for account in self._accounts)
         least = 1 if nothing_comes else (most.records + 1) // 2
         for account in ready if self._spread else sorted(ready, key=lambda each: not each.sent):
             if self._has_stayed(account, ready):
@@ -169,26 +170,36 @@ class _Turn:
 
     def _give(self, account: Account, most: Credit, least: int = 1) -> bool:
         """Up to so much, with what it has, and no fewer records than `least`. Records whose outcomes are on their way
-        to its leader are free there."""
+        to its leader are free there. Bytes alone are given to who has few for the records that it may lend."""
         if account.recalled is not None:
             return False
         out_bytes = account.out_bytes if account.out else 0
         free = _set_free(account)
-        records = min(most.records - account.out, self._records + free)
-        size = max(min(most.bytes - out_bytes, self._bytes, records * self._bytes_each + SHARE_BYTES_MIN), 0)
-        if records < least or not (size or out_bytes):
+        records = max(min(most.records - account.out, self._records + free), 0)
+        much = (account.out + records) * self._bytes_each + SHARE_BYTES_MIN
+        size = max(min(most.bytes - out_bytes, self._bytes, much), 0)
+        if records < least:
+            if not (account.out and size and out_bytes < self._few_bytes):
+                return False
+            records = 0
+        if not (size or out_bytes):
             return False
         self._records -= max(0, records - free)
         self._bytes -= size
         account.give(records, size)
         return True
 
+    def starves(self, ready: list[Account]) -> bool:
+        """Whether nobody who has something may lend much of it."""
+        return all(account.out == 0 or account.out_bytes < self._few_bytes for account in ready)
+
     def take_back(self) -> None:
-        """From those with whom nothing comes: all but one record each, where it was shared."""
+        """From those with whom nothing comes: all but one record each and few bytes, where it was shared."""
         keep = 1 if self._spread and self._whole.records >= 2 * len(self._accounts) else 0
         for account in self._accounts:
-            if not account.ready and account.out > keep and account.recalled is None:
-                account.recall(keep)
+            much = account.out > keep or (account.out and account.out_bytes > self._few_bytes)
+            if not account.ready and much and account.recalled is None:
+                account.recall(keep, self._few_bytes)
 
 
 def _set_free(account: Account) -> int:

@@ -70,10 +70,51 @@ def test_who_has_something_and_no_credit_is_given_what_lies_idle_with_others() -
     assert outs(of) == [1, 398, 1]
 
 
+def test_bytes_that_lie_idle_with_others_are_taken_back_with_the_records() -> None:
+    """A leader that had lent all but one record kept the bytes of all, and another could lend nothing."""
+    shares, of = Shares(0), accounts(3)
+    of[0].give(600, WHOLE.bytes)
+    of[0].note_lent(599, 1_000)
+    of[1].ready = True
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert of[0].recalled == (600, 1_000 + SHARE_BYTES_MIN)
+    assert of[1].out_bytes <= 1_000
+    of[0].confirm(600)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert (of[0].out, of[1].out) == (1, 599)
+    assert of[1].out_bytes > 599 * 1_000
+
+
+def test_who_may_lend_many_records_and_few_bytes_is_given_bytes() -> None:
+    shares, of = Shares(0), accounts(2)
+    of[0].give(1, WHOLE.bytes - 500)
+    of[1].give(599, 500)
+    of[1].ready = True
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert of[0].recalled == (1, SHARE_BYTES_MIN)
+    of[0].confirm(1)
+    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
+    assert of[1].out == 599
+    assert of[1].out_bytes > 599 * 1_000
+    assert sum(account.out_bytes for account in of) <= WHOLE.bytes
+
+
+def test_what_others_may_lend_and_have_not_keeps_nobody_waiting() -> None:
+    """Many records are worked on for long, and leaders that have none may lend one each: the rest of the credit is for
+    who has something, however little it is."""
+    small = Credit(20, 60 << 20)
+    shares, of = Shares(0), accounts(6)
+    for account in of[1:]:
+        account.give(1, SHARE_BYTES_MIN)
+    of[0].ready = True
+    shares.hand_out(of, small, Credit(10, 1_000), hungry=True)
+    assert of[0].out == 5
+
+
 def test_a_word_about_credit_that_was_taken_back_before_counts_for_nothing() -> None:
     account = Account(0)
     account.give(5, 100)
-    account.recall(0)
+    account.recall(0, 0)
     account.confirm(3)
     assert account.out == 5
     account.note_lent(2, 10)
@@ -158,7 +199,8 @@ def test_whatever_leaders_do_a_member_never_has_more_than_it_may_and_never_starv
             case 0:
                 if account.recalled is not None:
                     account.confirm(account.recalled[0])
-                some = min(account.out, backlog[account.partition], random.randint(1, 9))
+                room = -(-account.out_bytes // 100)  # one record may be more than is left
+                some = min(account.out, room, backlog[account.partition], random.randint(1, 9))
                 if some:
                     account.note_lent(some, 100 * some)
                     backlog[account.partition] -= some
