@@ -36,9 +36,16 @@ EXPIRY = (
     Fault(
         "where batches have lives a group's ttl_ms counts for nothing",
         "broker.queues.expiring:Expiring.look",
-        "if self.ttl_ms and now_us >= self._next_us:",
-        "if self.ttl_ms and now_us >= self._next_us and not self._index.has_lives:",
+        "if self.ttl_ms and now_us >= self._next_us and",
+        "if self.ttl_ms and not self._index.has_lives and now_us >= self._next_us and",
         ("queue", "lives", "ttl", "drop"),
+    ),
+    Fault(
+        "where everything has expired the next batch is taken to be young",
+        "broker.queues.expiring:Expiring._raise_floor",
+        "self._next_us = 0 if first_us is None",
+        "self._next_us = now_us + ttl_us if first_us is None",
+        ("queue", "ttl", "drop"),
     ),
     Fault(
         "of a thousand batches those that expire later do so with the first",

@@ -69,7 +69,7 @@ class Expiring(Dropping):
         self._now_us = max(self._now_us, now_us)
         if self._expired.base < self._state.base:
             self._expired.add([(self._expired.base, self._state.base)])  # nothing there is asked for any more
-        if self.ttl_ms and now_us >= self._next_us:
+        if self.ttl_ms and now_us >= self._next_us and self.floor < self._index.log_end_offset:
             self._raise_floor(now_us)
         read = self._lives.read(self._index, self._state.settled)
         self._note(self._lives.over(now_us, FOUND_AT_ONCE))
@@ -87,7 +87,8 @@ class Expiring(Dropping):
             self._expired.add([(self.floor, floor)])
             self.floor = floor
         first_us = self._index.newest_us(floor)
-        self._next_us = now_us + LOOKED_MS_MIN * 1_000 if first_us is None else first_us + ttl_us
+        # The next batch may be too old already when it comes: it has the time at which it was written, not committed.
+        self._next_us = 0 if first_us is None else first_us + ttl_us
 
     def _note(self, found: list[Range]) -> None:
         """These have expired by themselves. Many places to look at are made fewer that have others in between."""

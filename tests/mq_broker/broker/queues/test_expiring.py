@@ -66,6 +66,37 @@ async def test_what_is_older_by_now_is_not_lent_and_goes_though_nobody_asks() ->
     assert dropped(group) == 8, "it goes by the broker's beats"
 
 
+@pytest.mark.parametrize("order", Order)
+def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_is_too_old_by_then(order: Order) -> None:
+    @scenario
+    async def run() -> None:
+        group = group_of(TTL_MS, order=order)
+        group.key_of = lambda _: 0
+        asking = await lent(group, "a", 100)
+        assert (offsets_of(asking), group.state.base) == ([], 5), "everything that was there has expired"
+        group.pass_ms(200)
+        group.led.append(3, at_us=group.us - TTL_MS * 1_000)
+        group.led.append(2, at_us=group.us - TTL_MS * 1_000 + 1_000)
+        group.gathering.wake()
+        await rounds()
+        assert (offsets_of(asking), dropped(group)) == ([(8, 10)], 8)
+
+    run()
+
+
+@scenario
+async def test_a_clock_that_is_set_back_while_everything_has_expired_keeps_nothing_alive_for_longer() -> None:
+    group = group_of(2 * TTL_MS)
+    asking = await lent(group, "a", 100)
+    group.gathering.leave(asking)
+    group.us -= TTL_MS * 1_000
+    group.led.append(5, at_us=group.us)
+    group.pass_ms(TTL_MS)
+    await rounds()
+    assert offsets_of(await lent(group, "b", 100)) == []
+    assert (dropped(group), group.state.base) == (10, 10)
+
+
 @scenario
 async def test_one_that_nobody_asks_for_is_looked_for_once_a_second_at_most() -> None:
     group = group_of(0)
@@ -339,8 +370,10 @@ def walk(rng: random.Random) -> None:
             match rng.randrange(5):
                 case 0:
                     count = rng.randrange(1, 6)
-                    group.led.append(count, at_us=group.us)
-                    times += [group.us] * count
+                    late_us = rng.choice([0, 0, rng.randrange(2 * TTL_MS) * 1_000])  # it is committed after its time
+                    at_us = max(group.us - late_us, times[-1] if times else 0)
+                    group.led.append(count, at_us=at_us)
+                    times += [at_us] * count
                 case 1:
                     member = f"m{rng.randrange(3)}"
                     asking = await lent(group, member, rng.randrange(1, 8))
