@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
 import click
 
-from mq_cli.output import Seconds, checking_what_was_typed, say
+from mq_cli.output import Seconds, checking_what_was_typed, say, security_options
 from mq_protocol.addresses import parse_address
+
+if TYPE_CHECKING:
+    from mq_client.cluster.channels import Client
 
 _ASK_S = 2.0
 _AGAIN_S = 0.25
@@ -24,15 +28,20 @@ _AGAIN_S = 0.25
     metavar="SECONDS",
     help="Ask again for so long. Default: once.",
 )
+@security_options
 def health(address: str, ready: bool, wait_s: float) -> int:
     """Ask the broker at HOST:PORT, where clients connect, for its health. Exit status 1: it does not live, or is not
     ready.
     """
+    from mq_client.cluster.channels import Client
+    from mq_client.security import given
+
     with checking_what_was_typed():
         parse_address(address)
+        client = Client((address,), given(None))
     deadline = time.monotonic() + wait_s
     while True:
-        why = _why_not(address, ready=ready)
+        why = _why_not(address, client, ready=ready)
         if not why:
             say(f"{address} is ready" if ready else f"{address} lives")
             return 0
@@ -42,14 +51,14 @@ def health(address: str, ready: bool, wait_s: float) -> int:
         time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
 
 
-def _why_not(address: str, *, ready: bool) -> str:
+def _why_not(address: str, client: Client, *, ready: bool) -> str:
     import grpc
     from grpc_health.v1 import health_pb2
 
     from mq_client.cluster.channels import channel
     from mq_protocol.methods import BROKER
 
-    check = channel(address).unary_unary(
+    check = channel(address, client).unary_unary(
         "/grpc.health.v1.Health/Check",
         health_pb2.HealthCheckRequest.SerializeToString,
         health_pb2.HealthCheckResponse.FromString,
@@ -57,5 +66,8 @@ def _why_not(address: str, *, ready: bool) -> str:
     try:
         answer = check(health_pb2.HealthCheckRequest(service=BROKER.name if ready else ""), timeout=_ASK_S)
     except grpc.RpcError as error:
-        return str(error.details() or error.code())
+        why = str(error.details() or error.code())
+        if client.security is None and "Socket closed" in why:
+            return f"{why}: if it speaks TLS, give --certs DIR"
+        return why
     return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else "it is not ready"

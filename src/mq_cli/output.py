@@ -44,8 +44,8 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 """Where `tritonmq dev` listens."""
 
 
-def bootstrap_option(command: F) -> F:
-    """`--bootstrap`, and with which certificate the brokers there are spoken with."""
+def security_options(command: F) -> F:
+    """With which certificate brokers are spoken with."""
     command = click.option(
         "--user",
         metavar="NAME",
@@ -53,13 +53,17 @@ def bootstrap_option(command: F) -> F:
         callback=_into_environment("TRITONMQ_USER"),
         help="Whose certificate in --certs. Default: the only one. [env var: TRITONMQ_USER]",
     )(command)
-    command = click.option(
+    return click.option(
         "--certs",
         metavar="DIR",
         expose_value=False,
         callback=_into_environment("TRITONMQ_CERTS"),
         help="Speak TLS, with the certificates in this directory. [env var: TRITONMQ_CERTS]",
     )(command)
+
+
+def bootstrap_option(command: F) -> F:
+    """`--bootstrap`, and with which certificate the brokers there are spoken with."""
     return click.option(
         "--bootstrap",
         envvar="TRITONMQ_BOOTSTRAP",
@@ -68,7 +72,7 @@ def bootstrap_option(command: F) -> F:
         show_envvar=True,
         metavar="HOST:PORT,…",
         help="Addresses of brokers. One that answers is enough.",
-    )(command)
+    )(security_options(command))
 
 
 def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:

@@ -13,10 +13,12 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
+from click.testing import CliRunner
 from grpc import aio
 
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.rpc import bounds
+from mq_cli.health import health
 from mq_client import Admin, Consumer, Producer, Reader, Security
 from mq_client.cluster import handshake
 from mq_client.errors import NotAuthenticated, PermissionDenied
@@ -76,6 +78,21 @@ def test_every_client_speaks_over_tls(tmp_path: Path) -> None:
         with Consumer(address, group="g", start="earliest", idle_ms=2_000, security=security) as consumer:
             consumer.subscribe("t")
             assert next(iter(consumer)).value == b"hello"
+
+    with_broker(certs, tmp_path / "data", job)
+
+
+def test_a_probe_speaks_tls_and_says_what_it_lacks_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    certs.user("admin")
+    for variable in ("TRITONMQ_CERTS", "TRITONMQ_USER"):
+        monkeypatch.setenv(variable, "")
+
+    def job(address: str) -> None:
+        plain = CliRunner().invoke(health, [address], standalone_mode=False)
+        assert (plain.return_value, "give --certs DIR" in plain.output) == (1, True), plain.output
+        secured = CliRunner().invoke(health, [address, "--certs", str(certs.path)], standalone_mode=False)
+        assert secured.return_value == 0, secured.output
 
     with_broker(certs, tmp_path / "data", job)
 
