@@ -46,11 +46,15 @@ def test_a_message_has_room_for_a_batch_and_what_goes_with_it(
 
 def test_links_are_told_where_each_life_of_a_broker_is_to_be_reached() -> None:
     known: list[object] = []
-    two = BrokerRegistration(2, 7, "clients:1", peer_address="brokers:1")
+    two = BrokerRegistration(2, 7, "clients:1", peer_address="brokers:1", link_address="links:1")
+    ports = SimpleNamespace(
+        peer_address_of=lambda known: known.peer_address, link_address_of=lambda known: known.link_address
+    )
     broker: Any = SimpleNamespace(
         _shell=SimpleNamespace(level=1, brokers_seen=lambda _live: None),
         cluster=SimpleNamespace(level=1, live=(), brokers={2: two}),
         _links=SimpleNamespace(know=known.append),
+        _ports=ports,
     )
     server._Broker._on_brokers(broker)
-    assert known == [{2: PeerAddress("brokers:1", 7)}]
+    assert known == [{2: PeerAddress("brokers:1", 7, "links:1")}]
