@@ -190,7 +190,7 @@ def test_a_running_cluster_is_secured_broker_by_broker(start_cluster: Callable[.
     with Admin(cluster.bootstrap) as admin:
         admin.create_topic(TOPIC, partitions=3, replicas=3)
     certs = Certs(tmp_path / "certs", *BROKERS)
-    security = certs.user()
+    security = certs.user("admin")
     secure = {number: f"{HOST}:{free_port(HOST)}" for number in BROKERS}
 
     def restart(number: int, *options: str, address: str) -> None:
