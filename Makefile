@@ -112,7 +112,7 @@ $(PROTOC)/.ready:
 # Debian's package, unpacked and not installed
 monitoring: $(VENV)/.ready build/prometheus/usr/bin/promtool ## alert rules and dashboard, with a real Prometheus
 	$(BIN)/python deploy/monitoring/make_dashboard.py
-	$(BIN)/python -m pytest tests/deploy tests/cluster/test_monitoring.py
+	TRITONMQ_TEST_MONITORING=1 $(BIN)/python -m pytest tests/deploy tests/cluster/test_monitoring.py
 
 build/prometheus/usr/bin/promtool:
 	mkdir -p build/prometheus
