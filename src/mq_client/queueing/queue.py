@@ -22,7 +22,7 @@ from mq_client.consuming.push_streams import this_process
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
 from mq_client.producing.staging import Stager
-from mq_client.queueing.administration import ensure_declared, list_queues
+from mq_client.queueing.administration import ensure_declared
 from mq_client.queueing.browsing import peek, pop
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import DONE
@@ -299,17 +299,11 @@ class Queue:
                 deadline = Deadline(self._timeout_ms)
                 view = self._connection.topic(self.topic, deadline, auto_create=True)
                 ensure_declared(self._connection, self.topic, self.group, deadline)
-                loop = None if self._by_key(deadline) else this_process()
                 with keeper.lock:
-                    keeper.ensure_started(view.topic_id, loop)
+                    keeper.ensure_started(view.topic_id, this_process())
                     self._rows.ensure_started()
                 _opened.add(keeper)
         return keeper
-
-    def _by_key(self, deadline: Deadline) -> bool:
-        """Whether the group has order=key. Its members ask for records: pushed ones were seen to stand still."""
-        known = list_queues(self._connection, self.topic, deadline)
-        return any(queue.group == self.group and queue.settings.get("order") == "key" for queue in known)
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Give back what has no outcome, which is not charged, and return once all outcomes are committed, or after
