@@ -3118,22 +3118,26 @@ class WorkCredit(_message.Message):
     RECORDS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
     WATCH_FIELD_NUMBER: _builtins.int
+    RECALL_FIELD_NUMBER: _builtins.int
     records: _builtins.int
     """that may be lent in all, from the session's beginning. Below what was lent: nothing more"""
     bytes: _builtins.int
     """the same. One record may pass it"""
     watch: _builtins.bool
     """the member has room elsewhere: it is told when something is ready here"""
+    recall: _builtins.bool
+    """some is taken back, records or bytes: the member is told once that holds"""
     def __init__(
         self,
         *,
         records: _builtins.int = ...,
         bytes: _builtins.int = ...,
         watch: _builtins.bool = ...,
+        recall: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "records", b"records", "watch", b"watch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "recall", b"recall", "records", b"records", "watch", b"watch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -3201,7 +3205,7 @@ class SessionResponse(_message.Message):
     ready: _builtins.bool
     """whether more is ready than the credit allows, if that is news since the last lease"""
     credit: _builtins.int
-    """the records of a credit that took some back, once it holds"""
+    """the records of a credit that was a recall, once it holds"""
     active: _builtins.bool
     """with order=all: whether this member is the one that is lent records here"""
     @_builtins.property

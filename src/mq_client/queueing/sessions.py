@@ -174,7 +174,8 @@ class Sessions:
         if account.changed:
             account.changed = False
             records, size = account.recalled or (account.records, account.bytes)
-            request.credit.CopyFrom(pb.WorkCredit(records=records, bytes=size, watch=True))
+            recall = account.recalled is not None
+            request.credit.CopyFrom(pb.WorkCredit(records=records, bytes=size, watch=True, recall=recall))
         if len(request.ListFields()) > 1:
             session.stream.say(request)
 

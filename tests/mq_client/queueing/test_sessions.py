@@ -19,6 +19,12 @@ def publish(bootstrap: str, topic: str, count: int, partitions: int = 1) -> None
             producer.publish(topic, f"{number}", partition=number % partitions)
 
 
+def publish_to(bootstrap: str, topic: str, partition: int, count: int) -> None:
+    with Producer(bootstrap) as producer:
+        for _ in range(count):
+            producer.publish(topic, "x", partition=partition)
+
+
 def break_streams() -> None:
     """All of this process, as when the network does."""
     loop, done = this_process(), threading.Event()
@@ -67,6 +73,27 @@ def test_what_is_worked_on_while_the_connection_breaks_stays_the_members(
             record.ack().result(20)
     [described] = admin.describe_queue(topic, "g").partitions
     assert (described.accepted, described.returned) == (50, 0)
+
+
+def test_a_leader_of_which_bytes_alone_were_taken_back_is_given_credit_again(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    """The member waited for ever for its word that they were taken back."""
+    admin.create_topic(topic, partitions=2)
+    with Queue(bootstrap, topic, "g", in_flight_max=12) as queue:
+        held = []
+        for partition, count in ((1, 5), (0, 20)):  # one leader lends all but one of its share, then the other has more
+            publish_to(bootstrap, topic, partition, count)
+            while (record := queue.take(1_000)) is not None:
+                held.append(record)
+        assert len(held) == 11, "the first may lend one still"
+        for record in held:
+            record.ack()
+        publish_to(bootstrap, topic, 1, 30)
+        for _ in range(5 + 20 + 30 - len(held)):
+            next_one = queue.take(20_000)
+            assert next_one is not None, "a leader lends nothing more"
+            next_one.ack()
 
 
 def test_a_broker_that_knows_no_sessions_is_asked_instead(

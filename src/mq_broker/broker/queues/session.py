@@ -208,7 +208,7 @@ class Session:
                 f"a credit of {records} more records and {size} more bytes is above {CREDIT_RECORDS_MAX} and "
                 f"{CREDIT_BYTES_MAX}: nobody can hold so much"
             )
-        if credit.records < self._records:
+        if credit.recall:
             self._echo = credit.records
         self._records, self._bytes, self.watches = credit.records, credit.bytes, credit.watch
         standing = self._standing

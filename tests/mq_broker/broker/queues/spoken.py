@@ -56,8 +56,10 @@ class Spoken:
             )
         )
 
-    async def credit(self, records: int, session: int = 1, *, bytes_max: int = 0, watch: bool = True) -> None:
-        credit = pb.WorkCredit(records=records, bytes=bytes_max, watch=watch)
+    async def credit(
+        self, records: int, session: int = 1, *, bytes_max: int = 0, watch: bool = True, recall: bool = False
+    ) -> None:
+        credit = pb.WorkCredit(records=records, bytes=bytes_max, watch=watch, recall=recall)
         await self.say(pb.SessionRequest(session=session, credit=credit))
 
     async def settle(self, *settles: pb.SettleOne, session: int = 1, records: int | None = None) -> None:

@@ -73,12 +73,26 @@ def test_credit_that_is_taken_back_is_told_when_it_holds(tmp_path: Path) -> None
         async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
             await member.open(records=5)
             await member.hear(lambda said: said.HasField("ready") and not said.ready)
-            await member.credit(0)
+            await member.credit(0, recall=True)
             await member.hear(lambda said: said.HasField("credit") and said.credit == 0)
             await broker.produce("t", 1, 2, 3)
             await member.hear(lambda said: said.HasField("ready") and said.ready)
             await member.credit(2)
             assert ranges(await member.lease()) == [0, 2]
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_are_taken_back_without_records_are_told_when_that_holds(tmp_path: Path) -> None:
+    """The member gives a leader nothing more until it is told: it had stood still here for ever."""
+
+    async def scenario() -> None:
+        async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
+            await member.open()
+            await member.credit(1, bytes_max=1 << 20)
+            await member.hear(lambda said: said.HasField("ready") and not said.ready)
+            await member.credit(1, bytes_max=1 << 16, recall=True)
+            await member.hear(lambda said: said.HasField("credit") and said.credit == 1)
 
     asyncio.run(scenario())
 
