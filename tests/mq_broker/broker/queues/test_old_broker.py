@@ -55,7 +55,7 @@ def test_an_old_broker_keeps_queues_away_and_its_upgrade_brings_them_without_a_r
             await cluster[1].create_topic("t", replicas=3)
             leader = await cluster.leader("t", at=1)
             if leader == OLD:
-                await cluster[1].ask("Lead", pb.LeadRequest(topic="t", partition=0, broker=1))
+                await cluster[OLD].ask("Lead", pb.LeadRequest(topic="t", partition=0, broker=1))
                 leader = await cluster.leader("t", at=1, not_=OLD)
             for number in (1, 3):
                 with pytest.raises(IncompatibleVersion, match=REFUSED):
