@@ -137,6 +137,12 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
         "their ids."
     ),
 )
+@click.option(
+    "--zookeeper-auth",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="A file with USER:PASSWORD, the same for every broker: only brokers may then read and write their nodes.",
+)
 @click.option("--standalone", is_flag=True, help="Run a cluster of this one broker, without ZooKeeper.")
 @click.option(
     "--rack",
@@ -286,6 +292,8 @@ def broker(
     # `fields` are those of `BrokerConfig` that have the same name and meaning.
     for_brokers = fields["peer_listen"] or peer_advertise or fields["link_listen"] or link_advertise
     _check_company(zookeeper, for_brokers, standalone=standalone)
+    if standalone and fields["zookeeper_auth"] is not None:
+        raise click.UsageError("a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth")
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig

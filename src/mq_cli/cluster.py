@@ -26,13 +26,26 @@ if TYPE_CHECKING:
     from mq_client import Admin, ClusterDescription
 
 _WAIT_LOOK_S = 0.5
+_ACCESS = {
+    "open": ", open: everybody who reaches ZooKeeper may read and write there (docs/zookeeper.md)",
+    "closing": ", partly open: `tritonmq cluster secure-zookeeper` has not ended; do it again",
+    "closed": ", closed to all but the brokers",
+}
+"""What is said of who may read and write in ZooKeeper."""
+
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
 
 
 @click.group(
     cls=CommandGroup,
-    lazy={"log-level": ("mq_cli.log_level:log_level", "Have a broker log more, or less, for a while.")},
+    lazy={
+        "log-level": ("mq_cli.log_level:log_level", "Have a broker log more, or less, for a while."),
+        "secure-zookeeper": (
+            "mq_cli.secure_zookeeper:secure_zookeeper",
+            "Close the cluster's nodes in ZooKeeper to all but the brokers.",
+        ),
+    },
 )
 def cluster() -> None:
     """Show the brokers, balance replicas and leaders, drain a broker."""
@@ -69,7 +82,7 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
         return
     write_table(*summary.brokers())
     click.echo()
-    click.echo(f"coordination: {described.coordination}")
+    click.echo(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
     click.echo(f"level of features: {described.level}{_level_advice(described)}")
     click.echo(summary.counts())
     if summary.out_of_sync:

@@ -56,6 +56,8 @@ class ClusterSummary:
             found.append(f"{counted(len(self.out_of_sync), 'partition')} not fully in sync")
         if self._described.coordination == "suspended":
             found.append("the broker that answered has no session with ZooKeeper")
+        if self._described.coordination_access == "closing":
+            found.append("nodes in ZooKeeper may be open: `tritonmq cluster secure-zookeeper` has not ended")
         return found
 
     def brokers(self) -> tuple[list[str], list[tuple[object, ...]]]:
@@ -82,6 +84,7 @@ class ClusterSummary:
         """All of it, for programs."""
         return {
             "coordination": self._described.coordination,
+            "coordination_access": self._described.coordination_access or None,
             "level": self._described.level,
             "brokers": [
                 {

@@ -78,6 +78,7 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_c
             arguments=arguments,
             certs=directory / "certs" if secure else None,
             http=True,
+            closed=True,
         )
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))

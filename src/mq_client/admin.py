@@ -405,7 +405,8 @@ class Admin(QueueAdministrator, ObservingAdministrator, AclAdministrator):
         found = self._connection.metadata(Deadline(self._timeout_ms))
         brokers = [described_broker(broker) for broker in found.brokers]
         in_order = tuple(sorted(brokers, key=lambda broker: broker.id))
-        return ClusterDescription(in_order, found.coordination, found.answered_by, max(found.level, 1))
+        level, access = max(found.level, 1), found.coordination_access
+        return ClusterDescription(in_order, found.coordination, found.answered_by, level, access)
 
     def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
         """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say

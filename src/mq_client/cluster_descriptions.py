@@ -22,12 +22,15 @@ class BrokerDescription:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it. `level`: of features."""
+    """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it. `level`: of features.
+    `coordination_access`: who may read and write what ZooKeeper keeps: "open" (everybody who reaches it), "closing" or
+    "closed" (the brokers alone); empty where there is no ZooKeeper, and for a broker that does not tell."""
 
     brokers: tuple[BrokerDescription, ...]
     coordination: str
     answered_by: int
     level: int = 1
+    coordination_access: str = ""
 
 
 @dataclass(frozen=True, slots=True)

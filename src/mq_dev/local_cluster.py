@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mq_client.security import Security
 
 HOST = "127.0.0.1"
+CREDENTIAL_FILE = "zookeeper.auth"
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 """A clean stop hands leadership over, which takes a broker some seconds; after this it is killed."""
@@ -136,11 +137,12 @@ class LocalCluster:
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
     port. `arguments` go to every broker's command line as they are. With `certs` everything is over TLS: what that
-    directory lacks of certificates is made, and `security` is what clients need.
+    directory lacks of certificates is made, and `security` is what clients need. `closed`: only the brokers may read
+    and write their nodes in ZooKeeper, by a credential that is made in `directory`.
     """
 
     certs_by_default: Path | None = None
-    """For tests, which run with TLS by one switch."""
+    """For tests, which run with TLS, and closed, by one switch."""
 
     def __init__(
         self,
@@ -152,6 +154,7 @@ class LocalCluster:
         arguments: Sequence[str] = (),
         http: bool = False,
         certs: Path | None = None,
+        closed: bool = False,
     ) -> None:
         self.directory = directory.absolute()
         self.certs = certs or self.certs_by_default
@@ -166,8 +169,14 @@ class LocalCluster:
         if not self.hosts and (brokers > 1 if zookeeper is None else zookeeper):
             self.zookeeper = EmbeddedZooKeeper(self.directory / "zookeeper")
             self.hosts = self.zookeeper.hosts
+        self.credential: Path | None = None
+        """The file with the brokers' credential for ZooKeeper; None: everybody may read and write there."""
+
         if self.hosts:
             coordination = ["--zookeeper", self.hosts]
+            if closed or self.certs_by_default is not None:
+                self.credential = self.directory / CREDENTIAL_FILE
+                coordination += ["--zookeeper-auth", str(self.credential)]
         elif brokers == 1:
             coordination = ["--standalone"]
         else:
@@ -206,6 +215,8 @@ class LocalCluster:
         to end it. Raises `ClusterFailed`, or as ZooKeeper's start does. What was started before runs on: `stop` ends
         it."""
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.credential is not None:
+            _make_credential(self.credential)
         if self.zookeeper is not None:
             progress(f"starting ZooKeeper on {self.zookeeper.hosts}")
             self.zookeeper.start()
@@ -276,6 +287,12 @@ class LocalCluster:
         if self.zookeeper is not None:
             parts.append(f"---- zookeeper\n{self.zookeeper.log_tail()}")
         return "\n".join(parts)
+
+
+def _make_credential(path: Path) -> None:
+    from mq_broker.coordination.credential import Credential
+
+    Credential.make(path)
 
 
 def _secure(certs: Path, brokers: Iterable[int]) -> Security:

@@ -679,6 +679,7 @@ class MetadataResponse(_message.Message):
     UNKNOWN_TOPICS_FIELD_NUMBER: _builtins.int
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     COORDINATION_FIELD_NUMBER: _builtins.int
+    COORDINATION_ACCESS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
@@ -687,6 +688,8 @@ class MetadataResponse(_message.Message):
     answered_by: _builtins.int
     coordination: _builtins.str
     """"connected", "suspended", "file" """
+    coordination_access: _builtins.str
+    """who may read and write there: "open" (everybody), "closing", "closed" (the brokers)"""
     level: _builtins.int
     """of features, of the cluster"""
     protocol: _builtins.int
@@ -709,6 +712,7 @@ class MetadataResponse(_message.Message):
         unknown_topics: _abc.Iterable[_builtins.str] | None = ...,
         answered_by: _builtins.int = ...,
         coordination: _builtins.str = ...,
+        coordination_access: _builtins.str = ...,
         level: _builtins.int = ...,
         protocol: _builtins.int = ...,
         protocol_oldest: _builtins.int = ...,
@@ -717,7 +721,7 @@ class MetadataResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

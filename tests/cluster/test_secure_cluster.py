@@ -6,6 +6,8 @@ import contextlib
 import itertools
 import signal
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.coordination.credential import Credential
 from mq_client import Admin, Producer, Reader, RecordMetadata, Security
 from mq_client.cluster import credentials
 from mq_dev.certificates import ADMIN, Authority, write_broker, write_client
@@ -82,7 +85,7 @@ def writing(bootstrap: str, security: Security | None) -> Iterator[Writing]:
         at_work._thread.join(90)
 
 
-def check_each_is_there_once(bootstrap: str, security: Security, *counts: int) -> None:
+def check_each_is_there_once(bootstrap: str, security: Security | None, *counts: int) -> None:
     """What several producers, one after the other, had acknowledged."""
     with Admin(bootstrap, security=security) as admin, Reader(bootstrap, security=security) as reader:
         found: list[int] = []
@@ -236,3 +239,61 @@ def _wait_for_isr(admin: Admin) -> None:
 def _answers(address: str, security: Security) -> bool:
     with Admin(address, timeout_ms=2_000, security=security) as admin:
         return len(admin.describe_cluster().brokers) == 3
+
+
+def secure_zookeeper(cluster: Cluster, credential: Path, *more: str) -> subprocess.Popen[str]:
+    """The command, with its output in one pipe."""
+    words = ["cluster", "secure-zookeeper", "--zookeeper", cluster.hosts, "--zookeeper-auth", str(credential), *more]
+    return subprocess.Popen(
+        [sys.executable, "-m", "mq_cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_the_nodes_of_a_running_cluster_are_closed_and_kill_9_of_the_command_does_no_harm(
+    start_cluster: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    if Cluster.certs_by_default is not None:
+        pytest.skip("its nodes are closed from the beginning")
+    cluster = start_cluster()
+    credential = tmp_path / "zookeeper.auth"
+    Credential.make(credential)
+    access = lambda: cluster.admin.describe_cluster().coordination_access  # noqa: E731
+    cluster.admin.create_topic(TOPIC, partitions=3, replicas=3)
+    with writing(cluster.bootstrap, None) as at_work:
+        for number, broker in cluster.brokers.items():
+            refused = secure_zookeeper(cluster, credential)
+            assert "runs without the credential" in refused.communicate(timeout=60)[0]
+            broker.terminate()
+            assert broker.wait(60)
+            broker.arguments += ["--zookeeper-auth", str(credential)]
+            cluster.restart(number)
+            wait_until(lambda: not out_of_sync(cluster), "every replica is in sync again")
+            at_work.goes_on()
+        assert access() == "open"
+        command = secure_zookeeper(cluster, credential)
+        wait_until(lambda: access() == "closing", "brokers know that their nodes are being closed")
+        command.kill()
+        command.communicate(timeout=60)
+        at_work.goes_on()
+        checked = secure_zookeeper(cluster, credential, "--check")
+        assert " open, such as /" in checked.communicate(timeout=60)[0]
+        assert checked.returncode == 1
+        assert access() == "closing"
+        cluster.admin.create_topic("later", partitions=1, replicas=3)
+        done = secure_zookeeper(cluster, credential)
+        assert "only the brokers" in done.communicate(timeout=60)[0]
+        assert done.returncode == 0
+        wait_until(lambda: access() == "closed", "brokers know that their nodes are closed")
+        cluster.admin.create_topic("last", partitions=1, replicas=3)
+        cluster.kill(cluster.leader(TOPIC))
+        at_work.goes_on()
+        checked = secure_zookeeper(cluster, credential, "--check")
+        assert " 0 open" in checked.communicate(timeout=60)[0]
+        assert checked.returncode == 0
+        check_each_is_there_once(cluster.bootstrap, None, at_work.end())
+
+
+def out_of_sync(cluster: Cluster) -> bool:
+    return any(
+        set(partition.replicas) != set(partition.isr) for partition in cluster.admin.describe_topic(TOPIC).partitions
+    )

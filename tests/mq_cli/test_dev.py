@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.mq_cli.processes import Command
+from tests.mq_cli.processes import Command, tritonmq
 
 pytestmark = pytest.mark.cluster
 
@@ -41,6 +41,12 @@ def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path:
     with Command("dev", "--brokers", "3", "--port", "0", "--data", str(tmp_path / "d")) as dev:
         ready = dev.line()
         assert len(ready.removeprefix("ready bootstrap=").split(",")) == 3
+        credential = tmp_path / "d" / "zookeeper.auth"
+        assert credential.stat().st_mode & 0o777 == 0o600
+        assert (
+            b", closed to all but the brokers"
+            in tritonmq("cluster", "status", "--bootstrap", ready.removeprefix("ready bootstrap=")).stdout
+        )
         children = children_of(dev)
         assert len(children) == 4
         victim = int((tmp_path / "d" / "broker-2" / "broker.pid").read_text())

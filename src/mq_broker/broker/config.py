@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
@@ -74,6 +75,8 @@ class BrokerConfig:
     clients and brokers that are moved to TLS one after another. An address that other machines reach needs `certs`, or
     `insecure`. `connection_age_ms`: of clients over TLS.
 
+    `zookeeper_auth`: a file with the brokers' credential for ZooKeeper.
+
     Raises `InvalidSetting` naming what is wrong.
     """
 
@@ -106,6 +109,7 @@ class BrokerConfig:
     also_plaintext: str = ""
     also_plaintext_peer: str = ""
     connection_age_ms: int = CONNECTION_AGE_MS
+    zookeeper_auth: Path | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -233,11 +237,15 @@ class BrokerConfig:
         """What they dial, given the port that was bound."""
         return f"{_dialled(_split(self.plain_peers_at, '--also-plaintext-peer')[0])}:{port}"
 
+    @property
+    def _credential(self) -> Credential | None:
+        return None if self.zookeeper_auth is None else Credential.read(self.zookeeper_auth)
+
     def make_coordination(self) -> CoordinationService:
         if self.coordination is not None:
             return self.coordination()
         if self.zookeeper:
-            return ZooKeeperCoordination(self.zookeeper, self.session_timeout_ms)
+            return ZooKeeperCoordination(self.zookeeper, self.session_timeout_ms, credential=self._credential)
         return FileCoordination(self.data_dir)
 
 

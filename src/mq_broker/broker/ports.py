@@ -150,6 +150,7 @@ class Ports:
             self.tls_address,
             self.tls_peer_address,
             self.tls_link_address,
+            zookeeper_auth=config.zookeeper_auth is not None,
         )
 
     def peer_address_of(self, registration: BrokerRegistration) -> str:

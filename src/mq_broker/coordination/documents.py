@@ -209,6 +209,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "level": registration.versions.level,
         "link_address": registration.link_address,
         **{name: address for name in _TLS_ADDRESSES if (address := getattr(registration, name))},
+        **({"zookeeper_auth": True} if registration.zookeeper_auth else {}),
     }
 
 
@@ -239,6 +240,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         ),
         link_address=link_address,
         **of_tls,
+        zookeeper_auth=document.get("zookeeper_auth", False) is True,
     )
 
 

@@ -179,6 +179,10 @@ class FileCoordination:
     def condition(self) -> str:
         return "file"
 
+    @property
+    def access(self) -> str:
+        return ""
+
     def _release_lock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)

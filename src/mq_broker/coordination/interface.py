@@ -29,7 +29,9 @@ class BrokerRegistration:
 
     `tls_address`, `tls_peer_address` and `tls_link_address` are those of its ports with TLS; empty if it has none. Then
     `address` and `peer_address` are those of its ports in plain text, which it has while a cluster is being secured, or
-    else the same ones; and there is no `link_address`."""
+    else the same ones; and there is no `link_address`.
+
+    `zookeeper_auth`: it has a credential for ZooKeeper."""
 
     broker: int
     incarnation: int
@@ -42,6 +44,7 @@ class BrokerRegistration:
     tls_address: str = ""
     tls_peer_address: str = ""
     tls_link_address: str = ""
+    zookeeper_auth: bool = False
 
     def address_for(self, *, tls: bool) -> str:
         """Where clients reach it, over TLS or in plain text; empty if they do not."""
@@ -298,3 +301,8 @@ class CoordinationService(Protocol):
     @property
     def condition(self) -> str:
         """ "connected", "suspended" or "file", for people."""
+
+    @property
+    def access(self) -> str:
+        """Who may read and write what is kept: "open" (everybody who reaches the service), "closing" or "closed" (the
+        brokers alone); empty where there is no service."""

@@ -16,6 +16,7 @@ from kazoo.exceptions import (
     ConnectionClosedError,
     ConnectionLoss,
     KazooException,
+    NoAuthError,
     OperationTimeoutError,
     RolledBackError,
     RuntimeInconsistency,
@@ -23,7 +24,9 @@ from kazoo.exceptions import (
 )
 from kazoo.protocol.states import KazooState
 from kazoo.retry import KazooRetry
+from kazoo.security import ACL
 
+from mq_broker.coordination.credential import Credential
 from mq_broker.measured import COORDINATION
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 
@@ -55,12 +58,35 @@ class AnswerLost(Exception):
     """The question may or may not have reached the server."""
 
 
+class Denied(AnswerLost):
+    """The server refused it, for want of the right credential: nothing was done, and asking again does not help."""
+
+
+class _NoSecrets(logging.Filter):
+    """Kazoo's lines below INFO show what is asked and answered: passwords, and what nodes hold."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return record.levelno >= logging.INFO
+
+
+_kazoo_log = _log.getChild("kazoo")
+_kazoo_log.addFilter(_NoSecrets())
+
+
 class KazooSession:
     """Owns the kazoo client. Sessions follow one another by themselves: after LOST kazoo connects anew with a new
-    one."""
+    one. `credential`: with which each of them begins."""
 
-    def __init__(self, hosts: str, session_timeout_ms: int, connect_timeout_ms: int, request_timeout_ms: int) -> None:
+    def __init__(
+        self,
+        hosts: str,
+        session_timeout_ms: int,
+        connect_timeout_ms: int,
+        request_timeout_ms: int,
+        credential: Credential | None = None,
+    ) -> None:
         self.hosts = hosts
+        self._credential = credential
         self.connected = False
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
@@ -83,7 +109,11 @@ class KazooSession:
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=RETRY_DELAY_MAX_S)
         try:
             self._client = KazooClient(
-                hosts=self.hosts, timeout=self._session_timeout_s, connection_retry=retry, logger=_log.getChild("kazoo")
+                hosts=self.hosts,
+                timeout=self._session_timeout_s,
+                connection_retry=retry,
+                logger=_kazoo_log,
+                auth_data=[self._credential.auth] if self._credential is not None else None,
             )
         except ValueError as error:
             raise CoordinationUnavailable(
@@ -118,6 +148,11 @@ class KazooSession:
                 STOP_TIMEOUT_S,
             )
 
+    def new_nodes(self, acl: list[ACL] | None) -> None:
+        """What is made from now on has that access list; None: everybody may do everything with it."""
+        if self._client is not None:
+            self._client.default_acl = acl
+
     @property
     def session_id(self) -> int:
         """Of the present session; 0 while there is none."""
@@ -131,9 +166,9 @@ class KazooSession:
     # -------------------------------------------------------------- questions
 
     async def ask(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
-        """One answer. Raises `AnswerLost` past the deadline or when the connection drops; kazoo's definite errors
-        (NoNode, BadVersion, NodeExists) as they are. Questions asked without awaiting in between reach the server in
-        that order."""
+        """One answer. Raises `AnswerLost` past the deadline or when the connection drops, `Denied` where the credential
+        is not the right one, and kazoo's definite errors (NoNode, BadVersion, NodeExists) as they are. Questions asked
+        without awaiting in between reach the server in that order."""
         client, loop = self._client, self._loop
         if client is None or loop is None:
             raise AnswerLost("the session is closed")
@@ -146,10 +181,25 @@ class KazooSession:
                     return await future
         except TimeoutError as error:
             raise AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time") from error
+        except NoAuthError as error:
+            raise self.denied() from error
         except _LOST as error:
             raise AnswerLost(
                 f"the connection to ZooKeeper at {self.hosts} was lost ({type(error).__name__})"
             ) from error
+
+    def denied(self) -> Denied:
+        """What is told of a node that is closed to this session's credential."""
+        if self._credential is None:
+            return Denied(
+                f"ZooKeeper at {self.hosts} lets only the cluster's brokers read and write its nodes: give "
+                "--zookeeper-auth FILE, the file that the brokers have"
+            )
+        return Denied(
+            f"ZooKeeper at {self.hosts} refuses the credential of user {self._credential.user!r} "
+            f"({self._credential.path}): the cluster's nodes belong to another one. Give the file that the other "
+            "brokers have"
+        )
 
     async def ask_again(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
         """For questions that may be asked twice: goes on until the deadline, then raises `CoordinationUnavailable`."""
@@ -186,7 +236,9 @@ class KazooSession:
             self._running_syncs.discard(task)
 
     async def pause_or_give_up(self, deadline: float, error: AnswerLost) -> None:
-        """Before asking again. Raises `CoordinationUnavailable` if there is no time left for that."""
+        """Before asking again. Raises `CoordinationUnavailable` if there is no time left for that, or no use in it."""
+        if isinstance(error, Denied):
+            raise CoordinationUnavailable(str(error)) from error
         if self._stopping or asyncio.get_running_loop().time() + ASK_AGAIN_S >= deadline:
             raise CoordinationUnavailable(f"{error}: check that ZooKeeper is running and reachable") from error
         await asyncio.sleep(ASK_AGAIN_S)
@@ -238,6 +290,8 @@ class KazooSession:
         causes = [
             r for r in results if isinstance(r, Exception) and not isinstance(r, RolledBackError | RuntimeInconsistency)
         ]
+        if any(isinstance(cause, NoAuthError) for cause in causes):
+            raise self.denied()
         if causes:
             raise causes[0]
         return results

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import EXCEPTIONS, NoNodeError, UnimplementedError, ZookeeperError
+from kazoo.exceptions import EXCEPTIONS, NoAuthError, NoNodeError, UnimplementedError, ZookeeperError
 from kazoo.protocol.serialization import GetData, MultiHeader, int_struct, stat_struct
 
 from mq_broker.coordination.kazoo_session import KazooSession
@@ -178,8 +178,13 @@ class NodeReads:
                 _log.info("ZooKeeper at %s is older than 3.6: nodes are read one by one", self._session.hosts)
                 self._several_at_once = False
             else:
-                return [None if isinstance(node, NoNodeError) else node for node in found]
+                return [self._found(node) for node in found]
         return list(await asyncio.gather(*(self._ask_one(path, deadline) for path in paths)))
+
+    def _found(self, node: Any) -> Found | Exception:
+        if isinstance(node, NoAuthError):
+            return CoordinationUnavailable(str(self._session.denied()))
+        return None if isinstance(node, NoNodeError) else node
 
     async def _ask_one(self, path: str, deadline: float) -> Found | Exception:
         try:

@@ -2,6 +2,7 @@
 
     <root>/cluster_id                        made once
     <root>/security/…                        who may do what (zookeeper_security.py)
+    <root>/security/access                   whether the nodes are the brokers' alone (zookeeper_access.py)
     <root>/security/peer_secret              64 hex digits, made once: by it brokers know each other
     <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
     <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
@@ -26,10 +27,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
-import secrets
-import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,6 +37,7 @@ from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError, Zook
 from kazoo.protocol.states import KazooState
 
 from mq_broker.coordination import change_notes, documents
+from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.interface import (
     PARTITIONS_ADDED_AT_ONCE_MAX,
     BrokerRegistration,
@@ -49,16 +48,17 @@ from mq_broker.coordination.interface import (
     TopicChanges,
     TopicSpec,
 )
-from mq_broker.coordination.kazoo_session import AnswerLost, KazooSession
+from mq_broker.coordination.kazoo_session import AnswerLost, Denied, KazooSession
 from mq_broker.coordination.node_reads import NodeReads
 from mq_broker.coordination.state_writes import StateWrites
 from mq_broker.coordination.unreadable import Unreadable
+from mq_broker.coordination.zookeeper_access import ZooKeeperAccess
+from mq_broker.coordination.zookeeper_identity import ZooKeeperIdentity
 from mq_broker.coordination.zookeeper_locks import ZooKeeperLocks
 from mq_broker.coordination.zookeeper_security import PATHS, ZooKeeperSecurity
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import (
     CoordinationUnavailable,
-    InternalError,
     InvalidRequest,
     OutcomeUnknown,
     TopicExists,
@@ -66,7 +66,6 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from mq_protocol.names import check_topic_name
-from mq_protocol.versions import LEVEL
 
 _log = logging.getLogger(__name__)
 
@@ -77,10 +76,6 @@ _NOTE_ATTEMPTS = 20
 """To note a new topic together with its making, while other brokers make theirs. One broker makes one at a time."""
 
 _FORMER_LIFE_POLL_S = 0.1
-
-_SECRET_BYTES = 32
-_CLUSTER_ID = re.compile(rb"[0-9a-f]{32}")
-_SECRET = re.compile(rb"[0-9a-f]{64}")
 
 
 class ZooKeeperCoordination:
@@ -98,15 +93,18 @@ class ZooKeeperCoordination:
         root: str = "/tritonmq",
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         request_timeout_ms: int | None = None,
+        credential: Credential | None = None,
     ) -> None:
         addresses, _, prefix = hosts.partition("/")
         self._root = (f"/{prefix.strip('/')}" if prefix.strip("/") else "") + root
         self._session_timeout_s = session_timeout_ms / 1000
         self._session = KazooSession(
-            addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms
+            addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms, credential
         )
+        self._access = ZooKeeperAccess(self._session, self._root, credential)
         self._reads = NodeReads(self._session)
         self._writes = StateWrites(self._session)
+        self._identity = ZooKeeperIdentity(self._session, self._reads, self._root)
         self._unreadable = Unreadable()
         self._locks = ZooKeeperLocks(self._session, self._path("locks"), self._session_timeout_s)
         self._listener: Listener = lambda _event: None
@@ -125,6 +123,8 @@ class ZooKeeperCoordination:
         self._listener = listener
         await self._session.open(self._on_state)
         try:
+            await self._access.enter()
+            self._access.warn()
             deadline = self._session.deadline()
             for path in ("brokers/live", "brokers/lives", "topics", "states", "topic_changes", *PATHS, "features"):
                 await self._make(self._path(path), deadline)
@@ -140,11 +140,16 @@ class ZooKeeperCoordination:
     async def stop(self) -> None:
         """Close the session: registrations vanish at once."""
         self._locks.stop()
+        self._access.stop()
         await self._session.close()
 
     @property
     def condition(self) -> str:
         return "connected" if self._session.connected else "suspended"
+
+    @property
+    def access(self) -> str:
+        return self._access.state
 
     def _on_state(self, state: str) -> None:
         self._locks.on_state(state)
@@ -154,6 +159,7 @@ class ZooKeeperCoordination:
             self._emit(CoordinationEvent.SESSION_LOST)
         else:
             self._read_all = True
+            self._access.look_again()
             self._emit(CoordinationEvent.CONNECTED)
             # Watches went with the connection, and what they would have told may have happened meanwhile.
             self._emit(CoordinationEvent.BROKERS_CHANGED)
@@ -177,57 +183,10 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- the cluster and its brokers
 
     async def cluster_id(self) -> str:
-        found = await self._made_once("cluster_id", uuid.uuid4().hex.encode(), begin=self._begin_cluster)
-        if not _CLUSTER_ID.fullmatch(found):
-            raise InternalError(
-                f"{self._path('cluster_id')} does not hold 32 hex digits, as TritonMQ writes there: was it edited? Put "
-                "back what was there; broker.json in each broker's data directory has it"
-            )
-        return found.decode()
+        return await self._identity.cluster_id()
 
     async def peer_secret(self) -> bytes | None:
-        found = await self._made_once("security/peer_secret", secrets.token_hex(_SECRET_BYTES).encode())
-        if not _SECRET.fullmatch(found):
-            raise InternalError(
-                f"{self._path('security/peer_secret')} does not hold {2 * _SECRET_BYTES} hex digits, as TritonMQ "
-                "writes there: was it edited? Stop all brokers, delete the node, and start them again"
-            )
-        return bytes.fromhex(found.decode())
-
-    async def _begin_cluster(self, path: str, cluster_id: bytes) -> None:
-        """Make the node, and with it the level of features: no broker of an earlier release has written here. In one
-        transaction, so that whoever finds the one finds the other."""
-        features = documents.dump(documents.features_to_json(Features(LEVEL)))
-
-        def make(client: KazooClient) -> Any:
-            transaction = client.transaction()
-            transaction.create(path, cluster_id)
-            transaction.check(self._path("features"), 0)  # nobody has raised it
-            transaction.set_data(self._path("features"), features)
-            return transaction.commit_async()
-
-        deadline = self._session.deadline()
-        results = await self._session.ask_again(make, deadline)
-        failed = any(isinstance(result, ZookeeperError) for result in results)
-        if failed and await self._read(path, deadline) is None:  # somebody has raised the level of a cluster without id
-            await self._session.ask_again(lambda client: client.create_async(path, cluster_id), deadline)
-
-    async def _made_once(
-        self, name: str, mine: bytes, begin: Callable[[str, bytes], Awaitable[None]] | None = None
-    ) -> bytes:
-        """What that node holds, which is `mine` if nobody has made it before. `begin`: what makes it, in place of a
-        plain write."""
-        deadline = self._session.deadline()
-        path = self._path(name)
-        while (found := await self._read(path, deadline)) is None:
-            try:
-                if begin is not None:
-                    await begin(path, mine)
-                else:
-                    await self._session.ask_again(lambda client: client.create_async(path, mine), deadline)
-            except NodeExistsError:
-                continue
-        return found[0]
+        return await self._identity.peer_secret()
 
     async def begin_life(self, broker: int) -> int:
         deadline = self._session.deadline()
@@ -418,6 +377,8 @@ class ZooKeeperCoordination:
         except InvalidRequest:  # too large to be sent: the states are there, and nothing names them
             await self._remove_states(topic.topic_id)
             raise
+        except Denied as error:
+            raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {error}") from error
         except (AnswerLost, CoordinationUnavailable) as error:
             await self._withdraw(topic, error)
 

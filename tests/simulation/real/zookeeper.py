@@ -347,3 +347,7 @@ class Session:
     @property
     def condition(self) -> str:
         return "connected" if self._connected else "suspended"
+
+    @property
+    def access(self) -> str:
+        return "open"

@@ -159,6 +159,7 @@ class Admin:
         response = pb.MetadataResponse(
             answered_by=self._shell.broker,
             coordination=self._coordination.condition,
+            coordination_access=self._coordination.access,
             level=self._cluster.level,
             protocol=mine.protocol,
             protocol_oldest=mine.protocol_oldest,
