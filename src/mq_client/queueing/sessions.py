@@ -161,6 +161,8 @@ class Sessions:
 
     def say(self, session: PlaceSession, lines: list[Line], terms: Terms, working: int, now: float) -> None:
         """These outcomes and extensions, and all else that its leader is to hear."""
+        if not (lines or session.account.changed or session.place.unsure or session.terms != terms):
+            return
         request = pb.SessionRequest(session=session.number)
         if lines:
             session.speak(request, lines, now)

