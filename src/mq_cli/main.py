@@ -60,6 +60,10 @@ class _Root(CommandGroup):
             "mq_cli.transaction:transaction",
             "Show what exactly-once queries have staged, or abort a dead query.",
         ),
+        "storage": (
+            "mq_cli.storage:storage",
+            "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
+        ),
         "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),
         "acl": ("mq_cli.acl:acl", "Say who may do what: allow, deny, list, remove and check rules."),
         "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),

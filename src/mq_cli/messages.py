@@ -8,41 +8,53 @@ import sys
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
 from mq_cli.terminal import printable_bytes, printable_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from mq_cli.map_objects import Shape
     from mq_client import ConsumerRecord, TopicDescription
 
 
 class MessageWriter:
-    """Writes records to standard output, as bytes: what was produced comes out as it went in.
+    """Writes records to standard output, or to `out`, as bytes: what was produced comes out as it went in.
 
     One way of three: `as_json`, a `template`, or values, a line each. `for_terminal`: what is not seen is written as an
     escape, since it would command the terminal. Raises `click.BadParameter` for a senseless template.
     """
 
     def __init__(
-        self, *, as_json: bool, template: str | None, flush_each: bool = False, for_terminal: bool = False
+        self,
+        *,
+        as_json: bool,
+        template: str | None,
+        flush_each: bool = False,
+        for_terminal: bool = False,
+        out: BinaryIO | None = None,
     ) -> None:
         self._as_json = as_json
         self._template = None if template is None else _parse_template(template)
         self._flush_each = flush_each
         self._shown = printable_bytes if for_terminal else bytes
         self._shown_json = printable_json if for_terminal else str
-        self._out = sys.stdout.buffer
+        self._out = sys.stdout.buffer if out is None else out
         self._shape: Shape | None = None
 
     def knows(self, topic: TopicDescription) -> None:
         """Of this topic's rows the maps whose keys are text are written as objects. Without it they are arrays of
         pairs."""
+        self.knows_schema(topic.schema if topic.typed else None)
+
+    def knows_schema(self, schema: pa.Schema | None) -> None:
+        """The same, of rows with these columns; None: of a topic of messages."""
         from mq_cli.map_objects import row_shape
 
-        self._shape = row_shape(topic.schema) if topic.typed else None
+        self._shape = None if schema is None else row_shape(schema)
 
     def write(self, record: ConsumerRecord) -> None:
         if self._shape is not None and isinstance(record.value, dict):

@@ -182,8 +182,9 @@ def yes_option(command: F) -> F:
 
 
 @contextmanager
-def counting(*, show: bool, total: int | None = None) -> Iterator[Progress]:
-    """Messages, their rate and, where `total` is known, a bar: on standard error, and only if that is a terminal."""
+def counting(*, show: bool, total: int | None = None, things: str = "messages") -> Iterator[Progress]:
+    """How many `things`, their rate and, where `total` is known, a bar: on standard error, and only if that is a
+    terminal."""
     if not show or not sys.stderr.isatty():
         yield lambda _count: None
         return
@@ -193,7 +194,7 @@ def counting(*, show: bool, total: int | None = None) -> Iterator[Progress]:
     measure = SpinnerColumn() if total is None else BarColumn()
     columns = (
         measure,
-        TextColumn("{task.completed:,.0f} messages"),
+        TextColumn("{task.completed:,.0f} " + things),
         TextColumn("{task.fields[rate]}"),
         TimeElapsedColumn(),
     )

@@ -166,6 +166,23 @@ def check_untrusted(
     return decoded_bytes
 
 
+def decode_untrusted(payload: memoryview, schema: pa.Schema, record_count: int) -> pa.RecordBatch:
+    """A batch whose bytes nobody vouches for, of this schema or of a former version of it, as `decode_batch` gives it.
+
+    Raises what `check_untrusted` does, with the widest bounds that a topic can have.
+    """
+    nodes = len(read_record_batch_message(payload).nodes)
+    there = schema if nodes == _demands_of(schema).nodes else _beginning(schema, nodes)
+    check_untrusted(
+        payload,
+        schema if there is None else there,
+        batch_bytes_max=limits.BATCH_BYTES_CEILING,
+        decoded_bytes_max=limits.BATCH_DECODED_BYTES_CEILING,
+        record_count=record_count,
+    )
+    return decode_batch(payload, schema)
+
+
 # ---------------------------------------------------------------- private
 
 

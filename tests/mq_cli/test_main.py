@@ -53,6 +53,8 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "group peek",
         "topic purge",
         "lock",
+        "storage verify",
+        "storage export",
     ],
 )
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,6 +94,8 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
         ("group delet g", "delete"),
         ("topic purge t --before earliest", "neither an offset nor a time"),
         ("dev --broker 3", "--brokers"),
+        ("storage verfiy --data .", "verify"),
+        ("storage verify --data . --partition 1", "--topic"),
     ],
 )
 def test_a_wrong_word_is_misuse_and_the_nearest_right_one_is_named(

@@ -8,7 +8,8 @@ import pytest
 
 PUBLIC = {
     "mq_process.allocator": "HEAP_BUFFER_BYTES_MAX KEPT_BYTES_MAX keep_freed_memory",
-    "mq_protocol.arrow": "RECORD_SCHEMA check_untrusted decode_batch encode_batch schema_fingerprint schema_from_bytes "
+    "mq_protocol.arrow": "RECORD_SCHEMA check_untrusted decode_batch decode_untrusted encode_batch "
+    "schema_fingerprint schema_from_bytes "
     "schema_nodes schema_to_bytes",
     "mq_protocol.sql.ddl": "check_column_names check_schema format_schema format_type parse_schema",
     "mq_protocol.envelope": "Buffer Envelope H Header decode encode split",

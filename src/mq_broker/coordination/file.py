@@ -459,6 +459,12 @@ def _load(directory: Path) -> _Contents:
     return documents.load(data, _Contents.from_json, str(path))
 
 
+def read_topics(directory: Path) -> tuple[TopicSpec, ...]:
+    """The topics of a broker that stands alone and does not run; none if there is no document. Raises `InternalError`
+    for one that cannot be believed, and `OSError`."""
+    return tuple(topic for _, topic in _load(directory).topics.values())
+
+
 def _store(directory: Path, contents: _Contents) -> None:
     draft = directory / (_DOCUMENT + ".new")
     with draft.open("wb") as file:

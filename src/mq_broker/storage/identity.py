@@ -75,6 +75,21 @@ _KEYS: Final = frozenset(each.name for each in fields(LogIdentity)) - {"unknown"
 _UNKNOWN_BYTES_MAX: Final = 4 << 10
 
 
+def _check_types(identity: LogIdentity) -> None:
+    """Raises `TypeError` for a value of another type than the one that is always written."""
+    named: list[tuple[str, object, type]] = [
+        (name, getattr(identity, name), str) for name in ("log_id", "boot_id", "durability", "topic_id", "topic")
+    ]
+    named += [(name, getattr(identity, name), int) for name in ("partition", "recovery")]
+    named.append(("clean", identity.clean, bool))
+    if (cut := identity.cut) is not None:
+        named += [(f"cut.{name}", getattr(cut, name), int) for name in ("segment", "position", "last_index")]
+        named += [(f"cut.{name}", getattr(cut, name), str) for name in ("aside", "reason")]
+    for name, value, kind in named:
+        if type(value) is not kind:
+            raise TypeError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
+
+
 def new_log_id() -> str:
     return uuid.uuid4().hex
 
@@ -92,7 +107,7 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StorageFailed(
             f"{path} cannot be read ({error}): move {directory} away and restart, to have it copied from a replica"
         ) from error
@@ -108,6 +123,7 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
             raw["cut"] = Cut(**raw["cut"])
         known = {key: value for key, value in raw.items() if key in _KEYS}
         identity = LogIdentity(**{**known, "format": FORMAT, "unknown": unknown_keys(raw, _KEYS, _UNKNOWN_BYTES_MAX)})
+        _check_types(identity)
     except (TypeError, ValueError) as error:
         raise StorageFailed(f"{path} does not name a log ({error}): move {directory} away and restart") from error
     if (identity.topic_id, identity.partition) != (place.topic_id, place.partition):

@@ -331,16 +331,11 @@ def _damage(
     lossy: bool,
 ) -> str:
     """Why what is bad here is damage, by the rules in the module's docstring; empty if it is a torn tail."""
-    if not last or bad.unreadable:
-        return bad.reason
-    if clean:
-        return f"{bad.reason}, although the log was stopped cleanly"
-    if mark is not None and next_index <= mark:
-        return f"{bad.reason}, although entries up to {mark} had been flushed"
-    if lossy:
-        return ""
-    if bad.whole:
-        return bad.reason if mark is None else ""
+    judged = damage_by_the_mark(
+        bad.reason, next_index, mark, whole=bad.whole, known=last and not bad.unreadable, clean=clean, lossy=lossy
+    )
+    if judged is not None:
+        return judged
     try:
         follower = _valid_after(files.read(fd, files.size(fd) - bad.position, bad.position), place, next_index)
     except OSError as error:
@@ -348,6 +343,25 @@ def _damage(
             raise
         return f"{bad.reason}; the disk cannot read what follows ({error.strerror})"
     return f"{bad.reason}; a good frame follows {follower} bytes further on" if follower is not None else ""
+
+
+def damage_by_the_mark(
+    reason: str, next_index: int, mark: int | None, *, whole: bool, known: bool, clean: bool, lossy: bool
+) -> str | None:
+    """Rules 1 to 3 of the module's docstring: why bytes that are not entry `next_index` are damage, empty if they are a
+    torn tail. None if that depends on what follows them (rule 4). `known`: they can be read, and lie in the last
+    segment. `whole`: they are a frame, out of order."""
+    if not known:
+        return reason
+    if clean:
+        return f"{reason}, although the log was stopped cleanly"
+    if mark is not None and next_index <= mark:
+        return f"{reason}, although entries up to {mark} had been flushed"
+    if lossy:
+        return ""
+    if whole:
+        return reason if mark is None else ""
+    return None
 
 
 def _valid_after(data: bytes, place: Place, next_index: int) -> int | None:

@@ -1,0 +1,501 @@
+"""`tritonmq storage`: what lies in the data directory of a broker that does not run. Nothing here changes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import (
+    bytes_text,
+    counted,
+    counting,
+    json_option,
+    say,
+    time_text,
+    write,
+    write_json,
+    write_table,
+)
+
+if TYPE_CHECKING:
+    from mq_broker.storage.inspecting.checking import Checked, Finding
+    from mq_broker.storage.inspecting.contents import Contents, Step
+    from mq_broker.storage.inspecting.directory import InspectedDirectory, PartitionFiles
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(cls=CommandGroup)
+def storage() -> None:
+    """Look into the data directory of a broker that does not run. Nothing of it is changed.
+
+    TOPIC is a topic's name or its id. A broker that runs is asked by `tritonmq topic describe` and `tritonmq partition
+    describe` instead.
+    """
+
+
+def data_option(command: F) -> F:
+    return click.option(
+        "--data",
+        "data",
+        required=True,
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="The broker's data directory, or a copy of it.",
+    )(command)
+
+
+@storage.command("list")
+@json_option
+@data_option
+def list_partitions(data: Path, as_json: bool) -> None:
+    """List the partitions: segments, bytes, entries, snapshots, quarantine. Reads no entries."""
+    with _look_into(data) as directory:
+        rows = [_partition_row(files) for files in directory.partitions]
+        if as_json:
+            write_json(
+                {
+                    "path": str(directory.path),
+                    "broker": directory.broker,
+                    "cluster_id": directory.cluster_id,
+                    "wrong": directory.wrong,
+                    "partitions": rows,
+                    "strangers": list(directory.strangers),
+                }
+            )
+            return
+    broker = "unknown" if directory.broker is None else str(directory.broker)
+    say(f"broker {broker}, cluster {directory.cluster_id or 'none yet'}")
+    if directory.wrong:
+        say(directory.wrong)
+    write_table(
+        [
+            "topic",
+            "#partition",
+            "topic id",
+            "#segments",
+            "#bytes",
+            "#first",
+            "#flushed",
+            "snapshot",
+            "stopped",
+            "aside",
+        ],
+        [
+            (
+                row["topic"] or "?",
+                row["partition"],
+                row["topic_id"],
+                row["segments"],
+                bytes_text(row["bytes"]),
+                row["first_index"],
+                "?" if row["flushed"] is None else row["flushed"],
+                "yes" if row["snapshot"] else "",
+                row["wrong"] or ("cleanly" if row["clean"] else "not cleanly"),
+                bytes_text(row["aside_bytes"]) if row["aside"] else "",
+            )
+            for row in rows
+        ],
+    )
+
+
+@storage.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@json_option
+@data_option
+def show(topic: str, partition: int, data: Path, as_json: bool) -> None:
+    """Show one partition: its segments, offsets, what is staged, groups, snapshot, and what was put aside and why.
+
+    All that is read from entries is as if each of them had been committed: the last ones may not have been.
+    """
+    from mq_broker.storage.inspecting.contents import Replay
+
+    with _look_into(data) as directory:
+        files = directory.find(topic, partition)
+        with counting(show=True, total=files.size, things="bytes") as progress:
+            contents = Replay(files).run(progress)
+        document = _shown(files, contents)
+    if as_json:
+        write_json(document)
+        return
+    _write_shown(document)
+
+
+@storage.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.option(
+    "--from", "first", type=click.IntRange(min=1), default=1, metavar="INDEX", help="The first entry to show."
+)
+@click.option(
+    "--max",
+    "count_max",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="How many.",
+)
+@json_option
+@data_option
+def entries(topic: str, partition: int, first: int, count_max: int, data: Path, as_json: bool) -> int:
+    """List the entries of one partition: what each is, where it lies, and the offsets that it gave.
+
+    Ends at the first bytes that are no good entry, with exit status 1: `verify` says what is behind them.
+    """
+    from mq_broker.storage.inspecting.contents import Replay
+
+    rows: list[dict[str, Any]] = []
+    with _look_into(data) as directory:
+        files = directory.find(topic, partition)
+        replay = Replay(files)
+        for step in replay.steps():
+            if step.frame.entry.index >= first:
+                rows.append(_entry_row(step))
+                if len(rows) == count_max:
+                    break
+        bad = replay.contents.bad
+    if as_json:
+        write_json(rows)
+    else:
+        write_table(
+            ["#entry", "#segment", "#byte", "#bytes", "#epoch", "time", "kind", "#records", "#offset", "uuid"],
+            [
+                (
+                    row["index"],
+                    row["segment"],
+                    row["position"],
+                    row["bytes"],
+                    row["leader_epoch"],
+                    time_text(row["timestamp_us"]),
+                    row["kind"],
+                    row["records"] or "",
+                    "" if not row["offsets"] else row["offsets"][0][0],
+                    row["uuid"],
+                )
+                for row in rows
+            ],
+        )
+    if bad is not None:
+        _say_bad(bad.next_index, bad.position, bad.segment, bad.reason)
+    return 0 if bad is None else 1
+
+
+@storage.command()
+@click.option("--topic", metavar="TOPIC", help="Only the partitions of this topic.")
+@click.option("--partition", type=click.IntRange(min=0), metavar="P", help="Only this partition of it.")
+@json_option
+@data_option
+def verify(topic: str | None, partition: int | None, data: Path, as_json: bool) -> int:
+    """Check every checksum, and say what is damaged, where, and what would repair it.
+
+    Exit status 1 if something is damaged or could not be checked. What a crash leaves at the end of a log, and nobody
+    was promised, is no damage.
+    """
+    from mq_broker.storage.inspecting.checking import check_owner, check_partition, is_damage
+
+    if partition is not None and topic is None:
+        raise click.UsageError("--partition is one of a topic: give --topic too")
+    with _look_into(data) as directory:
+        chosen = _chosen(directory, topic, partition)
+        findings = check_owner(directory) if topic is None else []
+        checked: list[Checked] = []
+        with counting(show=True, total=sum(files.size for files in chosen), things="bytes") as progress:
+            done = 0
+            for files in chosen:
+                checked.append(check_partition(files, lambda size, before=done: progress(before + size)))  # type: ignore[misc]
+                done += files.size
+    findings += [finding for each in checked for finding in each.findings]
+    if as_json:
+        write_json(_verified(directory, checked, findings))
+    else:
+        _write_verified(checked, findings)
+    return 1 if is_damage(findings) else 0
+
+
+@storage.command()
+@click.argument("topic")
+@click.argument("partition", type=click.IntRange(min=0))
+@click.option("--from", "first", type=click.IntRange(min=0), metavar="OFFSET", help="The first offset. Default: all.")
+@click.option("--to", "end", type=click.IntRange(min=0), metavar="OFFSET", help="The offset to end before.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["json", "arrow"]),
+    default="json",
+    show_default=True,
+    help="json: a record a line, as `tritonmq consume --json` writes it. arrow: an Arrow IPC stream.",
+)
+@click.option(
+    "--schema",
+    metavar="COLUMNS",
+    help="The topic's columns, as `tritonmq topic describe` shows them; `records` if it has none. Not needed for "
+    "a broker with --standalone.",
+)
+@click.option(
+    "--output",
+    "-o",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=Path),
+    default=Path("-"),
+    metavar="FILE",
+    help="A file that is not there yet. Default: standard output.",
+)
+@data_option
+def export(
+    topic: str,
+    partition: int,
+    first: int | None,
+    end: int | None,
+    form: str,
+    schema: str | None,
+    output: Path,
+    data: Path,
+) -> int:
+    """Write the records of one partition, in order of offset, as far as its entries are good.
+
+    Exit status 1 if the log cannot be read to the end of the range. What is staged has no offset and is left out. The
+    last entries may not have been committed.
+    """
+    from mq_cli.storage_export import export_records, schema_for
+
+    with _look_into(data) as directory:
+        files = directory.find(topic, partition)
+        columns = schema_for(directory, files, schema)
+        return export_records(files, columns, first, end, form, output)
+
+
+# ------------------------------------------------------------------ what is asked
+
+
+@contextmanager
+def _look_into(data: Path) -> Iterator[InspectedDirectory]:
+    from mq_broker.storage.inspecting.directory import look_into
+
+    with look_into(data) as directory:
+        if not directory.locked:
+            say(f"{data / 'broker.lock'} is missing: nothing keeps a broker from starting there meanwhile")
+        yield directory
+
+
+def _chosen(directory: InspectedDirectory, topic: str | None, partition: int | None) -> list[PartitionFiles]:
+    if topic is None:
+        return list(directory.partitions)
+    if partition is not None:
+        return [directory.find(topic, partition)]
+    found = [files for files in directory.partitions if topic in (files.place.topic_id, files.topic())]
+    if not found:
+        raise click.ClickException(f"no partition of a topic {topic!r} is there: see `tritonmq storage list`")
+    return found
+
+
+# ------------------------------------------------------------------ what is told
+
+
+def _partition_row(files: PartitionFiles) -> dict[str, Any]:
+    from mq_protocol.errors import StorageFailed
+
+    wrong, identity, flushed = "", None, None
+    try:
+        identity, flushed = files.identity(), files.flushed()
+    except (StorageFailed, OSError) as error:
+        wrong = str(error)
+    if identity is None and not wrong:
+        wrong = "log.json is missing"
+    return {
+        "topic": "" if identity is None else identity.topic,
+        "partition": files.place.partition,
+        "topic_id": files.place.topic_id,
+        "directory": str(files.path),
+        "segments": len(files.segments),
+        "bytes": files.size,
+        "first_index": files.segments[0].first_index if files.segments else None,
+        "flushed": flushed,
+        "snapshot": files.has_snapshot,
+        "durability": "" if identity is None else identity.durability,
+        "log_id": "" if identity is None else identity.log_id,
+        "clean": identity is not None and identity.clean,
+        "aside": len(files.asides),
+        "aside_bytes": sum(aside.size for aside in files.asides),
+        "wrong": wrong,
+    }
+
+
+def _shown(files: PartitionFiles, contents: Contents) -> dict[str, Any]:
+    snapshot, bad = contents.snapshot, contents.bad
+    return {
+        **_partition_row(files),
+        "segments": [
+            {"file": segment.path.name, "first_index": segment.first_index, "bytes": segment.size}
+            for segment in files.segments
+        ],
+        "entries": {"first": contents.first_index, "last": contents.last_index, "count": contents.entries},
+        "kinds": contents.kinds,
+        "leader_epoch": contents.last_epoch,
+        "timestamp_us": contents.timestamp_us,
+        "offsets": {"start": contents.log_start_offset, "end": contents.log_end_offset},
+        "batches": contents.batches,
+        "staged": [
+            {
+                "uuid": batch.uuid.hex(),
+                "query": batch.key.query_id,
+                "sink": batch.key.sink,
+                "batch_id": batch.batch_id,
+                "run_id": batch.run_id,
+                "records": batch.row_count,
+                "bytes": batch.payload_bytes,
+                "entry": batch.index,
+                "timestamp_us": batch.timestamp_us,
+                "due_us": batch.due_us,
+            }
+            for batch in contents.staged
+        ],
+        "groups": [
+            {"group": group, "offset": cursor.offset, "kind": cursor.kind, "moved_us": cursor.moved_us}
+            for group, cursor in contents.cursors
+        ],
+        "snapshot": None
+        if snapshot is None
+        else {
+            "last_index": snapshot.last_index,
+            "leader_epoch": snapshot.last_epoch,
+            "timestamp_us": snapshot.timestamp_us,
+            "log_start_offset": snapshot.state.log_start_offset,
+            "log_end_offset": snapshot.state.next_offset,
+        },
+        "aside": [
+            {
+                "directory": aside.path.name,
+                "bytes": aside.size,
+                "files": [{"file": name, "bytes": size} for name, size in aside.files],
+                "why": aside.why,
+            }
+            for aside in files.asides
+        ],
+        "ends_early": None
+        if bad is None
+        else {"segment": bad.segment, "position": bad.position, "entry": bad.next_index, "reason": bad.reason},
+    }
+
+
+def _write_shown(shown: dict[str, Any]) -> None:
+    write(f"{shown['topic'] or '?'} {shown['partition']}, topic id {shown['topic_id']}")
+    write(f"log {shown['log_id']}, durability {shown['durability']}, stopped {'' if shown['clean'] else 'not '}cleanly")
+    entries = shown["entries"]
+    flushed = "not known how far" if shown["flushed"] is None else f"noted as flushed up to {shown['flushed']}"
+    write(f"entries {entries['first']} to {entries['last']}, {flushed}, leader epoch {shown['leader_epoch']}")
+    write("  " + ", ".join(f"{count:,} {kind}" for kind, count in sorted(shown["kinds"].items())))
+    start, end = shown["offsets"]["start"], shown["offsets"]["end"]
+    write(
+        f"offsets {start} to {end} (exclusive); batches that were given offsets by these entries: {shown['batches']:,}"
+    )
+    if shown["snapshot"] is not None:
+        write(f"a snapshot stands for the entries up to {shown['snapshot']['last_index']}")
+    for segment in shown["segments"]:
+        write(f"segment {segment['file']}: {bytes_text(segment['bytes'])}")
+    for batch in shown["staged"]:
+        due = f", due {time_text(batch['due_us'])}" if batch["due_us"] else ""
+        whose = f" of {batch['query']}, micro-batch {batch['batch_id']}" if batch["query"] else ""
+        write(f"staged {batch['uuid']}{whose}: {counted(batch['records'], 'record')}, entry {batch['entry']}{due}")
+    for group in shown["groups"]:
+        write(f"group {group['group']} ({group['kind']}): next offset {group['offset']}")
+    for aside in shown["aside"]:
+        names = ", ".join(f"{each['file']} ({bytes_text(each['bytes'])})" for each in aside["files"])
+        write(f"{aside['directory']}: {names or 'nothing'}\n  {aside['why'].strip()}")
+    if shown["ends_early"] is not None:
+        early = shown["ends_early"]
+        _say_bad(early["entry"], early["position"], early["segment"], early["reason"])
+
+
+def _say_bad(entry: int, position: int, segment: int, reason: str) -> None:
+    say(
+        f"entry {entry} cannot be read at byte {position} of segment {segment}: {reason}; see `tritonmq storage verify`"
+    )
+
+
+def _entry_row(step: Step) -> dict[str, Any]:
+    from mq_broker.core.messages import Published
+
+    frame, entry = step.frame, step.frame.entry
+    return {
+        "index": entry.index,
+        "segment": frame.segment,
+        "position": frame.position,
+        "bytes": frame.end - frame.position,
+        "leader_epoch": entry.leader_epoch,
+        "timestamp_us": entry.timestamp_us,
+        "kind": type(entry.operation).__name__,
+        "uuid": entry.uuid.hex() if any(entry.uuid) else "",
+        "records": entry.record_count,
+        "payload_bytes": entry.payload_bytes,
+        "offsets": [
+            [change.base_offset, change.base_offset + change.record_count]
+            for change in step.changes
+            if isinstance(change, Published)
+        ],
+    }
+
+
+def _verified(directory: InspectedDirectory, checked: list[Checked], findings: list[Finding]) -> dict[str, Any]:
+    from mq_broker.storage.inspecting.checking import UNCOVERED, is_damage
+
+    return {
+        "path": str(directory.path),
+        "damaged": is_damage(findings),
+        "partitions": len(checked),
+        "entries": sum(each.entries for each in checked),
+        "bytes": sum(each.size for each in checked),
+        "findings": [
+            {
+                "kind": each.kind,
+                "file": str(each.path),
+                "position": each.position,
+                "end": each.end,
+                "entries": each.entries,
+                "what": each.what,
+                "repair": each.repair,
+            }
+            for each in findings
+        ],
+        "covered_by_no_checksum": [{"files": names, "why": why} for names, why in UNCOVERED],
+    }
+
+
+def _write_verified(checked: list[Checked], findings: list[Finding]) -> None:
+    from mq_broker.storage.inspecting.checking import UNCOVERED, is_damage
+
+    if findings:
+        write_table(
+            ["", "file", "#byte", "entries", "what"],
+            [
+                (each.kind, each.path, "" if each.position is None else each.position, _entries_text(each), each.what)
+                for each in findings
+            ],
+        )
+    total, entries = sum(each.size for each in checked), sum(each.entries for each in checked)
+    verdict = "DAMAGED" if is_damage(findings) else "whole"
+    say(f"{counted(len(checked), 'partition')}, {entries:,} good entries, {bytes_text(total)} read: {verdict}")
+    repairs: dict[str, list[str]] = {}
+    for each in findings:
+        if each.repair:
+            repairs.setdefault(each.repair, []).append(os.path.join(each.path.parent.name, each.path.name))
+    for repair, files in repairs.items():
+        more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+        say(f"{', '.join(list(dict.fromkeys(files))[:3])}{more}: {repair}")
+    for names, why in UNCOVERED:
+        say(f"not covered by a checksum: {names} ({why})")
+
+
+def _entries_text(finding: Finding) -> str:
+    if finding.entries is None:
+        return ""
+    first, last = finding.entries
+    if last is None:
+        return f"{first} and on"
+    return str(first) if last <= first else f"{first} to {last}"
