@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
     from mq_broker.security.names import Principal
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
+    from mq_protocol.pem import Files
 
 _log = logging.getLogger("mq_cli.broker")
 
@@ -142,6 +143,12 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="A file with USER:PASSWORD, the same for every broker: only brokers may then read and write their nodes.",
+)
+@click.option(
+    "--zookeeper-certs",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory, as with --certs.",
 )
 @click.option("--standalone", is_flag=True, help="Run a cluster of this one broker, without ZooKeeper.")
 @click.option(
@@ -292,8 +299,10 @@ def broker(
     # `fields` are those of `BrokerConfig` that have the same name and meaning.
     for_brokers = fields["peer_listen"] or peer_advertise or fields["link_listen"] or link_advertise
     _check_company(zookeeper, for_brokers, standalone=standalone)
-    if standalone and fields["zookeeper_auth"] is not None:
-        raise click.UsageError("a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth")
+    if standalone and (fields["zookeeper_auth"] or fields["zookeeper_certs"]) is not None:
+        raise click.UsageError(
+            "a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth and --zookeeper-certs"
+        )
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig
@@ -314,7 +323,7 @@ def broker(
         )
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from error
-    with _coordination(zookeeper or "", data, number) as hosts:
+    with _coordination(zookeeper or "", data, number, config.zookeeper_files) as hosts:
         return _run(dataclasses.replace(config, zookeeper=hosts), stop_at_eof=stop_at_eof)
 
 
@@ -391,22 +400,22 @@ def modules_are_loaded() -> None:
 
 
 @contextlib.contextmanager
-def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
+def _coordination(zookeeper: str, data: Path, number: int, tls: Files | None) -> Iterator[str]:
     """The addresses to use; for `embedded` of a server that runs as long as the block, alone or as one of an
-    ensemble."""
+    ensemble, over TLS with those files."""
     name, _, port = zookeeper.partition(":")
     if name != EMBEDDED:
         yield zookeeper
         return
     if "@" in port:
-        with _in_ensemble(port, data, number) as hosts:
+        with _in_ensemble(port, data, number, tls) as hosts:
             yield hosts
         return
     if port and not (port.isdigit() and 0 < int(port) < 65_536):
         raise click.UsageError(f"--zookeeper {zookeeper}: write {EMBEDDED} or {EMBEDDED}:PORT")
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
-    server = EmbeddedZooKeeper(data / "zookeeper", int(port) if port else EMBEDDED_PORT)
+    server = EmbeddedZooKeeper(data / "zookeeper", int(port) if port else EMBEDDED_PORT, tls=tls)
     server.start()
     _log.info("ZooKeeper runs on %s, for brokers of this machine; it ends with this broker", server.hosts)
     try:
@@ -416,7 +425,7 @@ def _coordination(zookeeper: str, data: Path, number: int) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _in_ensemble(text: str, data: Path, number: int) -> Iterator[str]:
+def _in_ensemble(text: str, data: Path, number: int, tls: Files | None) -> Iterator[str]:
     """The addresses of an ensemble. If this broker's id is one of its servers', that server runs here, and again when
     it ends."""
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, parse_ensemble
@@ -429,7 +438,7 @@ def _in_ensemble(text: str, data: Path, number: int) -> Iterator[str]:
     if number not in {server.number for server in servers}:
         yield ",".join(server.client_address for server in servers)
         return
-    server = EmbeddedZooKeeper(data / "zookeeper", number=number, ensemble=servers)
+    server = EmbeddedZooKeeper(data / "zookeeper", number=number, ensemble=servers, tls=tls)
     _log.info(
         "ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.output import checking_what_was_typed, counted, say
+from mq_protocol.pem import Files, files_of_broker
 
 if TYPE_CHECKING:
     from mq_broker.coordination.credential import Credential
@@ -24,8 +26,14 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="The file with USER:PASSWORD that every broker was started with.",
 )
+@click.option(
+    "--zookeeper-certs",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory.",
+)
 @click.option("--check", is_flag=True, help="Only look at every node. Exit status 1: some are open.")
-def secure_zookeeper(zookeeper: str, zookeeper_auth: Path, check: bool) -> int:
+def secure_zookeeper(zookeeper: str, zookeeper_auth: Path, zookeeper_certs: Path | None, check: bool) -> int:
     """Close the cluster's nodes in ZooKeeper to all but the brokers.
 
     For a cluster that was begun without --zookeeper-auth. Every broker must have been started again with the option.
@@ -33,15 +41,17 @@ def secure_zookeeper(zookeeper: str, zookeeper_auth: Path, check: bool) -> int:
     """
     from mq_broker.coordination.credential import Credential
 
+    logging.getLogger("mq_broker").addHandler(logging.NullHandler())  # what is wrong the error says
     with checking_what_was_typed():
         credential = Credential.read(zookeeper_auth)
-    return asyncio.run(_work(zookeeper, credential, check=check))
+    tls = None if zookeeper_certs is None else files_of_broker(zookeeper_certs, 0)
+    return asyncio.run(_work(zookeeper, credential, tls, check=check))
 
 
-async def _work(hosts: str, credential: Credential, *, check: bool) -> int:
+async def _work(hosts: str, credential: Credential, tls: Files | None, *, check: bool) -> int:
     from mq_broker.coordination.zookeeper_closing import Closing
 
-    async with Closing(hosts, credential) as closing:
+    async with Closing(hosts, credential, tls=tls) as closing:
         if check:
             found = await closing.check()
             click.echo(f"{counted(found.nodes, 'node')}, {found.opened} open{_such_as(found)}")

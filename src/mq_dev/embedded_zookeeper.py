@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+from mq_protocol.pem import Files, context, read
 
 START_TIMEOUT_S = 30.0
 ENSEMBLE_TIMEOUT_S = 300.0
@@ -56,13 +57,37 @@ tickTime={tick_ms}
 minSessionTimeout={session_ms_min}
 maxSessionTimeout={session_ms_max}
 dataDir={data_dir}
-clientPort={port}
-clientPortAddress={host}
 maxClientCnxns=0
 admin.enableServer=false
 4lw.commands.whitelist=srvr,mntr,conf
 autopurge.snapRetainCount=3
 autopurge.purgeInterval=1
+"""
+
+_PLAIN = """\
+clientPort={port}
+clientPortAddress={host}
+"""
+
+_TLS = """\
+serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
+secureClientPort={port}
+secureClientPortAddress={host}
+ssl.clientAuth=need
+{stores}"""
+
+_TLS_AMONG_SERVERS = """\
+sslQuorum=true
+ssl.quorum.clientAuth=need
+{stores}"""
+
+_STORES = """\
+{prefix}.keyStore.location={pair}
+{prefix}.keyStore.type=PEM
+{prefix}.trustStore.location={ca}
+{prefix}.trustStore.type=PEM
+{prefix}.protocol=TLSv1.3
+{prefix}.enabledProtocols=TLSv1.3
 """
 
 _LOGGING = """\
@@ -94,7 +119,8 @@ class EmbeddedZooKeeper:
     """Owns one server process and its data directory. May be killed and started again on the same directory and port.
 
     `port` 0 takes a free one, kept from then on. The log is `zookeeper.log` in the data directory. `ensemble`: the
-    servers of which this one is number `number`, which says its address too.
+    servers of which this one is number `number`, which says its address too. `tls`: a certificate, its key and an
+    authority, as of a broker; then all is over TLS, and a certificate of that authority is demanded.
     """
 
     def __init__(
@@ -105,6 +131,7 @@ class EmbeddedZooKeeper:
         *,
         number: int = 0,
         ensemble: Sequence[EnsembleServer] = (),
+        tls: Files | None = None,
     ) -> None:
         mine = next((server for server in ensemble if server.number == number), None)
         self.data_dir = Path(data_dir).absolute()
@@ -112,6 +139,7 @@ class EmbeddedZooKeeper:
         self.port = mine.client_port if mine is not None else port or free_port(host)
         self.log_path = self.data_dir / "zookeeper.log"
         self._number = number
+        self._tls = tls
         self._ensemble = tuple(ensemble)
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_path = self.data_dir / "zookeeper.pid"
@@ -150,7 +178,7 @@ class EmbeddedZooKeeper:
             time.sleep(_POLL_S)
 
     def _check_port(self) -> None:
-        if _serves(self.host, self.port):
+        if self._serves():
             at = f"{self.host}:{self.port}"
             raise CoordinationUnavailable(
                 f"a ZooKeeper already listens on {at}: use it (--zookeeper {at}), or choose another port"
@@ -159,11 +187,27 @@ class EmbeddedZooKeeper:
     def _is_mine(self) -> bool:
         """Whether what answers on the port is the server that keeps its data here: another may have been quicker to
         take it."""
-        if not _serves(self.host, self.port):
+        if not self._serves():
             return False
-        return f"dataDir={self.data_dir / 'data'}{os.sep}" in _asked(self.host, self.port, b"conf").decode(
-            errors="replace"
-        )
+        return f"dataDir={self.data_dir / 'data'}{os.sep}" in self._asked(b"conf").decode(errors="replace")
+
+    def _serves(self) -> bool:
+        """A server answers, which is ready: `srvr` names its mode only then."""
+        return b"Mode:" in self._asked(b"srvr")
+
+    def _asked(self, word: bytes) -> bytes:
+        """The server's answer to a word of four letters; empty if it gives none."""
+        answer = b""
+        trusted = None if self._tls is None else context(read(self._tls), server=False)
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((self.host, self.port), timeout=1.0) as plain,
+            plain if trusted is None else trusted.wrap_socket(plain, server_hostname=self.host) as connection,
+        ):
+            connection.sendall(word)
+            while (chunk := connection.recv(4096)) and len(answer) < _ANSWER_BYTES_MAX:
+                answer += chunk
+        return answer
 
     def launch(self) -> None:
         """Start the process, and do not wait for it to answer. Nothing to do if it runs."""
@@ -242,6 +286,21 @@ class EmbeddedZooKeeper:
         lines = [f"server.{s.number}={s.host}:{s.peer_port}:{s.election_port}" for s in self._ensemble]
         return "\n".join([f"initLimit={10_000 // TICK_MS}", f"syncLimit={5_000 // TICK_MS}", *lines, ""])
 
+    def _ports(self) -> str:
+        """The lines about the clients' port, and about TLS. Java takes a certificate and its key from one file."""
+        if self._tls is None:
+            return _PLAIN.format(port=self.port, host=self.host)
+        pem = read(self._tls)
+        pair = self.data_dir / "zookeeper.pem"
+        pair.unlink(missing_ok=True)
+        with open(os.open(pair, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(pem.key + b"\n" + pem.certificate)
+        stores = [
+            _STORES.format(prefix=prefix, pair=pair, ca=self._tls.ca.absolute()) for prefix in ("ssl", "ssl.quorum")
+        ]
+        among = _TLS_AMONG_SERVERS.format(stores=stores[1]) if self._ensemble else ""
+        return _TLS.format(port=self.port, host=self.host, stores=stores[0]) + among
+
     def _command(self) -> list[str]:
         java, jars = _find_java(), _find_jars()
         config, logging = self._config_path, self.data_dir / "log4j2.properties"
@@ -253,9 +312,8 @@ class EmbeddedZooKeeper:
                     session_ms_min=2 * TICK_MS,
                     session_ms_max=SESSION_MS_MAX,
                     data_dir=self.data_dir / "data",
-                    port=self.port,
-                    host=self.host,
                 )
+                + self._ports()
                 + self._of_ensemble()
             )
             logging.write_text(_LOGGING)
@@ -329,22 +387,6 @@ def _find_jars() -> list[Path]:
 def _started(process: int) -> int:
     """When a process was started, in ticks since the machine was: a number that is given again is told apart by it."""
     return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
-
-
-def _serves(host: str, port: int) -> bool:
-    """It answers, and as a server that is ready: `srvr` names its mode only then."""
-    return b"Mode:" in _asked(host, port, b"srvr")
-
-
-def _asked(host: str, port: int, word: bytes) -> bytes:
-    """The server's answer to a word of four letters; empty if it gives none."""
-    answer = b""
-    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=1.0) as connection:
-        connection.settimeout(1.0)
-        connection.sendall(word)
-        while (chunk := connection.recv(4096)) and len(answer) < _ANSWER_BYTES_MAX:
-            answer += chunk
-    return answer
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
+from mq_protocol.pem import files_of_broker
 
 if TYPE_CHECKING:
     from mq_client.security import Security
@@ -136,9 +137,9 @@ class LocalCluster:
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
-    port. `arguments` go to every broker's command line as they are. With `certs` everything is over TLS: what that
-    directory lacks of certificates is made, and `security` is what clients need. `closed`: only the brokers may read
-    and write their nodes in ZooKeeper, by a credential that is made in `directory`.
+    port. `arguments` go to every broker's command line as they are. With `certs` everything is over TLS, a ZooKeeper of
+    its own too: what that directory lacks of certificates is made, and `security` is what clients need. `closed`: only
+    the brokers may read and write their nodes in ZooKeeper, by a credential that is made in `directory`.
     """
 
     certs_by_default: Path | None = None
@@ -167,8 +168,11 @@ class LocalCluster:
         """The ZooKeeper's; empty if there is none."""
 
         if not self.hosts and (brokers > 1 if zookeeper is None else zookeeper):
-            self.zookeeper = EmbeddedZooKeeper(self.directory / "zookeeper")
+            tls = None if self.certs is None else files_of_broker(self.certs, 1)
+            self.zookeeper = EmbeddedZooKeeper(self.directory / "zookeeper", tls=tls)
             self.hosts = self.zookeeper.hosts
+            if tls is not None:
+                arguments = [*arguments, "--zookeeper-certs", str(self.certs)]
         self.credential: Path | None = None
         """The file with the brokers' credential for ZooKeeper; None: everybody may read and write there."""
 

@@ -82,6 +82,14 @@ class Shown:
     not_after: float
 
 
+def files_of_broker(directory: Path, broker: int) -> Files:
+    """`broker.crt` and `broker.key` beside `ca.crt`, in the directory or below it in `broker.<id>`."""
+    here = directory
+    if not (here / f"{BROKER_NAME}.crt").exists() and (below := directory / f"{BROKER_NAME}.{broker}").is_dir():
+        here = below
+    return Files(here / CA_FILE, here / f"{BROKER_NAME}.crt", here / f"{BROKER_NAME}.key")
+
+
 def read(files: Files) -> Pem:
     """Raises `InvalidSetting`, naming the file that cannot be read or holds something else."""
     return Pem(_read(files.ca, "CERTIFICATE"), _read(files.certificate, "CERTIFICATE"), _read(files.key, "PRIVATE KEY"))

@@ -15,8 +15,11 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException
 
+from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, parse_ensemble
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+from mq_protocol.pem import Files, context, files_of_broker, read
+from tests.securing import Certs
 
 pytestmark = pytest.mark.cluster
 
@@ -163,18 +166,36 @@ def test_an_ensemble_is_written_as_ids_hosts_and_ports() -> None:
             parse_ensemble(wrong)
 
 
-def test_an_ensemble_of_three_goes_on_without_one_and_takes_it_back(tmp_path: Path) -> None:
+def version_of_tls(port: int, tls: Files) -> str | None:
+    with (
+        socket.create_connection(("127.0.0.1", port), 5.0) as plain,
+        context(read(tls), server=False).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        return secured.version()
+
+
+def test_an_ensemble_of_three_over_tls_goes_on_without_one_and_takes_it_back(tmp_path: Path) -> None:
+    """In plain text: tests/cluster/test_embedded_ensemble.py."""
+    certs = Certs(tmp_path / "certs", 1, 2, 3)
+    tls = files_of_broker(certs.path, 1)
     members = parse_ensemble(",".join(f"{n}@127.0.0.1:{free_port()}:{free_port()}:{free_port()}" for n in (1, 2, 3)))
     servers = [
-        EmbeddedZooKeeper(tmp_path / str(member.number), number=member.number, ensemble=members) for member in members
+        EmbeddedZooKeeper(
+            tmp_path / str(member.number),
+            number=member.number,
+            ensemble=members,
+            tls=files_of_broker(certs.path, member.number),
+        )
+        for member in members
     ]
     assert [len(server.hosts.split(",")) for server in servers] == [3, 3, 3]
-    client = KazooClient(servers[0].hosts, timeout=4.0)
+    client = KazooClient(servers[0].hosts, timeout=4.0, handler=TlsHandler(tls), use_ssl=True)
     try:
         for server in servers:
             server.launch()
         for server in servers:
             server.start()  # returns once it serves with most of the others
+        assert [version_of_tls(member.election_port, tls) for member in members] == ["TLSv1.3"] * 3
         client.start(30)
         client.create("/kept", b"1")
         servers[0].kill()
@@ -186,7 +207,8 @@ def test_an_ensemble_of_three_goes_on_without_one_and_takes_it_back(tmp_path: Pa
                 client.set("/kept", b"2")
                 written = True
         servers[0].start()
-        alone = KazooClient(f"{servers[0].host}:{servers[0].port}", timeout=4.0)
+        where = f"{servers[0].host}:{servers[0].port}"
+        alone = KazooClient(where, timeout=4.0, handler=TlsHandler(tls), use_ssl=True)
         alone.start(30)
         alone.sync("/kept")
         assert alone.get("/kept")[0] == b"2"

@@ -28,6 +28,7 @@ from mq_protocol.limits import (
     SESSION_TIMEOUT_MS,
 )
 from mq_protocol.names import check_rack
+from mq_protocol.pem import Files, files_of_broker
 
 ADMIN = Principal("User", "admin")
 """The superuser, unless others are named."""
@@ -75,7 +76,8 @@ class BrokerConfig:
     clients and brokers that are moved to TLS one after another. An address that other machines reach needs `certs`, or
     `insecure`. `connection_age_ms`: of clients over TLS.
 
-    `zookeeper_auth`: a file with the brokers' credential for ZooKeeper.
+    `zookeeper_auth`: a file with the brokers' credential for ZooKeeper. `zookeeper_certs`: as `certs`, for TLS towards
+    ZooKeeper; None: plain text.
 
     Raises `InvalidSetting` naming what is wrong.
     """
@@ -110,6 +112,7 @@ class BrokerConfig:
     also_plaintext_peer: str = ""
     connection_age_ms: int = CONNECTION_AGE_MS
     zookeeper_auth: Path | None = None
+    zookeeper_certs: Path | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -238,6 +241,10 @@ class BrokerConfig:
         return f"{_dialled(_split(self.plain_peers_at, '--also-plaintext-peer')[0])}:{port}"
 
     @property
+    def zookeeper_files(self) -> Files | None:
+        return None if self.zookeeper_certs is None else files_of_broker(self.zookeeper_certs, self.broker)
+
+    @property
     def _credential(self) -> Credential | None:
         return None if self.zookeeper_auth is None else Credential.read(self.zookeeper_auth)
 
@@ -245,7 +252,9 @@ class BrokerConfig:
         if self.coordination is not None:
             return self.coordination()
         if self.zookeeper:
-            return ZooKeeperCoordination(self.zookeeper, self.session_timeout_ms, credential=self._credential)
+            return ZooKeeperCoordination(
+                self.zookeeper, self.session_timeout_ms, credential=self._credential, tls=self.zookeeper_files
+            )
         return FileCoordination(self.data_dir)
 
 

@@ -27,8 +27,10 @@ from kazoo.retry import KazooRetry
 from kazoo.security import ACL
 
 from mq_broker.coordination.credential import Credential
+from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_broker.measured import COORDINATION
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ _kazoo_log.addFilter(_NoSecrets())
 
 class KazooSession:
     """Owns the kazoo client. Sessions follow one another by themselves: after LOST kazoo connects anew with a new
-    one. `credential`: with which each of them begins."""
+    one. `credential`: with which each of them begins. `tls`: its certificate, key and authority; None: plain text."""
 
     def __init__(
         self,
@@ -84,9 +86,11 @@ class KazooSession:
         connect_timeout_ms: int,
         request_timeout_ms: int,
         credential: Credential | None = None,
+        tls: Files | None = None,
     ) -> None:
         self.hosts = hosts
         self._credential = credential
+        self._tls = tls
         self.connected = False
         self._connect_timeout_s = connect_timeout_ms / 1000
         self._request_timeout_s = request_timeout_ms / 1000
@@ -103,16 +107,20 @@ class KazooSession:
     # -------------------------------------------------------------- life
 
     async def open(self, listener: StateListener) -> None:
-        """Connect. The first CONNECTED is this call's return, not an event. Raises `CoordinationUnavailable`."""
+        """Connect. The first CONNECTED is this call's return, not an event. Raises `CoordinationUnavailable`, and
+        `InvalidSetting` for files of no use."""
         self._loop = asyncio.get_running_loop()
         self._listener = listener
         retry = KazooRetry(max_tries=-1, delay=0.05, backoff=2, max_delay=RETRY_DELAY_MAX_S)
+        handler = None if self._tls is None else TlsHandler(self._tls)
         try:
             self._client = KazooClient(
                 hosts=self.hosts,
                 timeout=self._session_timeout_s,
                 connection_retry=retry,
                 logger=_kazoo_log,
+                handler=handler,
+                use_ssl=handler is not None,
                 auth_data=[self._credential.auth] if self._credential is not None else None,
             )
         except ValueError as error:
@@ -127,8 +135,8 @@ class KazooSession:
         except TimeoutError:
             await self.close()
             raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: start it, or correct "
-                "--zookeeper"
+                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: "
+                + (handler.fault if handler is not None and handler.fault else "start it, or correct --zookeeper")
             ) from None
 
     async def close(self) -> None:

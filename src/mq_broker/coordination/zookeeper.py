@@ -66,6 +66,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
 from mq_protocol.names import check_topic_name
+from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
 
@@ -94,12 +95,18 @@ class ZooKeeperCoordination:
         connect_timeout_ms: int = CONNECT_TIMEOUT_MS,
         request_timeout_ms: int | None = None,
         credential: Credential | None = None,
+        tls: Files | None = None,
     ) -> None:
         addresses, _, prefix = hosts.partition("/")
         self._root = (f"/{prefix.strip('/')}" if prefix.strip("/") else "") + root
         self._session_timeout_s = session_timeout_ms / 1000
         self._session = KazooSession(
-            addresses, session_timeout_ms, connect_timeout_ms, request_timeout_ms or 2 * session_timeout_ms, credential
+            addresses,
+            session_timeout_ms,
+            connect_timeout_ms,
+            request_timeout_ms or 2 * session_timeout_ms,
+            credential,
+            tls,
         )
         self._access = ZooKeeperAccess(self._session, self._root, credential)
         self._reads = NodeReads(self._session)

@@ -26,6 +26,7 @@ from mq_broker.coordination.kazoo_session import KazooSession
 from mq_broker.coordination.zookeeper_access import CLOSED, CLOSING, ZooKeeperAccess
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
+from mq_protocol.pem import Files
 
 _log = logging.getLogger(__name__)
 
@@ -46,12 +47,12 @@ class Walked(NamedTuple):
 class Closing:
     """Owns a session of its own, in an `async with` block. `root`: the cluster's. Raises `CoordinationUnavailable`."""
 
-    def __init__(self, hosts: str, credential: Credential, root: str = "/tritonmq") -> None:
+    def __init__(self, hosts: str, credential: Credential, root: str = "/tritonmq", tls: Files | None = None) -> None:
         addresses, _, prefix = hosts.partition("/")
         self.root = (f"/{prefix.strip('/')}" if prefix.strip("/") else "") + root
         self._credential = credential
         self._session = KazooSession(
-            addresses, SESSION_TIMEOUT_MS, CONNECT_TIMEOUT_MS, 2 * SESSION_TIMEOUT_MS, credential
+            addresses, SESSION_TIMEOUT_MS, CONNECT_TIMEOUT_MS, 2 * SESSION_TIMEOUT_MS, credential, tls
         )
         self._access = ZooKeeperAccess(self._session, self.root, credential)
 

@@ -18,7 +18,7 @@ import grpc
 
 from mq_broker.security.names import Principal, of_certificate
 from mq_protocol.errors import InvalidSetting, NotAuthenticated
-from mq_protocol.pem import BROKER_NAME, CA_FILE, Files, Pem, Shown, context, examine, open_to_others, read
+from mq_protocol.pem import Pem, Shown, context, examine, files_of_broker, open_to_others, read
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Certificates:
 
     def __init__(self, directory: Path, broker: int, now: Callable[[], float] = time.time) -> None:
         self._broker = broker
-        self._files = files_of(directory, broker)
+        self._files = files_of_broker(directory, broker)
         self._now = now
         self._asked = asyncio.Event()
         self._seen = self._files.generation()
@@ -140,14 +140,6 @@ class Certificates:
             self._warned_at = now
             how = f"expires on {_date(self.shown.not_after)}" if left_s > 0 else "HAS EXPIRED"
             log.error("the certificate %s %s: `tritonmq cert renew` makes another", self._files.certificate, how)
-
-
-def files_of(directory: Path, broker: int) -> Files:
-    """`broker.crt` and `broker.key` beside `ca.crt`, in the directory or below it in `broker.<id>`."""
-    here = directory
-    if not (here / f"{BROKER_NAME}.crt").exists() and (below := directory / f"{BROKER_NAME}.{broker}").is_dir():
-        here = below
-    return Files(here / CA_FILE, here / f"{BROKER_NAME}.crt", here / f"{BROKER_NAME}.key")
 
 
 def _date(seconds: float) -> str:
