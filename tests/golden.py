@@ -168,6 +168,7 @@ def documents_as_stored() -> dict[str, str]:
         "log.json with a cut": _identity(cut),
         "state": documents.dump(documents.state_to_json(STATE)).decode(),
         "topic": documents.dump(documents.topic_to_json(TOPIC)).decode(),
+        "topic with an owner": documents.dump(documents.topic_to_json(replace(TOPIC, owner="User:etl"))).decode(),
         "registration": documents.dump(documents.registration_to_json(REGISTRATION)).decode(),
         "broker.json": _broker_json(),
         "coordination.json": _coordination_json(),

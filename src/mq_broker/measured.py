@@ -10,6 +10,7 @@ import logging
 from typing import Final
 
 from mq_process.measures import Counts, Durations
+from mq_protocol.quotas import RATES, Quota
 
 REQUESTS: Final = Counts("requests_total", "Requests and streams that have ended.", "method", "code")
 REQUEST_SECONDS: Final = Durations("request_seconds", "How long one request took to be answered.", "method")
@@ -43,10 +44,14 @@ TOPIC_BYTES_OUT: Final = Counts("topic_bytes_out_total", "Bytes of batches that 
 
 SINK_DECISIONS: Final = Counts("sink_decisions_total", "Micro-batches that were decided here.", "outcome")
 
+QUOTA_WAITS: Final = Counts("quota_wait_seconds_total", "Seconds for which quotas held clients back.", "quota")
+QUOTA_REFUSALS: Final = Counts("quota_refusals_total", "Requests that quotas refused.", "quota")
+
 ALL: Final = (
     REQUESTS, REQUEST_SECONDS, IN_FLIGHT, STREAMS, PRODUCE_SECONDS, PRODUCE_BATCHES, LOOP_LAG, WRITER_ROUND,
     WRITER_BYTES, FSYNC, FSYNC_FAILURES, DISK_REFUSALS, LINK_DROPPED, LINK_BYTES, COORDINATION, ISR_CHANGES,
     LEADERSHIPS, ALARMS, LOG_MESSAGES, TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT, SINK_DECISIONS,
+    QUOTA_WAITS, QUOTA_REFUSALS,
 )  # fmt: skip
 OF_TOPICS: Final = (TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT)
 GAUGES: Final = (IN_FLIGHT, STREAMS)
@@ -54,6 +59,10 @@ GAUGES: Final = (IN_FLIGHT, STREAMS)
 
 for _alarm in ("audit", "damage", "log_replaced", "queue_stuck", "ready_without_sync"):
     ALARMS.add(_alarm, n=0)  # a rule that looks at increases needs the zero before
+for _quota in Quota:
+    QUOTA_REFUSALS.add(_quota, n=0)
+for _quota in RATES:
+    QUOTA_WAITS.add(_quota, n=0)
 for _level in ("warning", "error"):
     LOG_MESSAGES.add(_level, n=0)
 for _event in ("taken", "lost"):

@@ -47,6 +47,7 @@ from mq_client.errors import (
     PartitionUnavailable,
     PermissionDenied,
     QueueFull,
+    QuotaExceeded,
     RefusedError,
     ReplayMismatch,
     RequestTooLarge,
@@ -104,6 +105,7 @@ if TYPE_CHECKING:
     from mq_client.queueing.outputs import Outputs
     from mq_client.queueing.queue import LeasedBatch, LeasedRecord, Queue
     from mq_client.queueing.redriving import Redriven
+    from mq_client.quota_admin import QuotaDescription
     from mq_client.reader import Reader
     from mq_client.security import Security
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
@@ -134,6 +136,7 @@ __all__ = [
     "QueueMember",
     "QueuePartition",
     "QueueRun",
+    "QuotaDescription",
     "Redriven",
     "TopicDescription",
     "PartitionDescription",
@@ -185,6 +188,7 @@ __all__ = [
     "Overloaded",
     "PartitionUnavailable",
     "PermissionDenied",
+    "QuotaExceeded",
     "QueueFull",
     "ReplayMismatch",
     "RequestTooLarge",
@@ -236,6 +240,7 @@ _HOMES = {
     "queueing.outputs": ("Outputs",),
     "queueing.redriving": ("Redriven",),
     "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
+    "quota_admin": ("QuotaDescription",),
     "reader": ("Reader",),
     "security": ("Security",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),

@@ -33,13 +33,14 @@ from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
 from mq_client.queueing.administrator import QueueAdministrator
+from mq_client.quota_admin import QuotaAdministrator
 from mq_client.security import Security
 from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
 from mq_client.topic_descriptions import PartitionMove as PartitionMove
 from mq_client.topic_descriptions import Recovery as Recovery
 from mq_client.topic_descriptions import TopicDescription as TopicDescription
 from mq_client.topic_descriptions import described_move, described_topic
-from mq_client.transaction_admin import AbortedTransaction, TransactionDescription, abort_transaction, list_transactions
+from mq_client.transaction_admin import TransactionAdministrator
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
@@ -64,7 +65,7 @@ _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
-class Admin(QueueAdministrator, ObservingAdministrator, AclAdministrator):
+class Admin(QueueAdministrator, ObservingAdministrator, TransactionAdministrator, AclAdministrator, QuotaAdministrator):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
     Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.
@@ -556,25 +557,6 @@ class Admin(QueueAdministrator, ObservingAdministrator, AclAdministrator):
                 return found
             last = answer.cursors[-1]
             request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
-
-    # ------------------------------------------------------------------ transactions
-
-    def transactions(self, query: str = "") -> list[TransactionDescription]:
-        """What exactly-once queries have decided and staged: all queries, or one by its id or its listed name.
-        Queries that keep a journal from being shortened come first. Empty if there are none. Raises `Unreachable` if
-        no broker answers."""
-        return list_transactions(self._connection, query, Deadline(self._timeout_ms))
-
-    def abort_transaction(self, query: str) -> AbortedTransaction:
-        """Fence a dead query's key for ever, and remove what it has staged and not decided. What it has decided is
-        published.
-
-        `query`: its id, or its name as listed, with ":" and the sink behind it if it writes to several. Idempotent:
-        whatever dies on the way, ask again. From then on the query is refused as `TransactionAborted`. Raises
-        `UnknownTransaction` if nobody has staged or decided anything under that name, `InvalidRequest` if several sinks
-        are meant.
-        """
-        return abort_transaction(self._connection, query, Deadline(self._timeout_ms))
 
     # ------------------------------------------------------------------ the end
 

@@ -97,6 +97,30 @@ class AbortedTransaction:
     unreached: tuple[str, ...]
 
 
+class TransactionAdministrator:
+    """A part of `Admin`, which gives it its connection."""
+
+    _connection: Connection
+    _timeout_ms: float
+
+    def transactions(self, query: str = "") -> list[TransactionDescription]:
+        """What exactly-once queries have decided and staged: all queries, or one by its id or its listed name.
+        Queries that keep a journal from being shortened come first. Empty if there are none. Raises `Unreachable` if
+        no broker answers."""
+        return list_transactions(self._connection, query, Deadline(self._timeout_ms))
+
+    def abort_transaction(self, query: str) -> AbortedTransaction:
+        """Fence a dead query's key for ever, and remove what it has staged and not decided. What it has decided is
+        published.
+
+        `query`: its id, or its name as listed, with ":" and the sink behind it if it writes to several. Idempotent:
+        whatever dies on the way, ask again. From then on the query is refused as `TransactionAborted`. Raises
+        `UnknownTransaction` if nobody has staged or decided anything under that name, `InvalidRequest` if several sinks
+        are meant.
+        """
+        return abort_transaction(self._connection, query, Deadline(self._timeout_ms))
+
+
 def list_transactions(connection: Connection, query: str, deadline: Deadline) -> list[TransactionDescription]:
     """Of all queries, or of the one meant; what pins a journal first, then what has most staged, then by name."""
     found, _ = _ask_all(connection, query, deadline)

@@ -6,7 +6,15 @@ import re
 from typing import Final
 
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InternalError, NotLeader, OffsetOutOfRange, PeerRefused, TritonMQError, shortened
+from mq_protocol.errors import (
+    InternalError,
+    NotLeader,
+    OffsetOutOfRange,
+    Overloaded,
+    PeerRefused,
+    TritonMQError,
+    shortened,
+)
 from mq_protocol.limits import ERROR_BYTES_MAX
 
 
@@ -40,6 +48,8 @@ def to_wire(error: TritonMQError) -> pb.Error:
         message.leader_epoch = error.leader_epoch
     if isinstance(error, OffsetOutOfRange) and error.next_offset >= 0:
         message.next_offset = error.next_offset
+    if isinstance(error, Overloaded):
+        message.retry_after_ms = error.retry_after_ms
     if isinstance(error, PeerRefused):
         message.peer_refusal = pb.PeerRefusal.ValueType(error.why)
     return message
@@ -53,6 +63,8 @@ def from_wire(message: pb.Error) -> TritonMQError:
         return NotLeader(message.message, message.leader, message.leader_epoch)
     if cls is OffsetOutOfRange and message.HasField("next_offset"):
         return OffsetOutOfRange(message.message, message.next_offset)
+    if cls is Overloaded:
+        return Overloaded(message.message, message.retry_after_ms)
     if cls is PeerRefused:
         return PeerRefused(message.message, message.peer_refusal)
     return cls(message.message)

@@ -8,7 +8,7 @@
     │   ├── SchemaMismatch · BatchTooLarge · CorruptBatch
     │   ├── OffsetOutOfRange · DataLoss
     │   ├── NotEnoughBrokers · IncompatibleVersion
-    │   ├── NotAuthenticated · PermissionDenied
+    │   ├── NotAuthenticated · PermissionDenied · QuotaExceeded
     │   ├── ReplayMismatch · StaleMicroBatch · FencedRun · StagedBatchMissing
     │   ├── TransactionAborted · TooManyTransactions · UnknownTransaction
     │   └── PeerRefused           between brokers only
@@ -242,6 +242,13 @@ class PermissionDenied(RefusedError):
     grpc_status = "PERMISSION_DENIED"
 
 
+class QuotaExceeded(RefusedError):
+    """Whoever asks has as many of something as its quota allows. The text names the quota, and the command by which an
+    administrator would raise it."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+
+
 class IncompatibleVersion(RefusedError):
     """Two versions of TritonMQ that do not work together, or a cluster whose level of features does not allow
     something."""
@@ -273,9 +280,14 @@ class OutOfOrder(RetriableError):
 
 
 class Overloaded(RetriableError):
-    """A bound of memory or of waiting requests is reached. Send more slowly, or wait longer."""
+    """A bound of memory, of waiting requests or of a quota is reached. Send more slowly, or wait longer.
+    `retry_after_ms`: how long to wait before asking again; 0 if nobody said."""
 
     grpc_status = "RESOURCE_EXHAUSTED"
+
+    def __init__(self, message: str, retry_after_ms: int = 0) -> None:
+        super().__init__(message)
+        self.retry_after_ms = retry_after_ms
 
 
 class QueueFull(RetriableError):

@@ -201,6 +201,13 @@ BROKER: Final = Service(
         bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
     ),
     Method("CheckAcl", pb.CheckAclRequest, pb.CheckAclResponse),
+    Method("Quotas", pb.QuotasRequest, pb.QuotasResponse),
+    Method(
+        "AlterQuotas",
+        pb.AlterQuotasRequest,
+        pb.AlterQuotasResponse,
+        bound=Bound(lists=dict.fromkeys(("set", "unset"), Elements(limits.REQUEST_SETTINGS_MAX))),
+    ),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

@@ -82,6 +82,8 @@ class _ErrorCodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorCode.V
     """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
     PEER_REFUSED: _ErrorCode.ValueType  # 34
     """between brokers only: see PeerRefusal"""
+    QUOTA_EXCEEDED: _ErrorCode.ValueType  # 36
+    """whoever asks has as many of something as its quota allows"""
     TRANSACTION_ABORTED: _ErrorCode.ValueType  # 40
     """an administrator has fenced the query's key: nothing more is written under it"""
     TOO_MANY_TRANSACTIONS: _ErrorCode.ValueType  # 41
@@ -162,6 +164,8 @@ INCOMPATIBLE_VERSION: ErrorCode.ValueType  # 35
 """the other end speaks no protocol that this one does, or the cluster's level is too low or too high"""
 PEER_REFUSED: ErrorCode.ValueType  # 34
 """between brokers only: see PeerRefusal"""
+QUOTA_EXCEEDED: ErrorCode.ValueType  # 36
+"""whoever asks has as many of something as its quota allows"""
 TRANSACTION_ABORTED: ErrorCode.ValueType  # 40
 """an administrator has fenced the query's key: nothing more is written under it"""
 TOO_MANY_TRANSACTIONS: ErrorCode.ValueType  # 41
@@ -377,6 +381,7 @@ class Error(_message.Message):
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     PEER_REFUSAL_FIELD_NUMBER: _builtins.int
+    RETRY_AFTER_MS_FIELD_NUMBER: _builtins.int
     code: Global___ErrorCode.ValueType
     message: _builtins.str
     """what to do next, with the setting to change"""
@@ -387,6 +392,8 @@ class Error(_message.Message):
     """OFFSET_OUT_OF_RANGE: where the records that are kept go on"""
     peer_refusal: Global___PeerRefusal.ValueType
     """PEER_REFUSED: why"""
+    retry_after_ms: _builtins.int
+    """OVERLOADED: when to ask again; 0: nobody said"""
     def __init__(
         self,
         *,
@@ -396,10 +403,11 @@ class Error(_message.Message):
         leader_epoch: _builtins.int = ...,
         next_offset: _builtins.int | None = ...,
         peer_refusal: Global___PeerRefusal.ValueType = ...,
+        retry_after_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "next_offset", b"next_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "code", b"code", "leader", b"leader", "leader_epoch", b"leader_epoch", "message", b"message", "next_offset", b"next_offset", "peer_refusal", b"peer_refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset", "code", b"code", "leader", b"leader", "leader_epoch", b"leader_epoch", "message", b"message", "next_offset", b"next_offset", "peer_refusal", b"peer_refusal", "retry_after_ms", b"retry_after_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__next_offset: _TypeAlias = _typing.Literal["next_offset"]  # noqa: Y015
     _WhichOneofArgType__next_offset: _TypeAlias = _typing.Literal["_next_offset", b"_next_offset"]  # noqa: Y015
@@ -5637,6 +5645,193 @@ class CheckAclResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckAclResponse: _TypeAlias = CheckAclResponse  # noqa: Y015
+
+@_typing.final
+class Quota(_message.Message):
+    """---------------------------------------------------------------- quotas
+    What one principal may use of each broker, or may have in the cluster. Names of limits are those of mq_protocol/quotas.py; -1: no limit.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LimitsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    LIMITS_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    """"User:etl"; "*": everybody for whom it is not set otherwise"""
+    @_builtins.property
+    def limits(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        limits: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limits", b"limits", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Quota: _TypeAlias = Quota  # noqa: Y015
+
+@_typing.final
+class QuotasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotasRequest: _TypeAlias = QuotasRequest  # noqa: Y015
+
+@_typing.final
+class QuotasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class DefaultsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    QUOTAS_FIELD_NUMBER: _builtins.int
+    DEFAULTS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """of the quotas, as they are kept"""
+    in_force: _builtins.int
+    """of those by which this broker goes; -1: none were read yet"""
+    @_builtins.property
+    def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Quota]:
+        """as they were set, in order of principal"""
+
+    @_builtins.property
+    def defaults(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """what holds at this broker for everybody where nothing was set"""
+
+    def __init__(
+        self,
+        *,
+        quotas: _abc.Iterable[Global___Quota] | None = ...,
+        defaults: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        version: _builtins.int = ...,
+        in_force: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "in_force", b"in_force", "quotas", b"quotas", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuotasResponse: _TypeAlias = QuotasResponse  # noqa: Y015
+
+@_typing.final
+class AlterQuotasRequest(_message.Message):
+    """Of one principal: what is named in `set` is set, what is named in `unset` is not set any more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SetEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    SET_FIELD_NUMBER: _builtins.int
+    UNSET_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    @_builtins.property
+    def set(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]: ...
+    @_builtins.property
+    def unset(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        set: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        unset: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["principal", b"principal", "set", b"set", "unset", b"unset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterQuotasRequest: _TypeAlias = AlterQuotasRequest  # noqa: Y015
+
+@_typing.final
+class AlterQuotasResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterQuotasResponse: _TypeAlias = AlterQuotasResponse  # noqa: Y015
 
 @_typing.final
 class EpochStartMeta(_message.Message):

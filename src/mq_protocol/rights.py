@@ -95,7 +95,8 @@ class Row:
     """`needs`: of each request. `shows`: an answer, or what is done, is of those things alone to which the asker has
     this right; the handler sees to it. `says`: what is to be known beside. `waits`: the request may be under way for
     long, so that it is ended when its rights are taken away. `changes`: it is noted in the audit log whoever asks.
-    `brokers`: only brokers call it, on a port of their own, and their word needs no right."""
+    `brokers`: only brokers call it, on a port of their own, and their word needs no right. `unhurried`: no quota of
+    requests holds it up, since it acknowledges something, or since by it a quota that is too low is raised."""
 
     needs: tuple[Need, ...] = ()
     shows: tuple[tuple[Kind, Operation], ...] = ()
@@ -103,6 +104,7 @@ class Row:
     waits: bool = False
     changes: bool = False
     brokers: bool = False
+    unhurried: bool = False
 
 
 # ---------------------------------------------------------------- what is named in a request
@@ -255,7 +257,8 @@ RIGHTS: Final[Mapping[str, Row]] = {
     ),
     "ListOffsets": Row((_topic(pb.ListOffsetsRequest, _O.DESCRIBE),)),
     "MoveCursors": Row(
-        (_topic(pb.MoveCursorsRequest, _O.READ, "positions.topic"), _group(pb.MoveCursorsRequest, _O.READ))
+        (_topic(pb.MoveCursorsRequest, _O.READ, "positions.topic"), _group(pb.MoveCursorsRequest, _O.READ)),
+        unhurried=True,
     ),
     "Groups": Row(shows=_SEES_GROUPS),
     "DeleteGroup": Row(
@@ -289,7 +292,7 @@ RIGHTS: Final[Mapping[str, Row]] = {
         changes=True,
     ),
     "Lease": Row(_members(pb.LeaseRequest), waits=True),
-    "Settle": Row(_members(pb.SettleRequest)),
+    "Settle": Row(_members(pb.SettleRequest), unhurried=True),
     "Work": Row(
         (
             _topic(pb.WorkRequest, _O.READ, "sessions.open.topic"),
@@ -306,6 +309,8 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "Acls": Row((_cluster(_O.ACLS),)),
     "AlterAcls": Row((_cluster(_O.ACLS),), changes=True),
     "CheckAcl": Row((_cluster(_O.ACLS),)),
+    "Quotas": Row((_cluster(_O.ACLS),), unhurried=True),
+    "AlterQuotas": Row((_cluster(_O.ACLS),), changes=True, unhurried=True),
     "Produce": Row(
         (_topic(pb.ProduceHeader, _O.WRITE), *_transaction(_O.WRITE, _staging_key)),
         says="Judged for each batch; the transaction is that of a batch which is staged.",

@@ -21,7 +21,7 @@ NAMES = {
     "AclVerdict",
     "AbortedTransaction",
     "Queue", "LeasedRecord", "LeasedBatch", "LeaseId", "Outputs",
-    "QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun", "Redriven",
+    "QuotaDescription", "QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun", "Redriven",
     "NotDeserialized",
     "NotSent",
 }  # fmt: skip
@@ -32,7 +32,8 @@ METHODS = {
         "move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership "
         "recover_partition transactions abort_transaction upgrade_cluster "
         "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "
-        "redrive_topic delete_queue peek_queue pop_queue queue_records scheduled observe describe_topics set_log_level"
+        "redrive_topic delete_queue peek_queue pop_queue queue_records scheduled observe describe_topics set_log_level "
+        "quotas set_quotas delete_quotas"
     ),
     "Producer": "publish publish_batch cancel flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",

@@ -21,6 +21,7 @@ from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.purging import Purging
+from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
 from mq_broker.broker.administration.topics import Admin
@@ -80,10 +81,12 @@ from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
+from mq_broker.security.quotas import Quotas
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import OutcomeUnknown, StorageFailed
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
+from mq_protocol.quotas import SECURED
 
 if TYPE_CHECKING:
     from mq_broker.broker.queues.gathering import Gathering
@@ -213,9 +216,9 @@ class _Broker:
         self._topics = Topics(coordination, self._on_topics)
         me = self._ports.registration(shell.incarnation)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost, self._ports.peer_address_of)
-        self._admin = Admin(
-            shell, self.cluster, self._topics, coordination, self._calls, config.topic_name_max, config.auto_create
-        )
+        self._quotas = Quotas(SECURED if config.judges and config.certs is not None else None)
+        naming = config.topic_name_max, config.auto_create
+        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, *naming, self._quotas)
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
@@ -227,7 +230,7 @@ class _Broker:
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(
             self._admin,
-            self._judging(config),
+            *self._judging(config),
             *self._queue_groups(shell, held),
             self._moves,
             self._total_loss,
@@ -247,15 +250,17 @@ class _Broker:
         for_peers = peer_handlers(services, self._links, proof, refusals)
         self._ports.serve(for_clients, for_peers, self._links.accept)
 
-    def _judging(self, config: BrokerConfig) -> Acls:
-        """The parts that judge who may do what, and note it; what is returned serves methods."""
+    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings]:
+        """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
         self._authority = Authority(on=config.judges, superusers=config.superusers)
         self._audit = None
         if self._authority.on:
             self._audit = Audit(config.data_dir / AUDIT_LOG, config.broker, reads=config.audit_reads)
-        self._acls = Acls(self._coordination, self._authority, self._audit)
-        self._gate = Gate(self._authority, self._audit)
-        return self._acls
+        quotas = QuotaSettings(self._coordination, self._quotas, self._audit)
+        self._acls = Acls(self._coordination, self._authority, self._audit, quotas.taken)
+        quotas.refresh = self._acls.refresh
+        self._gate = Gate(self._authority, self._audit, self._quotas)
+        return self._acls, quotas
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""
@@ -384,6 +389,8 @@ class _Broker:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
         if self._authority.on:
             await self._begin_to_judge()
+        self.cluster.security_changed.set()  # read once, whether rights are judged or not: there may be quotas
+        self._shell.spawn(self._acls.follow(self.cluster.security_changed), "follow rules")
         await self._ports.start()
         await self._topics.refresh()
         self._look_at_batches()
@@ -422,7 +429,6 @@ class _Broker:
     async def _begin_to_judge(self) -> None:
         """Before anybody is served: the rules are known, and the audit log can be written."""
         await self._acls.refresh()
-        self._shell.spawn(self._acls.follow(self.cluster.security_changed), "follow rules")
         if self._audit is not None:
             try:
                 self._audit.start()

@@ -59,7 +59,7 @@ _VERSION_MAX: Final = (1 << 31) - 1
 
 _STATE_KEYS: Final = frozenset(("leader", "leader_epoch", "isr", "recovery", "token", "offset_floor"))
 _TOPIC_KEYS: Final = frozenset(
-    ("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier", "queues", "queue_lives")
+    ("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier", "queues", "queue_lives", "owner")
 )
 _QUEUE_KEYS: Final = frozenset(("life", "start_us", "settings"))
 _MOVE_KEYS: Final = frozenset(("target", "origin"))
@@ -119,6 +119,8 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
         }
     if topic.earlier:
         document["earlier"] = list(topic.earlier)
+    if topic.owner:
+        document["owner"] = topic.owner
     if topic.queue_lives:
         document["queue_lives"] = topic.queue_lives
         document["queues"] = {
@@ -152,6 +154,7 @@ def topic_from_json(document: dict[str, Any]) -> TopicSpec:
         unknown=unknown_keys(document, _TOPIC_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
         queues=_queues(document.get("queues", {}), lives),
         queue_lives=lives,
+        owner=_text(document.get("owner", ""), "owner"),
     )
 
 

@@ -97,7 +97,8 @@ class TopicSpec:
     of its origin and those of its target. `schema`: serialized Arrow schema; empty for the record schema; `earlier`:
     how many columns each of its former versions had, first to last. `settings`: only those that were given, validated
     by mq_broker.broker. `unknown`: keys of the document that only a newer version knows, as JSON; every write keeps
-    them. `queues`: its queue groups, by name; `queue_lives`: the highest life that one of them ever had."""
+    them. `queues`: its queue groups, by name; `queue_lives`: the highest life that one of them ever had. `owner`: who
+    made it, as `User:etl`; empty where that has no name."""
 
     name: str
     topic_id: str
@@ -109,6 +110,7 @@ class TopicSpec:
     unknown: str = ""
     queues: dict[str, QueueSpec] = field(default_factory=dict)
     queue_lives: int = 0
+    owner: str = ""
 
     @property
     def replicas(self) -> int:

@@ -1,10 +1,10 @@
 """The gate: the only way of a client's request to what answers it.
 
 In this order: who asks (the name that the connection has proved), whether that name is revoked, how large the request
-is and what it may name (bounds.py), whether the asker has the rights that the method's row demands
-(`mq_protocol/rights.py`), and a line in the audit log. Each name in a request is judged. What is under way for long is
-judged again whenever rules change, and ended if its rights are gone. Produce is not ended: each of its batches is
-judged by itself, and refused by itself.
+is and what it may name (bounds.py), whether the asker is above a quota (pacing.py), whether it has the rights that the
+method's row demands (`mq_protocol/rights.py`), and a line in the audit log. Each name in a request is judged. What is
+under way for long is judged again whenever rules change, and ended if its rights are gone. Produce is not ended: each
+of its batches is judged by itself, and refused by itself.
 
 A topic that the asker may not describe does not exist for it.
 """
@@ -20,12 +20,15 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from mq_broker.rpc.callers import note_asker, note_caller
+from mq_broker.rpc.pacing import Present, admit_lease, admit_request
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority
+from mq_broker.security.quotas import Quotas
 from mq_broker.security.rules import Effect, Verdict
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import YIELD_EVERY
+from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.methods import Method
 from mq_protocol.names import check_topic_name, quoted
 from mq_protocol.rights import Kind, Need, Operation, command, row_of
@@ -73,11 +76,13 @@ class UnderWay:
 
 
 class Gate:
-    """Owns the calls that are under way. `audit` None: nothing is noted."""
+    """Owns the calls that are under way. `audit` None: nothing is noted. `quotas` hold for everybody but superusers,
+    where there are any by name."""
 
-    def __init__(self, authority: Authority, audit: Audit | None = None) -> None:
+    def __init__(self, authority: Authority, audit: Audit | None = None, quotas: Quotas | None = None) -> None:
         self.authority = authority
         self.audit = audit
+        self.quotas = quotas or Quotas()
         self.calls: set[UnderWay] = set()
         self._looking: asyncio.Task[None] | None = None
         self._look_once_more = False
@@ -91,6 +96,8 @@ class Gate:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
         try:
             asker = Asker(note_caller(context), context.peer(), self.authority)
+            if asker.free or not asker.superuser:
+                asker.meter = self.quotas.meter(asyncio.get_running_loop().time(), asker.text)
         except NotAuthenticated as error:
             if self.audit is not None:
                 self.audit.stranger(context.peer(), method, str(error))
@@ -178,6 +185,7 @@ class Door:
         self._gate = gate
         self._name = method.name
         self._row = row_of(method.name)
+        self._lends = self._row.waits and method.kind is MethodKind.UNARY
 
     def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
         """Who asks: before anything is read. Raises `NotAuthenticated` and `PermissionDenied`."""
@@ -189,6 +197,18 @@ class Door:
 
     def under_way(self, asker: Asker) -> UnderWay:
         return UnderWay(self._gate.calls, asker, self._name)
+
+    def present(self, asker: Asker, *, stream: bool = False) -> Present:
+        """Around the call."""
+        return Present(asker.meter, asker.address, stream=stream)
+
+    async def hold_back(self, asker: Asker, request: Message | None) -> None:
+        """Whoever is above a quota. `request` None: a stream is opened. Raises `Overloaded`."""
+        if asker.meter is None or self._row.unhurried or getattr(request, "settles", None):
+            return
+        await admit_request(asker.meter, self._name)
+        if self._lends:
+            await admit_lease(asker.meter)
 
     async def admit(self, asker: Asker, request: Message) -> dict[Grant, None]:
         """The rights that the request uses. Raises `UnknownTopic` or `PermissionDenied` for the first that the asker

@@ -15,6 +15,7 @@ from grpc import aio
 from mq_broker.rpc.callers import check_is_broker, note_caller
 from mq_broker.rpc.gate import Grant, UnderWay
 from mq_broker.rpc.links import Links
+from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.service import unary_handler
@@ -58,6 +59,12 @@ class _ProofDemanded:
 
     def under_way(self, asker: Asker) -> UnderWay:
         return UnderWay(set(), asker, self._path)
+
+    def present(self, asker: Asker) -> Present:
+        return Present(None, asker.address, stream=False)
+
+    async def hold_back(self, _asker: Asker, _request: Message | None) -> None:
+        """Nobody: brokers have no quota."""
 
 
 def peer_handlers(

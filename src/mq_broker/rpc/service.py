@@ -23,18 +23,22 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from mq_broker.rpc import pacing
 from mq_broker.rpc.bounds import Bounded
 from mq_broker.rpc.bounds import parse as parse  # of answers: requests are bounded
 from mq_broker.rpc.callers import note_caller
 from mq_broker.rpc.gate import Door, Gate, Grant, UnderWay
 from mq_broker.rpc.measuring import Measured
+from mq_broker.rpc.pacing import Present, charge
 from mq_broker.rpc.status import abort
 from mq_broker.security.authority import Asker
+from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import InternalError, Overloaded, TritonMQError
 from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STREAMS_MAX
 from mq_protocol.methods import BROKER, Kind, Method
+from mq_protocol.quotas import Quota
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,24 @@ class Incoming(Generic[T]):
         data = await self._context.read()
         if data is EOF:
             raise StopAsyncIteration
+        return self._decoder(data)
+
+
+class _Produced(Incoming[T]):
+    """The same of batches. Nothing is read while those that were are not paid for: what comes waits in TCP."""
+
+    def __init__(
+        self, context: aio.ServicerContext[Any, Any], decoder: Callable[[bytes], T], meter: Meter | None
+    ) -> None:
+        super().__init__(context, decoder)
+        self._meter = meter
+
+    async def __anext__(self) -> T:
+        await pacing.room(self._meter, Quota.PRODUCE)
+        data = await self._context.read()
+        if data is EOF:
+            raise StopAsyncIteration
+        charge(self._meter, Quota.PRODUCE, len(data))
         return self._decoder(data)
 
 
@@ -126,6 +148,12 @@ class Entrance(Protocol):
     def under_way(self, asker: Asker) -> UnderWay:
         """Around what lasts."""
 
+    def present(self, asker: Asker) -> Present:
+        """Around the call, while which it is counted. Raises `QuotaExceeded`."""
+
+    async def hold_back(self, asker: Asker, request: Message) -> None:
+        """Whoever is above a quota. Raises `Overloaded`."""
+
 
 def unary_handler(method: Method, service: object, entrance: Entrance) -> grpc.RpcMethodHandler[Any, Any]:
     """One request, one answer, given by the method of `service`."""
@@ -139,14 +167,17 @@ def unary_handler(method: Method, service: object, entrance: Entrance) -> grpc.R
             remaining = context.time_remaining()
             allowed = REQUEST_TIMEOUT_MS / 1000
             deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
-            with Measured(name):
+            with Measured(name), entrance.present(asker):
                 request = await bounded.read(data)
+                await entrance.hold_back(asker, request)
                 grants = await entrance.admit(asker, request)
                 if not entrance.lasts(request):
                     return (await answer(request, deadline)).SerializeToString()
-                with entrance.under_way(asker) as call:
+                with entrance.under_way(asker) as call:  # such as a lease: its records count for the quota
                     call.grants.update(grants)
-                    return (await answer(request, deadline)).SerializeToString()
+                    answered = (await answer(request, deadline)).SerializeToString()
+                charge(asker.meter, Quota.FETCH, len(answered))
+                return answered
         except Exception as error:  # noqa: BLE001 - the edge of the process: _fail logs and answers, nothing is swallowed
             await _fail(context, name, error)
 
@@ -187,17 +218,21 @@ def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]])
     return grpc.unary_stream_rpc_method_handler(handle)
 
 
-def sender(context: aio.ServicerContext[Any, Any], encoder: Callable[[T], bytes]) -> Send[T]:
-    """What writes to the stream."""
+def sender(context: aio.ServicerContext[Any, Any], method: Method, meter: Meter | None) -> Send[Any]:
+    """What writes to the stream. Bytes of records count for the quota of whoever is sent them."""
+    if not _is_envelope(method.response):
 
-    async def send(message: T) -> None:
-        await context.write(encoder(message))
+        async def send(message: Message) -> None:
+            await context.write(message.SerializeToString())
 
-    return send
+        return send
 
+    async def send_records(message: Envelope[Any]) -> None:
+        data = encode(message)
+        charge(meter, Quota.FETCH, len(data))
+        await context.write(data)
 
-def _serialized(message: Message) -> bytes:
-    return message.SerializeToString()
+    return send_records
 
 
 def _is_envelope(kind: type[Message]) -> bool:
@@ -241,21 +276,20 @@ def _answering(
     method: Method, answer: Callable[..., Awaitable[None]], door: Door, room: _Room
 ) -> Callable[[bytes, Any], Awaitable[None]]:
     bounded: Bounded[Any] = Bounded(method.name, method.request)
-    encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
 
     async def give(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
         request = await bounded.read(data)
-        with door.under_way(asker) as call, room:
+        with door.under_way(asker) as call, room, door.present(asker, stream=True):
+            await door.hold_back(asker, request)
             call.grants.update(await door.admit(asker, request))
-            await answer(request, sender(context, encoder))
+            await answer(request, sender(context, method, asker.meter))
 
     return give
 
 
 def _conversing(method: Method, converse: Callable[..., Awaitable[None]], door: Door, room: _Room) -> Conversation:
     bounded: Bounded[Any] = Bounded(method.name, method.request)
-    encoder: Callable[[Any], bytes] = encode if _is_envelope(method.response) else _serialized
 
     async def admitted(requests: AsyncIterator[Any], call: UnderWay) -> AsyncIterator[Any]:
         async for request in requests:
@@ -264,13 +298,14 @@ def _conversing(method: Method, converse: Callable[..., Awaitable[None]], door: 
 
     async def hold(context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
-        with door.under_way(asker) as call, room:
+        with door.under_way(asker) as call, room, door.present(asker, stream=True):
+            await door.hold_back(asker, None)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
             if _is_envelope(method.request):
-                requests: Any = Incoming(context, _batches(door, call))
+                requests: Any = _Produced(context, _batches(door, call), asker.meter)
             else:
                 requests = admitted(bounded.read_all(Incoming(context, bytes)), call)
-            await converse(requests, sender(context, encoder))
+            await converse(requests, sender(context, method, asker.meter))
 
     return hold
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection
 from typing import Final
 
 from mq_broker.security.names import ANONYMOUS, Principal
+from mq_broker.security.quotas import Meter
 from mq_broker.security.rules import RuleBook, Verdict
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
 from mq_protocol.rights import Kind, Operation
@@ -71,15 +72,16 @@ class Authority:
 
 class Asker:
     """Who asks for something, and what it may do at this moment. `address`: of the connection. `free`: no right is
-    judged."""
+    judged. `meter`: what it uses of this broker; None for whom no quota holds."""
 
-    __slots__ = ("_authority", "address", "free", "principal", "superuser", "text")
+    __slots__ = ("_authority", "address", "free", "meter", "principal", "superuser", "text")
 
-    def __init__(self, principal: Principal, address: str, authority: Authority) -> None:
+    def __init__(self, principal: Principal, address: str, authority: Authority, meter: Meter | None = None) -> None:
         self.principal = principal
         self.text = str(principal)
         self.address = address
         self.free = not authority.on
+        self.meter = meter
         self.superuser = authority.is_superuser(self.text)
         self._authority = authority
 

@@ -22,12 +22,14 @@ from mq_client.cluster.channels import Client, call_later, call_unary
 from mq_client.cluster.credentials import current
 from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.cluster.handshake import fault
+from mq_client.cluster.holding_back import HeldBack
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.errors import (
     InvalidSetting,
     NotAuthenticated,
     NotLeader,
     OutcomeUnknown,
+    Overloaded,
     TritonMQError,
     UnknownPartition,
     UnknownTopic,
@@ -157,6 +159,7 @@ class Connection:
         current(self.client.security)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
+        self._held_back = HeldBack()
         self._brokers: dict[int, str] = {}
         self._racks: dict[int, str] = {}
         self._topics: dict[str, tuple[float, TopicView]] = {}
@@ -340,8 +343,13 @@ class Connection:
     # ------------------------------------------------------------------ asking
 
     def ask(self, address: str, method: str, request: Message, response: type[R], deadline: Deadline) -> R:
-        """Ask that one broker, once."""
-        return call_unary(address, method, request, response, deadline.remaining_s, self.client)
+        """Ask that one broker, once, and not before it wants to be asked again."""
+        self._held_back.wait(address, deadline)
+        try:
+            return call_unary(address, method, request, response, deadline.remaining_s, self.client)
+        except Overloaded as error:
+            self._held_back.note(address, error)
+            raise
 
     def ask_later(
         self,
@@ -444,7 +452,7 @@ class Connection:
         for _ in attempts(deadline):
             older: list[MethodUnknown] = []  # while a cluster is upgraded some brokers know more methods than others
             candidates = list(dict.fromkeys([*self.addresses(), *self.bootstrap]))
-            candidates.sort(key=lambda address: (address in asked, address != self._answered))
+            candidates.sort(key=lambda a: (self._held_back.is_now(a), a in asked, a != self._answered))
             for place, address in enumerate(candidates):
                 left_ms = deadline.remaining_s * 1000 / (2 if place + 1 < len(candidates) else 1)
                 try:

@@ -25,6 +25,7 @@ from mq_client.errors import (
     NotLeader,
     OutcomeUnknown,
     PermissionDenied,
+    QuotaExceeded,
     TritonMQError,
     UnknownTopic,
 )
@@ -305,7 +306,7 @@ class Subscriptions:
             there = [place for place in self.places.values() if place.address == session.address]
             for place in there:
                 place.address = None
-            if isinstance(error, PermissionDenied | NotAuthenticated | UnknownTopic):
+            if isinstance(error, PermissionDenied | NotAuthenticated | QuotaExceeded | UnknownTopic):
                 for topic in dict.fromkeys(place.topic for place in there):
                     self.fail(topic, error)
             self._failed = True

@@ -92,7 +92,9 @@ def _with(method: str, path: str, count: int) -> bytes:
     once = BOUNDS[method].lists[path].once
     if last == "settings":
         elements.update({str(number): "" for number in range(count)})
-    elif path in ("topics", "columns"):
+    elif path == "set":
+        elements.update({str(number): 0 for number in range(count)})
+    elif path in ("topics", "columns", "unset"):
         elements.extend(str(number) for number in range(count))
     elif last == "uuids":
         elements.extend([b""] * count)

@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
@@ -44,9 +44,16 @@ Read = tuple[bytes, frozenset[Rule]]
 
 
 class Acls:
-    """Owns the rules as they were read last, by document."""
+    """Owns the rules as they were read last, by document. `others` is told of all documents that were read."""
 
-    def __init__(self, coordination: CoordinationService, authority: Authority, audit: Audit | None = None) -> None:
+    def __init__(
+        self,
+        coordination: CoordinationService,
+        authority: Authority,
+        audit: Audit | None = None,
+        others: Callable[[SecurityDocuments], None] = lambda _: None,
+    ) -> None:
+        self._others = others
         self._coordination = coordination
         self._authority = authority
         self._audit = audit
@@ -59,7 +66,8 @@ class Acls:
     # ------------------------------------------------------------------ what is in force
 
     async def refresh(self) -> None:
-        """Read the rules; they are in force when this returns. Raises `CoordinationUnavailable` if nobody answers."""
+        """Read the rules, and quotas; they are in force when this returns. Raises `CoordinationUnavailable` if nobody
+        answers."""
         async with self._reading:
             found = await self._coordination.security.read()
             if sum(len(data) for _, data in found.documents.values()) <= READ_INLINE_BYTES_MAX:
@@ -69,6 +77,7 @@ class Acls:
             self._rules, book = taken
             self._version = found.version
             self._authority.take(found.version, book, frozenset())
+            self._others(found)
 
     def _taken(self, found: SecurityDocuments) -> tuple[tuple[Rule, ...], RuleBook]:
         readable = True

@@ -18,6 +18,7 @@ from typing import Final
 import pyarrow as pa
 
 from mq_broker.broker.administration.features import describe_broker
+from mq_broker.broker.administration.ownership import check_room, is_counted, owner_of_new
 from mq_broker.broker.administration.placement import place
 from mq_broker.broker.administration.rebalancing import resized
 from mq_broker.broker.administration.topic_changes import (
@@ -37,6 +38,7 @@ from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, Coord
 from mq_broker.core.messages import NodeState
 from mq_broker.rpc.callers import asker, over_tls
 from mq_broker.rpc.calls import Calls
+from mq_broker.security.quotas import Quotas
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import (
@@ -133,6 +135,7 @@ class Admin:
         calls: Calls,
         topic_name_max: int = NAME_BYTES_MAX,
         auto_create: AutoCreate | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         self._shell = shell
         self._cluster = cluster
@@ -145,6 +148,8 @@ class Admin:
         self._making_transactions = asyncio.Lock()
         self._auto_create = auto_create
         self._making_topics = asyncio.Lock()
+        self._counting = asyncio.Lock()  # the topics of who may only have so many: what two make at once counts as well
+        self._quotas = quotas or Quotas()
         self._known_to_leaders: set[str] = set()
 
     # ------------------------------------------------------------------ metadata
@@ -346,14 +351,22 @@ class Admin:
             told = _schema_told(schema)
             check_column_names(told)
             schema = schema_to_bytes(told)
+        owner = owner_of_new(name)
+        async with self._counting if is_counted(owner) else contextlib.nullcontext():
+            return await self._create_checked(name, partitions, replicas, schema, settings, owner)
+
+    async def _create_checked(
+        self, name: str, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str], owner: str
+    ) -> Topic:
         await self._topics.refresh()
         if self._topics.find(name) is not None:
             raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
+        check_room(self._topics.all(), self._quotas, owner, new_topics=1, new_partitions=partitions)
         topic_id = uuid.uuid4().hex
         existing = [members for topic in self._topics.all() for members in topic.spec.assignment]
         assignment = place(partitions, replicas, self._cluster.racks, existing, start=int(topic_id[:8], 16))
         states = tuple(map(first_state, assignment))
-        spec = TopicSpec(name, topic_id, assignment, schema, dict(settings))
+        spec = TopicSpec(name, topic_id, assignment, schema, dict(settings), owner=owner)
         check_topic_size(spec)
         await self._coordination.create_topic(spec, states)
         log.info(
@@ -480,6 +493,8 @@ class Admin:
 
     async def _add_partitions(self, topic: Topic, partitions: int) -> Topic:
         check_partitions(topic.spec, partitions)
+        new_partitions = partitions - topic.partitions
+        check_room(self._topics.all(), self._quotas, topic.spec.owner, new_topics=0, new_partitions=new_partitions)
         existing = [members for known in self._topics.all() for members in known.spec.assignment]
         start = int(topic.spec.topic_id[:8], 16) + topic.partitions
         added = place(

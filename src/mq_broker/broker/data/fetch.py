@@ -20,7 +20,9 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.measured import TOPIC_BYTES_OUT
+from mq_broker.rpc import pacing
 from mq_broker.rpc.callers import caller
+from mq_broker.rpc.pacing import room_to_send
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
@@ -71,13 +73,14 @@ class Reading:
             raise InvalidRequest(
                 f"cannot fetch offsets {request.start_offset} to {request.end_offset}: give 0 <= start <= end"
             )
-        chunk_bytes = min(request.chunk_bytes_max or FETCH_CHUNK_BYTES, CHUNK_BYTES_CEILING)
+        chunk_bytes = pacing.chunk_bytes(min(request.chunk_bytes_max or FETCH_CHUNK_BYTES, CHUNK_BYTES_CEILING))
         pushdown = None
         if request.filter or request.project:
             pushdown = await self._pushdown(topic, request)
             chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
         at = request.start_offset
         while at < request.end_offset:
+            await room_to_send()
             await self._held.room(caller())
             batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
             epoch = partition.replica.leader_epoch

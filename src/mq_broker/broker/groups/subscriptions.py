@@ -23,6 +23,7 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
 from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_broker.rpc.callers import caller
+from mq_broker.rpc.pacing import chunk_bytes, room_to_send
 from mq_broker.rpc.service import Batches, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 CREDIT_BYTES_MAX: Final = 1 << 40
 """More is a mistake: nobody can hold it."""
+
+_LOOK_AGAIN_S: Final = 0.2
 
 UNTOLD_BYTES_MAX: Final = 4 << 20
 """What may wait to be told to a client that does not read; what it asks past that waits in TCP. Many times a topic's
@@ -359,6 +362,8 @@ class _Session:
 
     async def write(self, send: Send[Batches]) -> None:
         while not self._ended:
+            if not await room_to_send(_LOOK_AGAIN_S):
+                continue  # the client may have said its last meanwhile
             message = self._gather()
             if message is None:
                 self._wake.clear()
@@ -375,7 +380,7 @@ class _Session:
         self._opened, self._untold_bytes = [], 0
         self._told.set()
         parts: list[Buffer] = []
-        room = FETCH_CHUNK_BYTES
+        room = chunk_bytes(FETCH_CHUNK_BYTES)
         while self._ready and self._credit > 0 and room > 0:
             subscription = next(iter(self._ready))
             del self._ready[subscription]

@@ -21,6 +21,7 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
 from mq_broker.rpc.callers import caller
+from mq_broker.rpc.pacing import room_to_lend
 from mq_broker.rpc.service import Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
@@ -164,6 +165,7 @@ class _Stream:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            await room_to_lend()
             message = self._gather()
             async with self._all.held.holding(caller(), sum(map(len, message.parts)) + message.header.ByteSize()):
                 await send(message)

@@ -252,8 +252,8 @@ def test_a_client_that_reads_no_answers_holds_them_and_is_told_them_in_small_mes
     async def scenario() -> None:
         read = asyncio.Event()
 
-        def slow(context: Any, encoder: Any) -> Any:
-            send = sender(context, encoder)
+        def slow(*of: Any) -> Any:
+            send = sender(*of)
 
             async def send_once_read(message: Any) -> None:
                 await read.wait()

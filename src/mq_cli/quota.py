@@ -1,0 +1,136 @@
+"""`tritonmq quota`: how much each user may use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write,
+    write_json,
+    write_table,
+)
+from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
+
+if TYPE_CHECKING:
+    from mq_client import QuotaDescription
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNSET = "default"
+
+
+@click.group(cls=CommandGroup)
+def quota() -> None:
+    """How much each user may use of every broker, or have in the cluster.
+
+    Whoever is above a rate (produce, fetch, requests) waits. What is above a number (connections, streams, topics,
+    partitions) is refused. What is not set for a user is as it is set for everybody, by --default. Superusers have no
+    quotas.
+    """
+
+
+def _whose(command: F) -> F:
+    command = click.option("--default", "everybody", is_flag=True, help="Everybody for whom it is not set otherwise.")(
+        command
+    )
+    return click.argument("principal", metavar="[PRINCIPAL]", default="")(command)
+
+
+def _limits(command: F) -> F:
+    for each in reversed(Quota):
+        metavar = "BYTES/s" if each in IN_BYTES else "N/s" if each in RATES else "N"
+        command = click.option(f"--{each}", metavar=metavar, help=MEANINGS[each])(command)
+    return command
+
+
+@quota.command("set")
+@_whose
+@_limits
+@bootstrap_option
+@timeout_option
+def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float, **said: str | None) -> int:
+    """Set quotas of PRINCIPAL (`User:NAME`), or with --default of everybody else. Others stay as they are.
+
+    `tritonmq quota set User:etl --produce 50MiB/s --fetch 200MiB/s --requests 500/s`. The word `unlimited` takes a
+    limit away; `default` takes back what was set.
+    """
+    who = _principal(principal, everybody)
+    limits: dict[str, int | None] = {}
+    with checking_what_was_typed():
+        for name, text in said.items():
+            if text is not None:
+                limits[name] = None if text == _UNSET else parse_limit(parse_quota(name), text)
+    if not limits:
+        raise click.UsageError("say which quota, such as --produce 50MiB/s")
+    with open_admin(bootstrap, timeout_s) as admin:
+        late = admin.set_quotas(who, **limits)
+    write(f"{_shown(who)}: {', '.join(_said(name, limit) for name, limit in limits.items())}")
+    return _report(late)
+
+
+@quota.command("delete")
+@_whose
+@bootstrap_option
+@timeout_option
+def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float) -> int:
+    """Take back all that was set for PRINCIPAL, or with --default for everybody else."""
+    who = _principal(principal, everybody)
+    with open_admin(bootstrap, timeout_s) as admin:
+        late = admin.delete_quotas(who)
+    write(f"{_shown(who)}: nothing is set")
+    return _report(late)
+
+
+@quota.command("list")
+@click.argument("principal", metavar="[PRINCIPAL]", default="")
+@json_option
+@bootstrap_option
+@timeout_option
+def list_quotas(principal: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """List what was set: for PRINCIPAL alone, or for all. What is built in comes first."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = [each for each in admin.quotas() if principal in ("", each.principal)]
+    if as_json:
+        write_json(
+            [{"principal": each.principal, "limits": dict(each.limits), "built_in": each.built_in} for each in found]
+        )
+        return
+    write_table(["principal", *map(str, Quota)], [_row(each) for each in found])
+
+
+def _row(found: QuotaDescription) -> tuple[str, ...]:
+    limits = [limit_text(each, found.limits[each]) if each in found.limits else "" for each in Quota]
+    return ("(built in)" if found.built_in else _shown(found.principal), *limits)
+
+
+def _principal(principal: str, everybody: bool) -> str:
+    if everybody == bool(principal):
+        raise click.UsageError("name one user, such as User:etl, or give --default")
+    return EVERYBODY if everybody else principal
+
+
+def _shown(principal: str) -> str:
+    return "(everybody else)" if principal == EVERYBODY else principal
+
+
+def _said(name: str, limit: int | None) -> str:
+    return f"{name} {_UNSET if limit is None else limit_text(parse_quota(name), limit)}"
+
+
+def _report(late: tuple[str, ...]) -> int:
+    if late:
+        say(
+            f"not yet known to be in force at {', '.join(late)}: a broker reads quotas within 2 s, once it reaches "
+            "ZooKeeper"
+        )
+    return 1 if late else 0

@@ -1,0 +1,104 @@
+"""What the words of `tritonmq quota` mean."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from mq_cli import quota as module
+from mq_cli.quota import quota
+from mq_client import QuotaDescription
+
+
+class Admin:
+    """Notes what it is asked to change."""
+
+    def __init__(self) -> None:
+        self.changed: list[tuple[str, dict[str, int | None]]] = []
+        self.late: tuple[str, ...] = ()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def set_quotas(self, principal: str, **limits: int | None) -> tuple[str, ...]:
+        self.changed.append((principal, limits))
+        return self.late
+
+    def delete_quotas(self, principal: str) -> tuple[str, ...]:
+        return self.set_quotas(principal)
+
+    def quotas(self) -> list[QuotaDescription]:
+        return [
+            QuotaDescription("*", {"streams": 1_000}, built_in=True),
+            QuotaDescription("*", {"produce": 20 << 20}),
+            QuotaDescription("User:etl", {"produce": -1, "requests": 500}),
+        ]
+
+
+@pytest.fixture
+def admin(monkeypatch: pytest.MonkeyPatch) -> Admin:
+    made = Admin()
+    monkeypatch.setattr(module, "open_admin", lambda *_: made)
+    return made
+
+
+def run(words: str) -> Any:
+    return CliRunner().invoke(quota, shlex.split(words), standalone_mode=False)
+
+
+def test_what_is_said_is_set_and_no_more(admin: Admin) -> None:
+    done = run("set User:etl --produce 50MiB/s --requests 500/s --streams unlimited --topics default")
+    assert done.return_value == 0
+    limits = {"produce": 50 << 20, "requests": 500, "streams": -1, "topics": None}
+    assert admin.changed == [("User:etl", limits)]
+    assert done.output == "User:etl: produce 50MiB/s, requests 500/s, streams unlimited, topics default\n"
+
+
+def test_default_is_everybody_else(admin: Admin) -> None:
+    assert run("set --default --fetch 1GiB/s").return_value == 0
+    assert run("delete --default").return_value == 0
+    assert run("delete User:etl").return_value == 0
+    assert admin.changed == [("*", {"fetch": 1 << 30}), ("*", {}), ("User:etl", {})]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "set",
+        "set User:etl",
+        "set User:etl --default --produce 5",
+        "set --produce 5",
+        "set User:etl --produce fast",
+        "set User:etl --streams 5/s",
+        "delete",
+        "delete User:etl --default",
+    ],
+)
+def test_what_says_too_little_or_too_much_is_refused(admin: Admin, words: str) -> None:
+    assert isinstance(run(words).exception, click.UsageError)
+    assert admin.changed == []
+
+
+def test_brokers_that_do_not_answer_are_named(admin: Admin) -> None:
+    admin.late = ("h:1",)
+    done = run("set User:etl --produce 5")
+    assert done.return_value == 1
+    assert "not yet known to be in force at h:1" in done.output
+
+
+def test_lists_are_tables_and_json(admin: Admin) -> None:
+    lines = run("list").output.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["(built", "(everybody", "User:etl"]
+    assert "20MiB/s" in lines[2]
+    assert "unlimited" in lines[3]
+    assert json.loads(run("list User:etl --json").output) == [
+        {"principal": "User:etl", "limits": {"produce": -1, "requests": 500}, "built_in": False}
+    ]

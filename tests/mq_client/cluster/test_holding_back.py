@@ -1,0 +1,48 @@
+"""A broker that said when it wants to be asked again is not asked before."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.holding_back import HeldBack
+from mq_client.errors import Overloaded
+from mq_protocol.error_messages import from_wire, to_wire
+
+
+def test_the_time_goes_over_the_wire() -> None:
+    told = from_wire(to_wire(Overloaded("slow down", 1_500)))
+    assert isinstance(told, Overloaded)
+    assert told.retry_after_ms == 1_500
+
+
+def test_the_next_question_waits_for_that_broker_alone() -> None:
+    held = HeldBack()
+    held.note("a:1", Overloaded("slow down", 200))
+    assert held.is_now("a:1")
+    assert not held.is_now("b:1")
+    began = time.monotonic()
+    held.wait("b:1", Deadline(1_000))
+    assert time.monotonic() - began < 0.1
+    held.wait("a:1", Deadline(1_000))
+    assert time.monotonic() - began >= 0.19
+    assert not held.is_now("a:1")
+    held.wait("a:1", Deadline(1_000))
+    assert time.monotonic() - began < 1
+
+
+def test_a_deadline_that_comes_first_is_kept_and_the_reason_told() -> None:
+    held = HeldBack()
+    held.note("a:1", Overloaded("slow down", 60_000))
+    began = time.monotonic()
+    with pytest.raises(Overloaded, match="slow down"):
+        held.wait("a:1", Deadline(100))
+    assert 0.09 <= time.monotonic() - began < 5
+
+
+def test_a_broker_that_named_no_time_may_be_asked_at_once() -> None:
+    held = HeldBack()
+    held.note("a:1", Overloaded("slow down"))
+    held.wait("a:1", Deadline(10))
