@@ -8,7 +8,9 @@ import dataclasses
 import gc
 import logging
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from mq_cli.settings_file import HOSTNAME, broker_settings, with_variables
 from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
 from mq_process.allocator import keep_freed_memory
@@ -57,13 +60,33 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
         raise click.UsageError(f"--superusers: {error}") from error
 
 
+class _BrokerId(click.IntRange):
+    """A broker's id, or `hostname`: the number at the end of this machine's name, plus one."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value != HOSTNAME:
+            return super().convert(value, param, ctx)
+        name = socket.gethostname().partition(".")[0]
+        found = re.search(r"[0-9]{1,9}$", name)
+        if found is None:
+            self.fail(f"the name of this machine, {name!r}, has no number at its end: give the id itself", param, ctx)
+        return super().convert(int(found[0]) + 1, param, ctx)
+
+
 @click.command(short_help="Run one broker.")
+@broker_settings
 @click.option(
     "--id",
     "number",
-    type=click.IntRange(min=1),
+    type=_BrokerId(min=1),
+    metavar="N|hostname",
     required=True,
-    help="The broker's id: unique in the cluster, and always the same for a data directory.",
+    help=(
+        "The broker's id: unique in the cluster, and always the same for a data directory. `hostname`: the number at "
+        "the end of this machine's name, plus one."
+    ),
 )
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
 @click.option(
@@ -325,6 +348,9 @@ def broker(
         raise click.UsageError(str(error)) from error
     with _coordination(zookeeper or "", data, number, config.zookeeper_files) as hosts:
         return _run(dataclasses.replace(config, zookeeper=hosts), stop_at_eof=stop_at_eof)
+
+
+with_variables(broker)
 
 
 def _check_company(zookeeper: str | None, peer_option: str, *, standalone: bool) -> None:

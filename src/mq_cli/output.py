@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mq_cli.reach import check_somebody_listens
+from mq_cli.settings_file import client_settings
 from mq_cli.terminal import LINES, printable, printable_json
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
@@ -45,9 +46,12 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 
 
 def security_options(command: F) -> F:
-    """With which certificate brokers are spoken with."""
+    """With which certificate brokers are spoken with, and from which file that and the rest is taken if it is not
+    given."""
+    command = client_settings(command)
     command = click.option(
         "--user",
+        envvar="TRITONMQ_USER",
         metavar="NAME",
         expose_value=False,
         callback=_into_environment("TRITONMQ_USER"),
@@ -55,6 +59,7 @@ def security_options(command: F) -> F:
     )(command)
     return click.option(
         "--certs",
+        envvar="TRITONMQ_CERTS",
         metavar="DIR",
         expose_value=False,
         callback=_into_environment("TRITONMQ_CERTS"),
@@ -104,6 +109,7 @@ def timeout_option(command: F) -> F:
     return click.option(
         "--timeout",
         "timeout_s",
+        envvar="TRITONMQ_TIMEOUT_S",
         type=Seconds(min=0, min_open=True),
         default=30.0,
         show_default=True,

@@ -53,6 +53,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "group peek",
         "topic purge",
         "lock",
+        "config show",
         "storage verify",
         "storage export",
     ],

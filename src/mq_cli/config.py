@@ -1,0 +1,113 @@
+"""`tritonmq config`: which settings hold here, and where each is from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import json_option, say, write_json, write_table
+from mq_cli.settings_file import (
+    CLIENT,
+    CONFIG_ENVIRONMENT,
+    PROFILE_ENVIRONMENT,
+    Key,
+    client_values,
+    keys,
+    load,
+    users_file,
+)
+
+
+@click.group(cls=CommandGroup)
+def config() -> None:
+    """Settings come from options, then from the environment, then from a file, then there is a default."""
+
+
+@config.command()
+@click.option(
+    "--config",
+    "path",
+    envvar=CONFIG_ENVIRONMENT,
+    show_envvar=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Default: ~/.config/tritonmq/config.toml, for what clients use.",
+)
+@click.option(
+    "--profile", envvar=PROFILE_ENVIRONMENT, show_envvar=True, metavar="NAME", help="With those of [profiles.NAME]."
+)
+@json_option
+def show(path: Path | None, profile: str | None, as_json: bool) -> None:
+    """Show every setting with its value and where it is from: a variable of the environment, the file, or the default.
+
+    An option that is given to a command goes before all of them. No secret is shown, for none is a setting: secrets are
+    in files, and settings name those.
+    """
+    rows = [
+        _row(key, *_value(key, _from_file(path, profile))) for section in keys().values() for key in section.values()
+    ]
+    if as_json:
+        write_json(rows)
+        return
+    if path is None and users_file() is None:
+        say("no file: --config, TRITONMQ_CONFIG and ~/.config/tritonmq/config.toml name none")
+    write_table(
+        ["setting", "value", "from", "option", "variable"],
+        [(row["setting"], _text(row["value"]), row["from"], row["option"], row["environment"]) for row in rows],
+    )
+
+
+@config.command()
+@click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def check(path: Path) -> None:
+    """Check FILE: exit status 2, and the nearest right word, for a key that means nothing or a value that does not
+    fit."""
+    found = load(path)
+    count = sum(map(len, [*found.tables.values(), *found.profiles.values()]))
+    say(f"{path} is right: {count} settings, {len(found.profiles)} profiles")
+
+
+def _from_file(path: Path | None, profile: str | None) -> dict[str, tuple[Any, str]]:
+    """Values by `section.name`, each with where it is from. The user's own file is for clients."""
+    client_values(path, profile)  # raises for a profile that there is not
+    file = path or users_file()
+    if file is None:
+        return {}
+    loaded = load(file)
+    sections = {CLIENT: loaded.tables[CLIENT]} if path is None else loaded.tables
+    found = {f"{section}.{name}": (table[name], str(file)) for section, table in sections.items() for name in table}
+    for name, value in loaded.profiles[profile].items() if profile is not None else ():
+        found[f"{CLIENT}.{name}"] = (value, f"{file} [profiles.{profile}]")
+    return found
+
+
+def _value(key: Key, from_file: dict[str, tuple[Any, str]]) -> tuple[Any, str]:
+    text = os.environ.get(key.environment)
+    if text:
+        return text, "environment"
+    if (found := from_file.get(f"{key.section}.{key.name}")) is not None:
+        return found
+    default = key.option.to_info_dict().get("default")
+    return default, "must be given" if key.option.required else "default"
+
+
+def _row(key: Key, value: Any, source: str) -> dict[str, Any]:
+    if not isinstance(value, str | int | float | bool | None):
+        value = str(value)
+    return {
+        "setting": f"{key.section}.{key.name}",
+        "value": value,
+        "from": source,
+        "option": key.flag,
+        "environment": key.environment,
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None else str(value)
