@@ -281,7 +281,7 @@ class Admin:
                     replicas=replicas,
                     isr=replica.isr,
                     moving_to=moving_to,
-                    unheard_ms=replica.unheard_ms,
+                    unheard_ms=partition.unheard_ms,
                 )
         state = await self.state(topic, number)
         if state is None:

@@ -23,6 +23,9 @@ BEAT_PATIENCE_MS: Final = 20_000
 anew."""
 
 
+_NEVER_MS: Final = -(1 << 62)
+
+
 class Contacts:
     """Owns since when each other broker has been in contact without a break. Pure: times are milliseconds, as
     arguments."""
@@ -30,6 +33,7 @@ class Contacts:
     def __init__(self, now_ms: int, patience_ms: int = BEAT_PATIENCE_MS) -> None:
         self._since: dict[int, int] = {}
         self._heard: dict[int, int] = {}
+        self._last: dict[int, int] = {}
         self._looked_ms = now_ms
         self._patience_ms = patience_ms
 
@@ -41,7 +45,11 @@ class Contacts:
         """It has beaten. `dropped`: something that it sent before was lost."""
         if dropped or broker not in self._since:
             self._since[broker] = now_ms
-        self._heard[broker] = now_ms
+        self._heard[broker] = self._last[broker] = now_ms
+
+    def last_beat_ms(self, broker: int) -> int:
+        """When it last beat, in contact or not any more; long ago if it never has."""
+        return self._last.get(broker, _NEVER_MS)
 
     def ended(self, broker: int) -> None:
         """The link to it is down."""

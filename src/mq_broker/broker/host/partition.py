@@ -129,6 +129,7 @@ class Partition:
         self._inbox: deque[Event] = deque()
         self._stepping = False
         self._touched = False
+        self._woke_ms = 0  # when its last rest ended
         self._changed = False
         self._led = self._taken_up = False
         self._reading_node = False
@@ -180,6 +181,16 @@ class Partition:
     def at_rest(self) -> bool:
         """Ticks may be few: nobody waits for it, and the core has nothing under way."""
         return not self._waiting and self.replica.at_rest
+
+    @property
+    def unheard_ms(self) -> dict[int, int]:
+        """While it leads: for how long nothing has been heard of each replica that is not in sync. At rest the
+        heartbeats of its broker stood for it, up to when this partition woke."""
+        now_ms, beats = self._host.now_ms(), self._host.contacts.last_beat_ms
+        return {
+            broker: max(0, now_ms - max(heard_ms, min(self._woke_ms, beats(broker))))
+            for broker, heard_ms in self.replica.last_heard_ms.items()
+        }
 
     @property
     def led_by(self) -> tuple[int, int]:
@@ -338,6 +349,7 @@ class Partition:
         for told in self.rest.told(event, self._host.now_ms()):
             self._step(told)
         if asleep and not self.rest.asleep:
+            self._woke_ms = self._host.now_ms()
             self._host.ticking.woke(self)
 
     def speak(self) -> None:
@@ -349,6 +361,8 @@ class Partition:
                 self.peers.send(broker, AppendAck(me.broker, me.incarnation, me.log_id, epoch, 0, 0, 0))
 
     def wake(self, now_ms: int) -> None:
+        if self.rest.asleep:
+            self._woke_ms = now_ms
         self._step(self.rest.wake(now_ms))
         self._host.ticking.woke(self)
 

@@ -300,5 +300,5 @@ def _row(partition: Partition) -> PartitionRow:
         size_bytes=index.bytes_total,
         staged_batches=staged,
         oldest_staged_us=oldest,
-        unheard_ms=replica.unheard_ms,
+        unheard_ms=partition.unheard_ms,
     )

@@ -150,15 +150,16 @@ class Replica:
         return tuple(broker for broker, _ in node.state.isr) if node is not None else ()
 
     @property
-    def unheard_ms(self) -> dict[int, int]:
-        """While it leads: for how long nothing has been heard of each replica that is not in sync."""
+    def last_heard_ms(self) -> dict[int, int]:
+        """While it leads: when it last heard of each replica that is not in sync. No durations: its own time stands
+        still at rest."""
         if not isinstance(self._role, Leader):
             return {}
-        shared, in_sync = self._shared, self.isr
+        in_sync, replicas = self.isr, self._shared.settings.replicas
         return {
-            broker: max(0, shared.now_ms - progress.last_heard_ms)
+            broker: progress.last_heard_ms
             for broker, progress in self._role.followers.items()
-            if broker not in in_sync and broker in shared.settings.replicas
+            if broker not in in_sync and broker in replicas
         }
 
     @property

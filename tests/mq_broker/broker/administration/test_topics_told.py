@@ -42,7 +42,7 @@ class World:
 
     def __init__(self, *names: str) -> None:
         self.broker = 1
-        self.condition, self.level = "connected", 1
+        self.condition, self.access, self.level = "connected", "", 1
         self.brokers = {broker: self.registration(broker) for broker in (1, 2, 3)}
         self.known = {name: self.topic(name) for name in names or ("t",)}
         self.replicas: dict[int, Any] = {}
@@ -72,8 +72,8 @@ class World:
         return SimpleNamespace(spec=spec, settings=settings, schema=SCHEMA, partitions=partitions)
 
     def holds(self, number: int = 0, *, leader: int = 1, serving: bool = True, isr: tuple[int, ...] = (1, 2)) -> None:
-        replica = SimpleNamespace(leader=leader, leading=leader == 1, leader_epoch=9, isr=isr, unheard_ms=())
-        self.replicas[number] = SimpleNamespace(replica=replica, serving=serving)
+        replica = SimpleNamespace(leader=leader, leading=leader == 1, leader_epoch=9, isr=isr)
+        self.replicas[number] = SimpleNamespace(replica=replica, serving=serving, unheard_ms={})
 
     def hosted(self, _topic: object, number: int) -> Any:
         return self.replicas.get(number)

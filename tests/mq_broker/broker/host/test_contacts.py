@@ -51,3 +51,13 @@ def test_a_pause_of_half_the_patience_is_no_sleep() -> None:
         assert contacts.silent(1_000) == []
         assert contacts.silent(2_000) == []
         assert contacts.silent(2_000 + pause_ms) == ([] if slept else [2])
+
+
+def test_when_a_broker_last_beat_is_known_after_its_link_ended() -> None:
+    contacts = Contacts(0)
+    never = contacts.last_beat_ms(2)
+    assert never < -1_000_000
+    contacts.beat(2, 70, dropped=False)
+    contacts.ended(2)
+    assert contacts.last_beat_ms(2) == 70
+    assert contacts.last_beat_ms(3) == never

@@ -68,7 +68,8 @@ class World:
         self.clock_ms = 1_000_000
         self.live = {1, 2, 3}
         self.contact: dict[int, int] = {}
-        self.contacts = SimpleNamespace(since=self.contact.get)
+        self.beats: dict[int, int] = {}
+        self.contacts = SimpleNamespace(since=self.contact.get, last_beat_ms=lambda broker: self.beats.get(broker, -1))
         self.works: list[Coroutine[Any, Any, None]] = []
         self.node: Any = None
         self.shortens: Callable[[int], int] = lambda first: first

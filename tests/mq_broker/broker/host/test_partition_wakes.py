@@ -250,3 +250,45 @@ def test_a_message_of_the_core_goes_to_the_broker_that_it_names() -> None:
     message = AppendAck(1, 1, "log", 5, 0, 0, 0)
     world.answer(Send(2, message))
     assert sent == [(2, message)]
+
+
+def test_a_replica_that_was_at_rest_is_unheard_of_since_its_broker_was() -> None:
+    """Five minutes of rest are no silence: the heartbeats of the broker stood for the replica."""
+    world = Resting()
+    started = world.clock_ms
+    world.replica.last_heard_ms = {3: started}
+    world.rest()
+    world.clock_ms += 300_000
+    world.beats[3] = world.clock_ms - 1_000
+    world.partition.wake(world.clock_ms)
+    world.clock_ms += 20_000
+    assert world.partition.unheard_ms == {3: 21_000}
+
+
+def test_a_replica_that_says_nothing_while_its_broker_does_is_unheard_of_since_it_spoke() -> None:
+    world = Resting()
+    world.rest()
+    world.partition.wake(world.clock_ms)
+    world.replica.last_heard_ms = {3: world.clock_ms + 5_000}
+    world.clock_ms += 60_000
+    world.beats[3] = world.clock_ms
+    assert world.partition.unheard_ms == {3: 55_000}
+
+
+def test_silence_goes_on_while_the_leader_is_at_rest() -> None:
+    world = Resting()
+    world.replica.last_heard_ms = {3: world.clock_ms}
+    world.rest()
+    world.clock_ms += 600_000
+    assert world.partition.unheard_ms == {3: 600_000}
+
+
+def test_an_event_that_wakes_it_ends_its_rest() -> None:
+    world = Resting()
+    world.replica.last_heard_ms = {3: world.clock_ms}
+    world.rest()
+    world.clock_ms += 300_000
+    world.beats[3] = world.clock_ms
+    world.partition.feed(ReplicasChanged((1, 2, 3)))
+    world.clock_ms += 7_000
+    assert world.partition.unheard_ms == {3: 7_000}

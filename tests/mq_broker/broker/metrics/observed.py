@@ -51,9 +51,9 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
             replicas=fields["replicas"],
             isr=fields["isr"],
             high_watermark=321,
-            unheard_ms=fields["unheard_ms"],
             machine=machine,
         ),
+        unheard_ms=fields["unheard_ms"],
         lag=lambda offset: (100 - offset, 1_000 * (100 - offset)),
     )
 
