@@ -64,6 +64,7 @@ class _Root(CommandGroup):
             "mq_cli.storage:storage",
             "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
         ),
+        "doctor": ("mq_cli.doctor:doctor", "Look for what is wrong, here and in the cluster, and say what to do."),
         "config": ("mq_cli.config:config", "Show the settings that hold and where each is from; check a file."),
         "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),
         "acl": ("mq_cli.acl:acl", "Say who may do what: allow, deny, list, remove and check rules."),

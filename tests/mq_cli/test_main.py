@@ -54,6 +54,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "topic purge",
         "lock",
         "config show",
+        "doctor",
         "storage verify",
         "storage export",
     ],

@@ -1,0 +1,174 @@
+"""`tritonmq doctor`: looks at this machine and at the cluster, and says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from mq_cli import diagnosis
+from mq_cli.diagnosis import Line
+from mq_cli.output import (
+    bootstrap_option,
+    checking_what_was_typed,
+    json_option,
+    milliseconds,
+    say,
+    timeout_option,
+    write,
+    write_json,
+)
+from mq_protocol.errors import TritonMQError
+
+if TYPE_CHECKING:
+    from mq_client import Admin
+
+_ASK_S: Final = 20.0
+_SYNCS: Final = 50
+_SYNCS_S: Final = 5.0
+
+
+@click.command()
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, exists=True, path_type=Path),
+    metavar="DIR",
+    help="Measure this data directory too. A file without a name is written there, and gone afterwards.",
+)
+@click.option("--here", is_flag=True, help="Look at this machine only, and ask no broker.")
+@json_option
+@bootstrap_option
+@timeout_option
+def doctor(data: Path | None, here: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+    """Look at this machine and at the cluster. What is wrong is said with what to do, and the exit status is 1 then."""
+    lines = list(_of_this_machine(data))
+    if not here:
+        lines += _of_the_cluster(bootstrap, timeout_s)
+    if as_json:
+        write_json([{"kind": line.kind, "what": line.what, "cure": line.cure} for line in lines])
+    else:
+        for line in lines:
+            write(f"{line.kind:5}  {line.what}" + (f"\n       -> {line.cure}" if line.cure else ""))
+    wrong = sum(line.kind == "wrong" for line in lines)
+    say("nothing is wrong" if not wrong else f"{wrong} of {len(lines)} are wrong")
+    return 1 if wrong else 0
+
+
+def _of_this_machine(data: Path | None) -> Iterator[Line]:
+    here = sys.version_info[:2]
+    yield diagnosis.of_python(here, importlib.metadata.version("tritonmq"))
+    java = _java()
+    yield diagnosis.of_java(java, _java_version(java) if java is not None else None)
+    named = os.environ.get("PYSPARK_PYTHON", "")
+    yield diagnosis.of_pyspark(_pyspark(), here, _python_version(named) if named else None, named)
+    yield diagnosis.of_forks(_as_it_was.get("GRPC_ENABLE_FORK_SUPPORT"))
+    yield diagnosis.of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    if data is not None:
+        try:
+            usage = shutil.disk_usage(data)
+            yield from diagnosis.of_disk(str(data), _fsync_s(data), usage.free, usage.total)
+        except OSError as error:
+            cure = "give --data a directory that the broker's user may write to"
+            yield Line("wrong", f"{data} cannot be written ({error})", cure)
+
+
+_as_it_was: Final = dict(os.environ)
+"""Before mq_client is imported, which sets a variable for gRPC."""
+
+
+def _of_the_cluster(bootstrap: str, timeout_s: float) -> list[Line]:
+    from mq_client import Admin
+    from mq_client.cluster.connection import parse_bootstrap
+    from mq_client.cluster.listening import why_unreachable
+
+    with checking_what_was_typed():
+        addresses = parse_bootstrap(bootstrap)
+    reasons = {address: why_unreachable(address) for address in addresses}
+    cluster_ids: dict[str, str] = {}
+    failed = ""
+    for address, reason in reasons.items():
+        if reason is None:
+            try:
+                with Admin([address], timeout_ms=milliseconds(min(timeout_s, _ASK_S))) as admin:
+                    cluster_ids[address] = admin.observe("broker").cluster_id
+            except TritonMQError as error:
+                failed = str(error)
+    lines = list(diagnosis.of_addresses(reasons, cluster_ids))
+    if not cluster_ids:
+        return [*lines, *([Line("note", f"it was said: {failed}")] if failed else [])]
+    try:
+        with Admin([next(iter(cluster_ids))], timeout_ms=milliseconds(timeout_s)) as admin:
+            lines += _of_all_brokers(admin)
+    except TritonMQError as error:
+        lines.append(Line("wrong", f"the cluster could not be asked: {error}", "see `tritonmq cluster status`"))
+    return lines
+
+
+def _of_all_brokers(admin: Admin) -> list[Line]:
+    from mq_client.cluster.listening import why_unreachable
+
+    observed = admin.observe("partitions")
+    now_us = time.time_ns() // 1000
+    reasons = {address: why_unreachable(address) for address in observed.silent}
+    topics = admin.describe_topics(observed)
+    return list(diagnosis.of_cluster(observed, reasons, topics, admin.moves(), admin.transactions(), now_us))
+
+
+# ------------------------------------------------------------------ what is here
+
+
+def _java() -> str | None:
+    home = os.environ.get("JAVA_HOME")
+    if home and (java := Path(home) / "bin" / "java").exists():
+        return str(java)
+    return shutil.which("java")
+
+
+def _java_version(java: str) -> int | None:
+    found = re.search(r'version "(?:1\.)?([0-9]+)', _said_by(java, "-version"))
+    return int(found[1]) if found else None
+
+
+def _python_version(python: str) -> tuple[int, int] | None:
+    found = re.fullmatch(r"Python ([0-9]+)\.([0-9]+).*\s*", _said_by(python, "--version"))
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _said_by(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ASK_S, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout + done.stderr
+
+
+def _pyspark() -> str | None:
+    try:
+        return importlib.metadata.version("pyspark")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _fsync_s(path: Path) -> float:
+    """The median of some durable writes of 4 KiB. Raises `OSError`."""
+    took: list[float] = []
+    deadline = time.monotonic() + _SYNCS_S
+    with tempfile.TemporaryFile(dir=path) as file:
+        while len(took) < _SYNCS and (not took or time.monotonic() < deadline):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), bytes(4096), 4096 * len(took))
+            os.fdatasync(file.fileno())
+            took.append(time.perf_counter() - began)
+    return statistics.median(took)

@@ -1,0 +1,188 @@
+"""`tritonmq doctor` names each fault with its cure, and has nothing against what is well."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mq_cli import diagnosis, doctor
+from mq_cli.diagnosis import Line
+from mq_client import (
+    BrokerObservation,
+    ClusterObservation,
+    GroupObservation,
+    PartitionDescription,
+    PartitionMove,
+    StagedSum,
+    TopicDescription,
+    TransactionDescription,
+)
+from mq_protocol.arrow import RECORD_SCHEMA
+from tests.mq_broker.broker.cluster import standalone
+
+NOW_US = 1_700_000_000_000_000
+HOUR_US = 3_600_000_000
+BROKERS = tuple(
+    BrokerObservation(number, f"b{number}:1", 1, "0.3.0", "serving", "connected", NOW_US, {}, {}) for number in (1, 2)
+)
+PARTITION = PartitionDescription(0, 1, 4, (1, 2), (1, 2))
+TOPIC = TopicDescription("t", "id", RECORD_SCHEMA, False, {"retention_ms": "3600000"}, (PARTITION,))
+GROUP = GroupObservation("g", "t", "spark", 1, 7, 70, 60_000_000, NOW_US)
+STAGED = TransactionDescription("q", "", staged=(StagedSum("t", 0, 3, 30, 300, 1, 2, NOW_US - 60_000_000, False),))
+WELL = ClusterObservation("c1", BROKERS, groups=(GROUP,))
+
+
+def of_cluster(observed: ClusterObservation = WELL, **given: Any) -> list[Line]:
+    told: dict[str, Any] = {"reasons": {}, "topics": [TOPIC], "moves": [], "transactions": [STAGED], **given}
+    return list(diagnosis.of_cluster(observed, *told.values(), NOW_US))
+
+
+def with_partition(**changes: Any) -> list[TopicDescription]:
+    return [replace(TOPIC, partitions=(replace(PARTITION, **changes),))]
+
+
+def with_broker(**changes: Any) -> ClusterObservation:
+    return replace(WELL, brokers=(BROKERS[0], replace(BROKERS[1], **changes)))
+
+
+FAULTS: list[tuple[str, list[Line], str, str]] = [
+    ("an old Python", [diagnosis.of_python((3, 10), "1")], "Python 3.10", "3.11 or newer"),
+    ("an old Java", [diagnosis.of_java("/j", 11)], "Java 11", "Java 17"),
+    ("a program that is no Java", [diagnosis.of_java("/j", None)], "no version", "Java 17"),
+    ("an old PySpark", [diagnosis.of_pyspark("3.5.1", (3, 11), None, "")], "PySpark 3.5.1", "pip install"),
+    (
+        "workers with another Python",
+        [diagnosis.of_pyspark("4.2.0", (3, 11), (3, 12), "python3.12")],
+        "Python 3.12, and this one is 3.11",
+        "PYSPARK_PYTHON",
+    ),
+    ("no such Python", [diagnosis.of_pyspark("4.2.0", (3, 11), None, "/x")], "/x cannot be started", "installed"),
+    ("gRPC's forks", [diagnosis.of_forks("1")], "JAVA_GATEWAY_EXITED", "unset"),
+    ("few open files", [diagnosis.of_open_files(1024)], "1,024 files", "ulimit"),
+    ("a slow disk", list(diagnosis.of_disk("/d", 0.05, 9, 10)), "50.0 ms", "faster disk"),
+    ("a full disk", list(diagnosis.of_disk("/d", 0.001, 1, 100)), "1 B of 100 B", "make room"),
+    ("a refused address", list(diagnosis.of_addresses({"a:1": "refused"}, {})), "a:1 of --bootstrap: refused", "start"),
+    ("no broker there", list(diagnosis.of_addresses({"a:1": None}, {})), "does not answer as a broker", "--certs"),
+    (
+        "two clusters",
+        list(diagnosis.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c2"})),
+        "several clusters: a:1 is of c1; b:1 is of c2",
+        "one cluster",
+    ),
+    ("a silent broker", of_cluster(replace(WELL, silent=("b3:1",))), "b3:1 does not answer", "log"),
+    (
+        "an advertised address that is not reached",
+        of_cluster(replace(WELL, silent=("b3:1",)), reasons={"b3:1": "no such host"}),
+        "advertises b3:1, which cannot be reached from here: no such host",
+        "--advertise",
+    ),
+    ("no session", of_cluster(with_broker(coordination="suspended")), "broker 2 has no session", "ZooKeeper"),
+    ("a clock", of_cluster(with_broker(now_us=NOW_US - 2_500_000)), "clock of broker 2 is 2.5 s", "NTP"),
+    ("no leader", of_cluster(topics=with_partition(leader=0)), "without a leader: t-0", "partition recover"),
+    ("out of sync", of_cluster(topics=with_partition(isr=(1,))), "not fully in sync: t-0", "wait"),
+    (
+        "an absent broker",
+        of_cluster(topics=with_partition(replicas=(1, 3), isr=(1,))),
+        "not fully in sync (absent: 3): t-0",
+        "cluster drain",
+    ),
+    (
+        "a group that will lose records",
+        of_cluster(replace(WELL, groups=(replace(GROUP, lag_us=HOUR_US * 9 // 10),))),
+        "group g is 54m behind in t, which keeps 1h",
+        "start its consumers",
+    ),
+    (
+        "what a dead query staged",
+        of_cluster(transactions=[replace(STAGED, staged=(replace(STAGED.staged[0], since_us=NOW_US - 2 * HOUR_US),))]),
+        "query q staged what it has not decided on for 2h",
+        "transaction abort q",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lines", "told", "cure"), [fault[1:] for fault in FAULTS], ids=[fault[0] for fault in FAULTS])
+def test_each_fault_is_named_with_its_cure(lines: list[Line], told: str, cure: str) -> None:
+    (line,) = [each for each in lines if each.kind == "wrong"]
+    assert told in line.what
+    assert cure in line.cure
+
+
+def test_what_is_well_is_not_wrong() -> None:
+    lines = [
+        diagnosis.of_python((3, 11), "1"),
+        diagnosis.of_java("/j", 17),
+        diagnosis.of_java(None, None),
+        diagnosis.of_pyspark("4.2.0", (3, 11), (3, 11), "python3"),
+        diagnosis.of_pyspark(None, (3, 11), None, ""),
+        diagnosis.of_forks(None),
+        diagnosis.of_forks("0"),
+        diagnosis.of_open_files(65_536),
+        *diagnosis.of_disk("/d", 0.005, 50, 100),
+        *diagnosis.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c1"}),
+        *of_cluster(),
+        *of_cluster(with_broker(version="0.2.0", state="draining", now_us=NOW_US + 900_000)),
+        *of_cluster(moves=[PartitionMove("t", 0, (1, 2), (1, 3))]),
+        *of_cluster(topics=[replace(TOPIC, settings={})]),
+        *of_cluster(topics=[replace(TOPIC, settings={"retention_ms": "1h"})]),
+    ]
+    assert [line for line in lines if line.kind == "wrong"] == []
+    assert not any(line.cure for line in lines)
+
+
+async def asked(*words: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, doctor.doctor, list(words), standalone_mode=False)
+
+
+@pytest.fixture
+def well_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever machine the tests run on."""
+    monkeypatch.setattr(doctor, "_of_this_machine", lambda _data: [Line("ok", "this machine")])
+    return
+
+
+def found(result: Result) -> list[dict[str, str]]:
+    lines, _ = json.JSONDecoder().raw_decode(result.stdout)
+    return [line for line in lines if line["kind"] == "wrong"]
+
+
+@pytest.mark.usefixtures("well_here")
+def test_a_broker_that_is_well_and_addresses_that_are_none(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            well = await asked("--bootstrap", broker.address, "--json")
+            assert (well.return_value, found(well)) == (0, []), well.output
+            with socket.socket() as unused, socket.socket() as mute:
+                unused.bind(("127.0.0.1", 0))
+                mute.bind(("127.0.0.1", 0))
+                mute.listen()
+                refused, silent = (f"127.0.0.1:{each.getsockname()[1]}" for each in (unused, mute))
+                began = time.monotonic()
+                both = await asked("--bootstrap", f"{broker.address},{refused},{silent}", "--json", "--timeout", "1")
+                assert time.monotonic() - began < 30
+            assert both.return_value == 1
+            assert [line["what"].split(" of ")[0] for line in found(both)] == [refused, silent]
+        gone = await asked("--bootstrap", broker.address)
+        assert gone.return_value == 1
+        assert "-> start that broker" in gone.output
+
+    asyncio.run(scenario())
+
+
+def test_this_machine_is_looked_at_and_nothing_is_left_in_the_data_directory(tmp_path: Path) -> None:
+    result = CliRunner().invoke(doctor.doctor, ["--here", "--data", str(tmp_path), "--json"], standalone_mode=False)
+    lines, _ = json.JSONDecoder().raw_decode(result.stdout)
+    told = " / ".join(line["what"] for line in lines)
+    for part in ("Python 3.", "Java", "PySpark", "gRPC", "files open", "durably", "are free"):
+        assert part in told
+    assert list(tmp_path.iterdir()) == []
