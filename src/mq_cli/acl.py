@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.in_force import tell_of_those_that_do_not_judge, told_of_brokers
 from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
@@ -136,6 +137,7 @@ def list_rules(principal: str, as_json: bool, bootstrap: str, timeout_s: float) 
     """List the rules: of PRINCIPAL alone, or all."""
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.acls(principal)
+        tell_of_those_that_do_not_judge(admin.not_judging())
     if as_json:
         write_json([_document(rule) for rule in found])
         return
@@ -168,6 +170,7 @@ def check(principal: str, as_json: bool, bootstrap: str, timeout_s: float, **sai
             verdict = admin.check_acl(principal, rule.operation, rule.kind, rule.name)
             allowed = allowed and verdict.allowed
             answers.append((rule, verdict))
+        tell_of_those_that_do_not_judge(admin.not_judging())
     if as_json:
         write_json(
             [
@@ -241,13 +244,7 @@ def _change(bootstrap: str, timeout_s: float, add: Sequence[AclRule] = (), remov
         write(f"{counted(done.added, 'rule')} added" + _there(len(add) - done.added, "there already"))
     else:
         write(f"{counted(done.removed, 'rule')} removed" + _there(len(remove) - done.removed, "not there"))
-    if done.late:
-        say(
-            f"not yet known to be in force at {', '.join(done.late)}: a broker reads rules within 2 s, once it reaches "
-            "ZooKeeper"
-        )
-        return 1
-    return 0
+    return told_of_brokers(done)
 
 
 def _there(count: int, words: str) -> str:

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import DEFAULT_BOOTSTRAP, checking_what_was_typed, say, write_table
+from mq_cli.in_force import told_of_brokers
+from mq_cli.output import (
+    DEFAULT_BOOTSTRAP,
+    bootstrap_option,
+    checking_what_was_typed,
+    open_admin,
+    say,
+    timeout_option,
+    write_table,
+)
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
 
@@ -41,9 +50,9 @@ _days = click.option(
 )
 
 
-@click.group(cls=CommandGroup, short_help="Make, show, check and renew certificates.")
+@click.group(cls=CommandGroup, short_help="Make, show, check, renew and revoke certificates.")
 def cert() -> None:
-    """Make, show, check and renew the certificates of a cluster. Needs `pip install 'tritonmq[security]'`."""
+    """Make, show, check, renew and revoke the certificates of a cluster. Needs `pip install 'tritonmq[security]'`."""
 
 
 @cert.command("create-ca")
@@ -105,6 +114,9 @@ def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, c
 @_days
 def create_client(name: str, dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
     """Make the certificate of user NAME. `admin` is a superuser by default."""
+    name = name.removeprefix("User:")  # as rules have it
+    if name.startswith(("Broker:", "Group:")):
+        raise click.UsageError(f"{name} is no user: `tritonmq cert create-broker --id N` makes a broker's certificate")
     with checking_what_was_typed():
         authority = _authority(dir, ca_key)
         from mq_dev.certificates import client_file, write_client
@@ -170,6 +182,32 @@ def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa
             if path.name != CA_FILE and found.not_valid_after_utc <= limit:
                 authority.again(found, days).write(path.parent, path.stem)
                 click.echo(path)
+
+
+@cert.command()
+@click.argument("who", nargs=-1, metavar="[User:NAME|SERIAL]...")
+@click.option("--undo", is_flag=True, help="Take it back.")
+@click.option("--list", "listing", is_flag=True, help="Show what is revoked.")
+@bootstrap_option
+@timeout_option
+def revoke(who: tuple[str, ...], undo: bool, listing: bool, bootstrap: str, timeout_s: float) -> int:
+    """Refuse users or certificates from now on, at every broker, and end what they have open.
+
+    User:NAME is every certificate of that name, those made later as well. A serial, as `tritonmq cert show` tells it,
+    is one certificate: its user may be given another.
+    """
+    if listing == bool(who):
+        raise click.UsageError("name User:NAME or a serial, or give --list")
+    with open_admin(bootstrap, timeout_s) as admin:
+        if listing:
+            for entry in admin.revoked():
+                click.echo(entry)
+            return 0
+        done = admin.revoke(*who, undo=undo)
+    count, there = (done.removed, "was not revoked") if undo else (done.added, "was revoked already")
+    missed = len(set(who)) - count
+    click.echo(f"{count} {'no longer revoked' if undo else 'revoked'}" + (f", {missed} {there}" if missed > 0 else ""))
+    return told_of_brokers(done)
 
 
 # ------------------------------------------------------------------ private

@@ -47,7 +47,7 @@ class _Root(CommandGroup):
     lazy={
         "dev": ("mq_cli.dev:dev", "Run a local cluster in the foreground, for trials."),
         "broker": ("mq_cli.broker:broker", "Run one broker."),
-        "cert": ("mq_cli.cert:cert", "Make, show, check and renew certificates."),
+        "cert": ("mq_cli.cert:cert", "Make, show, check, renew and revoke certificates."),
         "topic": ("mq_cli.topic:topic", "Create, list, describe, alter, purge and delete topics."),
         "partition": (
             "mq_cli.partition:partition",

@@ -40,11 +40,13 @@ class AclRule:
 
 @dataclass(frozen=True, slots=True)
 class AclChange:
-    """How many rules came and went. `late`: addresses of brokers that have not said that they judge by them."""
+    """How many rules, or revoked names and serials, came and went. `late`: addresses of brokers that have not said that
+    they know of it. `not_judging`: of brokers that judge no rights, so that everybody may do everything there."""
 
     added: int
     removed: int
     late: tuple[str, ...] = ()
+    not_judging: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,33 @@ class AclAdministrator:
         deadline = Deadline(self._timeout_ms)
         request = pb.AlterAclsRequest(add=added, remove=removed)
         answer = self._connection.ask_any("AlterAcls", request, pb.AlterAclsResponse, deadline)
-        late = self._behind((added + removed)[0].principal, answer.version, deadline)
-        return AclChange(answer.added, answer.removed, late)
+        told = self._in_force((added + removed)[0].principal, answer.version, deadline)
+        return AclChange(answer.added, answer.removed, *told)
 
-    def _behind(self, principal: str, version: int, deadline: Deadline) -> tuple[str, ...]:
-        """Brokers that do not judge by that version yet. Asked, they read it."""
-        late = []
+    def revoke(self, *who: str, undo: bool = False) -> AclChange:
+        """Revoke users (`User:NAME`) and certificates (by serial, as `tritonmq cert show` tells it), all of them or
+        none; with `undo` take that back. What they have open ends. Returns once every broker that answers refuses them.
+        Raises `PermissionDenied`, `InvalidRequest`."""
+        if not 1 <= len(who) <= REQUEST_RULES_MAX:
+            raise InvalidRequest(f"name 1 to {REQUEST_RULES_MAX} users or serials at once")
+        deadline = Deadline(self._timeout_ms)
+        request = pb.RevokeRequest(remove=who) if undo else pb.RevokeRequest(add=who)
+        answer = self._connection.ask_any("Revoke", request, pb.RevokeResponse, deadline)
+        return AclChange(answer.added, answer.removed, *self._in_force("*", answer.version, deadline))
+
+    def revoked(self) -> list[str]:
+        """The users and the serials that are revoked. Raises `PermissionDenied`."""
+        deadline = Deadline(self._timeout_ms)
+        return list(self._connection.ask_any("Revoked", pb.RevokedRequest(), pb.RevokedResponse, deadline).entries)
+
+    def not_judging(self) -> tuple[str, ...]:
+        """The addresses of brokers that judge no rights: there everybody may do everything, whatever the rules say.
+        Those that do not answer are not among them. Raises `PermissionDenied`."""
+        return self._in_force("*", -1, Deadline(self._timeout_ms))[1]
+
+    def _in_force(self, principal: str, version: int, deadline: Deadline) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Brokers that do not know that version yet, and those that judge no rights. Asked, they read it."""
+        late, free = [], []
         for address in self._connection.addresses():
             try:
                 answer = self._connection.ask(
@@ -98,12 +121,14 @@ class AclAdministrator:
                     pb.AclsResponse,
                     deadline.at_most(_IN_FORCE_MS),
                 )
-                behind = answer.in_force < version
             except TritonMQError:
-                behind = True
-            if behind:
                 late.append(address)
-        return tuple(late)
+                continue
+            if answer.in_force < version:
+                late.append(address)
+            if not answer.judged:
+                free.append(address)
+        return tuple(late), tuple(free)
 
     def check_acl(self, principal: str, operation: str, kind: str, name: str = CLUSTER_NAME) -> AclVerdict:
         """What the rules say if that principal asked for that. Raises `PermissionDenied`, `InvalidSetting`."""

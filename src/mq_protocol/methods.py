@@ -208,6 +208,13 @@ BROKER: Final = Service(
         pb.AlterQuotasResponse,
         bound=Bound(lists=dict.fromkeys(("set", "unset"), Elements(limits.REQUEST_SETTINGS_MAX))),
     ),
+    Method(
+        "Revoke",
+        pb.RevokeRequest,
+        pb.RevokeResponse,
+        bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
+    ),
+    Method("Revoked", pb.RevokedRequest, pb.RevokedResponse),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

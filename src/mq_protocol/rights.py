@@ -311,6 +311,8 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "CheckAcl": Row((_cluster(_O.ACLS),)),
     "Quotas": Row((_cluster(_O.ACLS),), unhurried=True),
     "AlterQuotas": Row((_cluster(_O.ACLS),), changes=True, unhurried=True),
+    "Revoke": Row((_cluster(_O.ACLS),), changes=True),
+    "Revoked": Row((_cluster(_O.ACLS),)),
     "Produce": Row(
         (_topic(pb.ProduceHeader, _O.WRITE), *_transaction(_O.WRITE, _staging_key)),
         says="Judged for each batch; the transaction is that of a batch which is staged.",

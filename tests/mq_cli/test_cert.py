@@ -98,6 +98,14 @@ def test_a_name_that_nobody_can_have_is_refused(made: Path, name: str) -> None:
     assert run(["cert", "create-client", name]) == 2
 
 
+def test_a_user_is_named_as_rules_name_it_or_without_its_kind(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cert", "create-client", "User:bob"]) == 0
+    assert (made / "certs/client.bob.crt").exists()
+    assert str(principal_of(certificates_of(made / "certs/client.bob.crt")[0])) == "User:bob"
+    assert run(["cert", "create-client", "Broker:1"]) == 2
+    assert "create-broker" in capsys.readouterr().err
+
+
 def test_an_authoritys_key_among_the_certificates_is_warned_of(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["cert", "create-ca", "--ca-key", "certs/ca.key"]) == 0
     assert "warning: certs/ca.key" in capsys.readouterr().err

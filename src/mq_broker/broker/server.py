@@ -24,6 +24,7 @@ from mq_broker.broker.administration.purging import Purging
 from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
+from mq_broker.broker.administration.revoking import Revoking
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig, http_listener
 from mq_broker.broker.data.fetch import Reading
@@ -250,7 +251,7 @@ class _Broker:
         for_peers = peer_handlers(services, self._links, proof, refusals)
         self._ports.serve(for_clients, for_peers, self._links.accept)
 
-    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings]:
+    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking]:
         """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
         self._authority = Authority(on=config.judges, superusers=config.superusers)
         self._audit = None
@@ -260,7 +261,7 @@ class _Broker:
         self._acls = Acls(self._coordination, self._authority, self._audit, quotas.taken)
         quotas.refresh = self._acls.refresh
         self._gate = Gate(self._authority, self._audit, self._quotas)
-        return self._acls, quotas
+        return self._acls, quotas, Revoking(self._coordination, self._authority, self._acls, self._audit)
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""

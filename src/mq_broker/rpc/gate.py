@@ -1,10 +1,10 @@
 """The gate: the only way of a client's request to what answers it.
 
-In this order: who asks (the name that the connection has proved), whether that name is revoked, how large the request
-is and what it may name (bounds.py), whether the asker is above a quota (pacing.py), whether it has the rights that the
-method's row demands (`mq_protocol/rights.py`), and a line in the audit log. Each name in a request is judged. What is
-under way for long is judged again whenever rules change, and ended if its rights are gone. Produce is not ended: each
-of its batches is judged by itself, and refused by itself.
+In this order: who asks (the name that the connection has proved), whether that name or its certificate is revoked, how
+large the request is and what it may name (bounds.py), whether the asker is above a quota (pacing.py), whether it has
+the rights that the method's row demands (`mq_protocol/rights.py`), and a line in the audit log. Each name in a request
+is judged. What is under way for long is judged again whenever rules change, and ended if its rights are gone. Produce
+is not ended: each of its batches is judged by itself, and refused by itself. Whoever is revoked is ended in all.
 
 A topic that the asker may not describe does not exist for it.
 """
@@ -23,6 +23,7 @@ from mq_broker.rpc.callers import note_asker, note_caller
 from mq_broker.rpc.pacing import Present, admit_lease, admit_request
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority
+from mq_broker.security.names import serial_of
 from mq_broker.security.quotas import Quotas
 from mq_broker.security.rules import Effect, Verdict
 from mq_protocol import mq_pb2 as pb
@@ -38,6 +39,9 @@ Grant: TypeAlias = tuple[Operation, Kind, str | None]
 
 LOOK_AGAIN_EVERY: Final = 500
 """Grants that are judged again before others have their turn."""
+
+
+_REVOKED: Final = "the name or the certificate is revoked"
 
 
 class UnderWay:
@@ -95,7 +99,9 @@ class Gate:
     def greet(self, context: aio.ServicerContext[Any, Any], method: str) -> Asker:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
         try:
-            asker = Asker(note_caller(context), context.peer(), self.authority)
+            asker = Asker(
+                note_caller(context), context.peer(), self.authority, serial=serial_of(context.auth_context())
+            )
             if asker.free or not asker.superuser:
                 asker.meter = self.quotas.meter(asyncio.get_running_loop().time(), asker.text)
         except NotAuthenticated as error:
@@ -108,8 +114,8 @@ class Gate:
         return asker
 
     def _check_name(self, asker: Asker, method: str) -> None:
-        if self.authority.is_revoked(asker.text):
-            self._note_refused(asker, method, "", "", "the name is revoked")
+        if self.authority.is_revoked(asker):
+            self._note_refused(asker, method, "", "", _REVOKED)
             raise _revoked()
         if asker.principal.kind != "User":
             why = "a broker's certificate is no user's"
@@ -161,9 +167,10 @@ class Gate:
             for call in list(self.calls):
                 if call.asker.free:
                     continue
-                if self.authority.is_revoked(call.asker.text):
-                    self._note_refused(call.asker, call.method, "", "", "the name is revoked")
+                if self.authority.is_revoked(call.asker):
+                    self._note_refused(call.asker, call.method, "", "", _REVOKED)
                     call.end(_revoked())
+                    continue
                 for operation, kind, name in list(call.grants):
                     judged += 1
                     error = self._refusal(call.asker, operation, kind, name)

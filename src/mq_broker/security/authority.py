@@ -1,4 +1,4 @@
-"""Who may do what on this broker, now: the rules that were read last, superusers, and names that are revoked.
+"""Who may do what on this broker, now: the rules that were read last, superusers, and who and what is revoked.
 
 Where rights are not judged, everybody may do everything.
 """
@@ -10,6 +10,7 @@ from typing import Final
 
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_broker.security.quotas import Meter
+from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import RuleBook, Verdict
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
 from mq_protocol.rights import Kind, Operation
@@ -28,10 +29,10 @@ class Authority:
         self.version = -1
         self.changed: list[Callable[[], None]] = []
         self._superusers = frozenset(map(str, superusers))
-        self._revoked: frozenset[str] = frozenset()
+        self._revoked = Revoked()
         self._book = RuleBook(readable=not on)  # until the rules are read
 
-    def take(self, version: int, book: RuleBook, revoked: frozenset[str]) -> None:
+    def take(self, version: int, book: RuleBook, revoked: Revoked) -> None:
         """These are in force from now on. `version`: of the documents that they were read from."""
         self.version, self._book, self._revoked = version, book, revoked
         for told in self.changed:
@@ -44,8 +45,8 @@ class Authority:
     def is_superuser(self, principal: str) -> bool:
         return not self.on or principal in self._superusers
 
-    def is_revoked(self, principal: str) -> bool:
-        return self.on and principal in self._revoked
+    def is_revoked(self, asker: Asker) -> bool:
+        return self.on and self._revoked.has(asker.text, asker.serial)
 
     def verdict(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
         """`principal`: as `str` gives it."""
@@ -71,12 +72,20 @@ class Authority:
 
 
 class Asker:
-    """Who asks for something, and what it may do at this moment. `address`: of the connection. `free`: no right is
-    judged. `meter`: what it uses of this broker; None for whom no quota holds."""
+    """Who asks for something, and what it may do at this moment. `address`: of the connection. `serial`: of its
+    certificate. `free`: no right is judged. `meter`: what it uses of this broker; None for whom no quota holds."""
 
-    __slots__ = ("_authority", "address", "free", "meter", "principal", "superuser", "text")
+    __slots__ = ("_authority", "address", "free", "meter", "principal", "serial", "superuser", "text")
 
-    def __init__(self, principal: Principal, address: str, authority: Authority, meter: Meter | None = None) -> None:
+    def __init__(
+        self,
+        principal: Principal,
+        address: str,
+        authority: Authority,
+        meter: Meter | None = None,
+        serial: str = "",
+    ) -> None:
+        self.serial = serial
         self.principal = principal
         self.text = str(principal)
         self.address = address

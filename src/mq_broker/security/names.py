@@ -11,6 +11,7 @@ A certificate without such a URI is a user by its common name. In plain text eve
 
 from __future__ import annotations
 
+import base64
 import re
 import urllib.parse
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,9 @@ _ID: Final = re.compile("[1-9][0-9]{0,9}")
 _ID_MAX: Final = (1 << 31) - 1
 _REMEMBERED: Final = 4_096
 """So many certificates are read once."""
+
+_VERSION: Final = 0xA0
+_INTEGER: Final = 0x02
 
 AuthContext: TypeAlias = Mapping[str, Iterable[bytes]]
 """What gRPC says of a connection (`ServicerContext.auth_context()`)."""
@@ -119,7 +123,42 @@ def of_auth_context(context: AuthContext) -> Principal:
     return _remembered(tuple(context.get("peer_uri", ())), _one(context, "x509_common_name"))
 
 
+def serial_of(context: AuthContext) -> str:
+    """The serial number of the certificate of that connection: hexadecimal, without zeros before it, as `tritonmq cert
+    show` tells it. Empty in plain text. Raises `NotAuthenticated` for a certificate in which it cannot be found."""
+    pem = _one(context, "x509_pem_cert")
+    return _serial_in(pem) if pem else ""
+
+
 # ------------------------------------------------------------------ private
+
+
+@lru_cache(_REMEMBERED)
+def _serial_in(pem: bytes) -> str:
+    """The number is the first in the certificate's first part, behind its version if that is told (RFC 5280, 4.1)."""
+    try:
+        armoured = pem.partition(b"-----BEGIN CERTIFICATE-----")[2].partition(b"-----END CERTIFICATE-----")[0]
+        der = base64.b64decode(armoured)
+        _, first, _ = _element(_element(der)[1])
+        kind, value, rest = _element(first)
+        if kind == _VERSION:
+            kind, value, _ = _element(rest)
+        if kind != _INTEGER or not value:
+            raise ValueError("no number is where the serial should be")
+    except (ValueError, IndexError) as error:
+        raise NotAuthenticated(f"the certificate's serial number cannot be read: {error}") from error
+    return f"{int.from_bytes(value, 'big'):x}"
+
+
+def _element(der: bytes) -> tuple[int, bytes, bytes]:
+    """The kind and contents of the first element, and what is behind it. Raises `ValueError` and `IndexError`."""
+    kind, length, start = der[0], der[1], 2
+    if length & 0x80:
+        start += length & 0x7F
+        length = int.from_bytes(der[2:start], "big")
+    if length > len(der) - start:
+        raise ValueError("it is cut off")
+    return kind, der[start : start + length], der[start + length :]
 
 
 @lru_cache(_REMEMBERED)

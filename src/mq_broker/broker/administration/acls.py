@@ -19,6 +19,8 @@ from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import Principal
+from mq_broker.security.revoked import DOCUMENT, Revoked
+from mq_broker.security.revoked import load as load_revoked
 from mq_broker.security.rule_documents import edited, load
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_protocol import mq_pb2 as pb
@@ -59,6 +61,8 @@ class Acls:
         self._audit = audit
         self._read: dict[str, Read] = {}
         self._rules: tuple[Rule, ...] = ()
+        self._revoked = Revoked()
+        self._revoked_data: bytes | None = None
         self._version = -1
         self._reading = asyncio.Lock()
         self._told: dict[str, str] = {}  # what the log has said of documents that cannot be read
@@ -70,14 +74,29 @@ class Acls:
         answers."""
         async with self._reading:
             found = await self._coordination.security.read()
+            self._take_revoked(found)
             if sum(len(data) for _, data in found.documents.values()) <= READ_INLINE_BYTES_MAX:
                 taken = self._taken(found)
             else:
                 taken = await asyncio.to_thread(self._taken, found)
             self._rules, book = taken
             self._version = found.version
-            self._authority.take(found.version, book, frozenset())
+            self._authority.take(found.version, book, self._revoked)
             self._others(found)
+
+    def _take_revoked(self, found: SecurityDocuments) -> None:
+        """What cannot be read leaves in force what was read last."""
+        data = found.documents[DOCUMENT][1] if DOCUMENT in found.documents else None
+        if data == self._revoked_data:
+            return
+        try:
+            self._revoked = load_revoked(data) if data is not None else Revoked()
+            self._revoked_data = data
+            self._told.pop(DOCUMENT, None)
+        except CoordinationUnavailable as error:
+            if self._told.get(DOCUMENT) != str(error):
+                self._told[DOCUMENT] = str(error)
+                log.error("%s. Until then what was read of it last stays revoked", error)  # noqa: TRY400
 
     def _taken(self, found: SecurityDocuments) -> tuple[tuple[Rule, ...], RuleBook]:
         readable = True

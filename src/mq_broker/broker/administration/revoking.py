@@ -1,0 +1,77 @@
+"""Revoking users and certificates: what is kept is changed here, and acls.py puts it in force."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from mq_broker.broker.administration.acls import EDIT_ATTEMPTS_MAX, EDIT_PAUSE_S, Acls
+from mq_broker.coordination.interface import CoordinationService, SecurityDocuments
+from mq_broker.core.messages import CasOutcome
+from mq_broker.rpc.callers import asker
+from mq_broker.security.audit import Audit
+from mq_broker.security.authority import Authority
+from mq_broker.security.revoked import DOCUMENT, Revoked, dump, entry_of, load
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest, OutcomeUnknown
+
+
+class Revoking:
+    """Owns nothing. `acls` reads what has changed."""
+
+    def __init__(
+        self, coordination: CoordinationService, authority: Authority, acls: Acls, audit: Audit | None = None
+    ) -> None:
+        self._coordination = coordination
+        self._authority = authority
+        self._acls = acls
+        self._audit = audit
+
+    async def revoked(self, _request: pb.RevokedRequest, _deadline: float) -> pb.RevokedResponse:
+        """What is kept now, which is in force here as well."""
+        await self._acls.refresh()
+        found = await self._coordination.security.read()
+        return pb.RevokedResponse(
+            entries=_kept(found)[1].entries,
+            version=found.version,
+            in_force=self._authority.version,
+            judged=self._authority.on,
+        )
+
+    async def revoke(self, request: pb.RevokeRequest, _deadline: float) -> pb.RevokeResponse:
+        """All of it or nothing; in force at this broker when it is answered, at the others within 2 s. May be asked
+        again."""
+        add, remove = {entry_of(each) for each in request.add}, {entry_of(each) for each in request.remove}
+        if not add and not remove:
+            raise InvalidRequest("nothing is named: give User:NAME, or a certificate's serial")
+        if add & {asker().text, asker().serial}:
+            raise InvalidRequest("this would lock out whoever asks for it: do it as another administrator")
+        for attempt in range(EDIT_ATTEMPTS_MAX):
+            if attempt:
+                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
+            found = await self._coordination.security.read()
+            expected, before = _kept(found)
+            after, version = before.changed(add, remove), found.version
+            if after != before:
+                outcome, version = await self._coordination.security.write({DOCUMENT: (expected, dump(after))})
+                if outcome is not CasOutcome.DONE:
+                    continue
+            self._note(add, remove)
+            await self._acls.refresh()
+            was, now = set(before.entries), set(after.entries)
+            return pb.RevokeResponse(version=version, added=len(now - was), removed=len(was - now))
+        raise OutcomeUnknown("what is revoked kept changing, or the answers were lost: look at it, then ask again")
+
+    def _note(self, add: set[str], remove: set[str]) -> None:
+        """In the audit log, each in a line of its own."""
+        if self._audit is not None:
+            for what, entries in (("add", add), ("remove", remove)):
+                for entry in sorted(entries):
+                    self._audit.allowed(asker(), "Revoke", what, entry, often=False)
+
+
+def _kept(found: SecurityDocuments) -> tuple[int, Revoked]:
+    if DOCUMENT not in found.documents:
+        return -1, Revoked()
+    version, data = found.documents[DOCUMENT]
+    return version, load(data)

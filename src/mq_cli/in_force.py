@@ -1,0 +1,30 @@
+"""What is said of brokers that do not, or not yet, judge by what was just changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mq_cli.output import say
+
+if TYPE_CHECKING:
+    from mq_client.acl_admin import AclChange
+
+
+def told_of_brokers(done: AclChange) -> int:
+    """The exit status: 1 if a broker has not said that it judges by the change."""
+    tell_of_those_that_do_not_judge(done.not_judging)
+    if done.late:
+        say(
+            f"not yet known to be in force at {', '.join(done.late)}: a broker reads changes within 2 s, once it "
+            "reaches ZooKeeper"
+        )
+    return 1 if done.late else 0
+
+
+def tell_of_those_that_do_not_judge(addresses: Sequence[str]) -> None:
+    if addresses:
+        say(
+            f"rights are not judged at {', '.join(addresses)}: there everybody may do everything, whatever the rules "
+            "say, until the broker is started with --certs or --authorize (docs/rights.md)"
+        )
