@@ -55,6 +55,7 @@ def test_help_names_every_command_and_imports_nothing_heavy() -> None:
         "lock",
         "config show",
         "doctor",
+        "top",
         "storage verify",
         "storage export",
     ],

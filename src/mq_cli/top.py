@@ -1,0 +1,276 @@
+"""`tritonmq top`: brokers, topics by traffic and groups by lag, drawn anew every second. What is wrong comes first.
+
+The figures are those of `Admin.observe`, and what came in is the difference of two looks. Nothing is drawn where there
+is no terminal: two looks, one answer, the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Final
+
+import click
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mq_cli.output import (
+    Seconds,
+    bootstrap_option,
+    bytes_text,
+    duration_text,
+    open_admin,
+    timeout_option,
+    write,
+    write_table,
+)
+from mq_cli.terminal import printable
+
+if TYPE_CHECKING:
+    from mq_client import Admin, ClusterObservation
+
+ORDERS: Final = ("traffic", "records", "size", "name")
+_CTRL_C, _ESCAPE, _BACKSPACE = "\x03", "\x1b", ("\x7f", "\b")
+_FILTER_MAX: Final = 100
+_ROWS_ONCE_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the keys have asked for. `typing`: the filter is being typed. `over`: the end."""
+
+    order: str = ORDERS[0]
+    only: str = ""
+    typing: bool = False
+    over: bool = False
+
+    def key(self, key: str) -> Wish:
+        """After one key: q ends, s sorts by the next column, / begins a filter, which Enter ends and Esc takes away."""
+        if key == _CTRL_C:
+            return replace(self, over=True)
+        if key == _ESCAPE:
+            return replace(self, only="", typing=False)
+        if self.typing:
+            if key in "\r\n":
+                return replace(self, typing=False)
+            if key in _BACKSPACE:
+                return replace(self, only=self.only[:-1])
+            return replace(self, only=(self.only + key)[:_FILTER_MAX]) if key.isprintable() else self
+        match key:
+            case "q":
+                return replace(self, over=True)
+            case "s":
+                return replace(self, order=ORDERS[(ORDERS.index(self.order) + 1) % len(ORDERS)])
+            case "/":
+                return replace(self, only="", typing=True)
+            case _:
+                return self
+
+
+class Look:
+    """One observation, as sums by topic, and when it was made."""
+
+    def __init__(self, observed: ClusterObservation, at_s: float) -> None:
+        self.observed = observed
+        self.at_s = at_s
+        self.ends: dict[str, int] = {}
+        self.kept: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        for each in observed.partitions:
+            if each.leads:
+                self.ends[each.topic] = self.ends.get(each.topic, 0) + each.log_end_offset
+                self.kept[each.topic] = self.kept.get(each.topic, 0) + each.log_end_offset - each.log_start_offset
+                self.sizes[each.topic] = self.sizes.get(each.topic, 0) + each.size_bytes
+
+    def per_second(self, before: Look | None) -> dict[str, float]:
+        """Records that came into each topic since; none of those that were not known then."""
+        if before is None or self.at_s <= before.at_s:
+            return {}
+        took_s = self.at_s - before.at_s
+        # Less than before: a leader did not answer this time
+        return {
+            topic: max(0, end - before.ends[topic]) / took_s for topic, end in self.ends.items() if topic in before.ends
+        }
+
+
+def problems(look: Look) -> list[str]:
+    """What a person must look at, the worst first."""
+    observed = look.observed
+    found = [f"{address} does not answer" for address in observed.silent]
+    suspended = [each.id for each in observed.brokers if each.coordination == "suspended"]
+    found += [f"broker {broker} has no session with ZooKeeper" for broker in suspended]
+    leaderless = sum(each.leader == 0 for each in observed.partitions)
+    behind = [each for each in observed.partitions if each.leads and not set(each.replicas) <= set(each.isr)]
+    if leaderless:
+        found.append(f"{leaderless:,} partitions without a leader")
+    if behind:
+        unheard = max((ms for each in behind for ms in each.unheard_ms.values()), default=0)
+        since = f", not heard of for up to {duration_text(unheard)}" if unheard >= 1000 else ""
+        found.append(f"{len(behind):,} partitions not fully in sync{since}")
+    return found
+
+
+Rows = tuple[list[str], list[tuple[object, ...]]]
+
+
+def brokers(look: Look) -> Rows:
+    rows: list[tuple[object, ...]] = []
+    for each in look.observed.brokers:
+        leads = sum(one.leads and one.told_by == each.id for one in look.observed.partitions)
+        free, size = each.values.get("disk_free_bytes", 0), each.values.get("disk_size_bytes", 0)
+        disk = f"{100 * free / size:.0f} %" if size else ""
+        memory = bytes_text(int(each.values.get("client_memory_bytes", 0)))
+        rows.append((each.id, each.address, each.state, each.version, leads, memory, disk))
+    return ["#broker", "address", "state", "version", "#leads", "#for clients", "#disk free"], rows
+
+
+def topics(look: Look, before: Look | None, wish: Wish) -> Rows:
+    rates = look.per_second(before)
+    names = [name for name in look.ends if wish.only in name]
+    worth: Mapping[str, float] = {}
+    match wish.order:
+        case "traffic":
+            worth = rates
+        case "records":
+            worth = look.kept
+        case "size":
+            worth = look.sizes
+        case _:
+            pass  # by name
+    names.sort(key=lambda name: (-worth.get(name, 0), name))
+    rows: list[tuple[object, ...]] = [
+        (name, f"{rates[name]:,.0f}" if name in rates else "", f"{look.kept[name]:,}", bytes_text(look.sizes[name]))
+        for name in names
+    ]
+    return ["topic", "#records/s", "#records", "#size"], rows
+
+
+def groups(look: Look, wish: Wish) -> Rows:
+    chosen = [each for each in look.observed.groups if wish.only in each.group or wish.only in each.topic]
+    chosen.sort(key=lambda each: (-each.lag_us, -each.lag, each.group, each.topic))
+    rows: list[tuple[object, ...]] = [
+        (each.group, each.topic, each.members, f"{each.lag:,}", duration_text(each.lag_us // 1000)) for each in chosen
+    ]
+    return ["group", "topic", "#members", "#lag", "#behind"], rows
+
+
+# ------------------------------------------------------------------ the command
+
+
+@click.command()
+@click.option("--once", is_flag=True, help="Write it once, and end. So it is without a terminal, too.")
+@click.option(
+    "--every",
+    "every_s",
+    type=Seconds(min=0.5, max=3600),
+    default=1.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often to look.",
+)
+@bootstrap_option
+@timeout_option
+def top(once: bool, every_s: float, bootstrap: str, timeout_s: float) -> None:
+    """Brokers, topics by traffic, groups by how far they are behind, drawn anew every second.
+
+    q ends, s sorts topics by the next column, / shows only the topics and groups that have a text in their names, Esc
+    all again.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
+            before = _look(admin)
+            time.sleep(every_s)
+            _write_once(_look(admin), before)
+        else:
+            with _keys() as pressed, contextlib.suppress(KeyboardInterrupt):
+                _draw(admin, every_s, pressed)
+
+
+def _look(admin: Admin) -> Look:
+    return Look(admin.observe("partitions"), time.monotonic())
+
+
+def _write_once(look: Look, before: Look) -> None:
+    for problem in problems(look):
+        write(f"wrong: {problem}")
+    for columns, rows in (brokers(look), topics(look, before, Wish()), groups(look, Wish())):
+        write_table(columns, rows[:_ROWS_ONCE_MAX])
+
+
+def _draw(admin: Admin, every_s: float, pressed: _Keys) -> None:
+    from mq_client import Unreachable
+
+    wish, before, look = Wish(), None, _look(admin)
+    lost = ""
+    with Live(screen=True, auto_refresh=False) as live:
+        while not wish.over:
+            live.update(_screen(look, before, wish, lost, live.console.height), refresh=True)
+            next_s = time.monotonic() + every_s
+            while not wish.over and (left_s := next_s - time.monotonic()) > 0:
+                keys = pressed.wait(left_s)
+                for key in keys:
+                    wish = wish.key(key)
+                if keys and not wish.over:
+                    live.update(_screen(look, before, wish, lost, live.console.height), refresh=True)
+            if not wish.over:
+                try:
+                    look, before, lost = _look(admin), look, ""
+                except Unreachable as error:  # it may come back
+                    lost = str(error)
+
+
+def _screen(look: Look, before: Look | None, wish: Wish, lost: str, height: int) -> Group:
+    """Sections that fit: the brokers whole, what is left is shared by topics and groups."""
+    wrong = [lost, *problems(look)] if lost else problems(look)
+    parts: list[Text | Table] = [Text(printable(each), style="bold red") for each in wrong[: max(1, height // 4)]]
+    parts.append(_table(brokers(look), max(2, height // 4)))
+    left = max(6, height - 8 - len(parts) - min(len(look.observed.brokers), height // 4))
+    parts.append(_table(topics(look, before, wish), left * 2 // 3))
+    parts.append(_table(groups(look, wish), left // 3))
+    only = f"/{wish.only}{'_' if wish.typing else ''}  " if wish.typing or wish.only else ""
+    parts.append(Text(printable(f"{only}q ends · s sorts (by {wish.order}) · / filters · Esc all"), style="dim"))
+    return Group(*parts)
+
+
+def _table(rows: Rows, most: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+    for column in rows[0]:
+        right = column.startswith("#")
+        table.add_column(column.removeprefix("#"), justify="right" if right else "left", no_wrap=True)
+    for row in rows[1][:most]:
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    if len(rows[1]) > most:
+        table.add_row(Text(f"and {len(rows[1]) - most:,} more", style="dim"))
+    return table
+
+
+class _Keys:
+    """Keys as they are pressed."""
+
+    def wait(self, seconds: float) -> str:
+        """Those pressed by then, at the first of them; empty if none was. Ctrl-C at the end of the input."""
+        ready, _, _ = select.select([sys.stdin.fileno()], [], [], seconds)
+        if not ready:
+            return ""
+        return os.read(sys.stdin.fileno(), 1024).decode("utf-8", "replace") or _CTRL_C
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[_Keys]:
+    """The terminal gives keys at once and does not show them; afterwards it is as it was."""
+    import termios
+    import tty
+
+    before = termios.tcgetattr(sys.stdin.fileno())
+    tty.setcbreak(sys.stdin.fileno())
+    try:
+        yield _Keys()
+    finally:
+        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
