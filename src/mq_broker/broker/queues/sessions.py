@@ -104,6 +104,7 @@ class _Stream:
             session.check(leases)
         if said.close:
             session.close(clean=True)
+            self._news.pop(session, None)  # the client may give its number to another one
             self._forget(session)
 
     async def _open(self, said: pb.SessionRequest) -> None:

@@ -395,6 +395,43 @@ def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
     asyncio.run(scenario())
 
 
+def test_the_number_of_a_session_that_was_closed_may_be_given_to_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the former was still to be told is not told, and the end of it is not the end of the next one."""
+    work, sending, all_heard = sessions.Sessions.work, asyncio.Event(), asyncio.Event()
+
+    async def slow(self: Any, requests: AsyncIterator[pb.WorkRequest], send: Any) -> None:
+        async def noted() -> AsyncIterator[pb.WorkRequest]:
+            async for request in requests:
+                yield request
+                if request.sessions[0].open.member == "b":
+                    all_heard.set()
+
+        async def later(message: Any) -> None:
+            sending.set()
+            await all_heard.wait()
+            await send(message)
+
+        await work(self, noted(), later)
+
+    monkeypatch.setattr(sessions.Sessions, "work", slow)
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open(1, "a")
+            await sending.wait()
+            await stream.credit(0, recall=True)
+            await stream.say(pb.SessionRequest(session=1, close=True))
+            await stream.open(1, "b", records=1)
+            heard = await stream.hear(lambda said: said.HasField("lease") or said.HasField("credit"))
+            assert ranges(heard.lease) == [0, 1]
+            await stream.settle(ack(heard.lease.lease, 0, 1), records=2)
+            assert ranges(await stream.lease()) == [1, 1]
+
+    asyncio.run(scenario())
+
+
 def test_of_a_stream_that_does_not_read_no_more_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
     monkeypatch.setattr(sessions, "UNTOLD_MAX", 100)
