@@ -289,6 +289,23 @@ async def test_the_oldest_records_go_until_the_rest_has_few_enough_bytes() -> No
     assert group.state.unlent(12) == 2, "both bounds hold"
 
 
+@scenario
+async def test_a_group_that_is_declared_anew_keeps_only_bytes_that_came_since() -> None:
+    group = Group(records=7, bytes_max=75, overflow=Overflow.DROP_HEAD)
+    group.gathering.wake()
+    await rounds()
+    group.led.apply("g", 2, Begin(7))
+    group.declare(life=2)
+    group.led.append(5)
+    group.gathering.wake()
+    await rounds()
+    assert group.led.proposed == [], "twelve records had been too many"
+    group.led.append(5)
+    group.gathering.wake()
+    await rounds()
+    assert [each.steps for each in group.led.proposed] == [(Drop(((7, 10),), Reason.LENGTH),)]
+
+
 @pytest.mark.parametrize("seed", range(25))
 def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
     seed: int, monkeypatch: pytest.MonkeyPatch

@@ -329,6 +329,16 @@ def test_what_cannot_be_meant_ends_its_session_and_no_other(
             pb.WorkOpen(topic="t", group="g", member="a", member_key=b"k" * 16, held=[pb.HeldLease(), pb.HeldLease()]),
             "is named twice",
         ),
+        (
+            pb.WorkOpen(
+                topic="t",
+                group="g",
+                member="a",
+                member_key=b"k" * 16,
+                held=[pb.HeldLease(lease=pb.LeaseId(leader_epoch=99))],
+            ),
+            "another broker may lead",
+        ),
     ],
 )
 def test_what_cannot_be_opened_is_refused_by_name(tmp_path: Path, opened: pb.WorkOpen, words: str) -> None:
@@ -391,6 +401,36 @@ def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
             await stream.say(pb.SessionRequest(session=1, close=True))
             await stream.open(22, "m22", records=1)
             assert ranges(await stream.lease(22)) == [1, 1]
+
+    asyncio.run(scenario())
+
+
+def test_sessions_that_ended_with_an_error_count_no_more_at_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "WORK_SESSIONS_PER_BROKER_MAX", 2)
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            for number in range(1, 5):
+                await stream.open(number)
+                await stream.credit(-1, number)
+                assert isinstance(await stream.error(number), InvalidRequest)
+            await stream.open(5, records=1)
+            assert ranges(await stream.lease(5)) == [0, 1]
+
+    asyncio.run(scenario())
+
+
+def test_a_stream_that_is_only_refused_is_heard_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "UNTOLD_MAX", 2)
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            opened = pb.WorkOpen(topic="t", group="unknown", member="a", member_key=b"k" * 16)
+            await stream.say(*(pb.SessionRequest(session=number, open=opened) for number in range(1, 11)))
+            for number in range(1, 11):
+                assert isinstance(await stream.error(number), UnknownQueue)
 
     asyncio.run(scenario())
 

@@ -1,0 +1,63 @@
+"""Members that have a session, and what becomes of the leases of those who do not come back."""
+
+from __future__ import annotations
+
+import pytest
+
+from mq_broker.broker.queues import presence as presence_module
+from mq_broker.broker.queues.holdings import Holdings
+from mq_broker.broker.queues.presence import Presence
+from mq_broker.core.work.settling import Settle
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Lease, LeaseId, Return
+from mq_protocol.errors import TritonMQError
+
+WHERE = "t-0", "g"
+PIECES = 3
+
+
+class Here:
+    """The session of a member."""
+
+    key, priority = b"k" * 16, 0
+
+    def __init__(self, member: str) -> None:
+        self.member = member
+
+    def end(self, error: TritonMQError) -> None:
+        raise AssertionError(error)
+
+
+def test_of_all_members_that_are_gone_together_so_many_ranges_go_back_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence_module, "RETURNED_AT_ONCE", 4)
+    state, presence = WorkState(1, 0), Presence()
+    for number, member in enumerate("abc"):
+        pieces = tuple((10 * number + 2 * piece, 10 * number + 2 * piece + 1) for piece in range(PIECES))
+        state.apply(Lease(pieces, member), LeaseId(1, number + 1, 0), 100)
+        session = Here(member)
+        presence.come(session, "g", replaced_before=False)
+        presence.leave(session, None)
+    holdings = Holdings(state, 2)
+    assert holdings.take_up(100, 30_000, 0)
+    turns: list[list[Settle]] = []
+    while presence.due(0):
+        turns.append(presence.given_up(holdings, 0, WHERE))
+        for entry, settle in enumerate(turns[-1]):
+            state.apply(Return(settle.ranges), LeaseId(2, 100 * len(turns) + entry, 0), 100)
+    sizes = [sum(len(settle.ranges) for settle in settles) for settles in turns]
+    assert max(sizes) == 4
+    assert sum(sizes) == 3 * PIECES
+    assert not state.leases
+
+
+def test_a_member_that_was_heard_of_again_is_not_gone() -> None:
+    state, presence = WorkState(1, 0), Presence()
+    holdings = Holdings(state, 2)
+    for until_ms in (None, 100):
+        session = Here("a")
+        presence.come(session, "g", replaced_before=False)
+        presence.leave(session, until_ms)
+        assert presence.due(100)
+        presence.heard_of("a")
+        assert not presence.due(100)
+        assert presence.given_up(holdings, 100, WHERE) == []

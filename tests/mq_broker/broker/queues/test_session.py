@@ -1,0 +1,111 @@
+"""One member's session at a leader whose entries are committed when the test says so."""
+
+from __future__ import annotations
+
+from mq_broker.broker.queues.requests import Lent
+from mq_broker.broker.queues.session import CreditHolds, Gone, Load, News, Ready, Session
+from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.settling import Ack, Settle
+from mq_broker.core.work.steps import LeaseId
+from mq_protocol import mq_pb2 as pb
+from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, rounds, scenario
+
+UNKNOWN = LeaseId(EPOCH, 99, 0)
+
+
+async def opened(group: Group, member: str = "a", *, load: Load | None = None) -> Session:
+    """A session that was told what of its claims holds."""
+    first = pb.WorkOpen(topic="t", group="g", member=member, member_key=b"k" * 16)
+    session = Session(1, group.led, first, {}, pb.WorkTerms(), lambda _: None, load or Load())
+    session.begin(group.gathering)
+    await rounds()
+    return session
+
+
+def give(session: Session, records: int, *, watch: bool = True, recall: bool = False) -> None:
+    session.set_credit(pb.WorkCredit(records=records, watch=watch, recall=recall))
+
+
+def told(session: Session) -> list[News]:
+    """What is new for the member."""
+    news = list(session.told)
+    session.told.clear()
+    return news
+
+
+def acks(lease: LeaseId, *ranges: Ranges) -> list[Settle]:
+    return [Settle(lease, "a", each, Ack()) for each in ranges]
+
+
+@scenario
+async def test_credit_that_is_taken_back_is_confirmed_behind_what_an_entry_lends_by_it_still() -> None:
+    group = Group(10)
+    session = await opened(group)
+    group.led.keeps_up = False
+    give(session, 5)
+    await rounds()
+    told(session)
+    give(session, 0, recall=True)
+    await rounds()
+    assert told(session) == [], "an entry that lends five records is on its way"
+    group.led.commit()
+    await rounds()
+    lent, holds, *_ = told(session)
+    assert isinstance(lent, Lent)
+    assert holds == CreditHolds(0)
+    assert group.leased() == {"a": ((0, 5),)}
+
+
+@scenario
+async def test_settles_of_a_session_that_breaks_count_no_more_at_the_broker() -> None:
+    group, load = Group(10), Load()
+    session = await opened(group, load=load)
+    give(session, 4, watch=False)
+    await rounds()
+    [lease] = group.state.leases
+    group.led.keeps_up = False
+    session.settle(acks(lease, ((0, 1),)))
+    await rounds()
+    session.settle(acks(lease, ((1, 2),), ((2, 3),)))
+    assert (load.settles, group.led.in_flight) == (3, 1), "one is in an entry, and two wait"
+    session.close(clean=False)
+    group.led.commit()
+    await rounds()
+    assert load.settles == 0
+    assert group.leased() == {"a": ((1, 4),)}, "what waited is not done"
+
+
+@scenario
+async def test_a_member_is_told_that_nothing_is_ready_where_its_last_lease_said_that_more_was() -> None:
+    """A member gives its credit to the leaders that have more."""
+    group = Group(0)
+    session = await opened(group)
+    give(session, 4)
+    await rounds()
+    assert told(session) == [Ready(False)]
+    group.led.append(6)
+    group.gathering.wake()
+    await rounds()
+    [lent] = told(session)
+    assert isinstance(lent, Lent)
+    assert lent.ready, "two more are"
+    await lease_of(group, "b", 2)
+    give(session, 8)
+    await rounds()
+    assert told(session) == [Ready(False)]
+
+
+@scenario
+async def test_leases_that_are_to_be_compared_while_an_entry_is_on_its_way_are_compared_behind_it() -> None:
+    group = Group(10)
+    session = await opened(group)
+    group.led.keeps_up = False
+    give(session, 5, watch=False)
+    await rounds()
+    session.check([UNKNOWN])
+    await rounds()
+    told(session)
+    group.led.keeps_up = True
+    group.led.commit()
+    await rounds()
+    assert Gone((UNKNOWN,)) in told(session)
