@@ -240,6 +240,30 @@ def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("ended_here", [True, False])
+def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
+    async def scenario() -> None:
+        listener, port = bind("127.0.0.1:0", "--link-listen")
+        with listener:
+            wire = await connect(f"127.0.0.1:{port}")
+            there, _ = await asyncio.get_running_loop().sock_accept(listener)
+        said, transport = pb.LinkHeader(hello=life().hello(2)), wire._check_up()
+        with there:
+            sending = asyncio.create_task(wire.send(Envelope(said, (bytes(32 << 20),))))
+            await until(lambda: not wire.has_room)
+            assert not sending.done()
+            if ended_here:
+                wire.close()
+            else:
+                transport.abort()
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(sending, DEADLINE_S)
+            transport.abort()
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())
+
+
 def test_what_is_large_is_not_copied_between_the_connection_and_who_hears_it() -> None:
     heard: list[memoryview] = []
 
