@@ -302,9 +302,11 @@ class Keeper(Planning):
         with self.lock:
             now = time.monotonic()
             tallies: list[Tally] = []
+            news = bool(self._heard)
             while self._heard:
                 tallies += self._heard.popleft()(now)
-            self._note_heard(tallies)
+            if news:
+                self._note_heard(tallies)
             self._answers.ask_about_doubts(now)
             starts = self._plan(now)
             goes_on = self._turns_on_loop is not None and not self.closing  # what is told changes nothing

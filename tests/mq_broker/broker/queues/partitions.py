@@ -56,6 +56,11 @@ class Led:
             self.append(records)
 
     @property
+    def epoch(self) -> int:
+        """Of this leadership."""
+        return int(self.replica.leader_epoch)
+
+    @property
     def next_offset(self) -> int:
         return self.machine.next_offset
 
@@ -66,7 +71,8 @@ class Led:
         """A batch becomes readable. `at_us`: its time."""
         self._last += 1
         batch = Append(attributes=Attributes(priority, ttl_ms))
-        entry = Entry(self._last, EPOCH, at_us, batch, self._last.to_bytes(16), records, records * BYTES_PER_RECORD)
+        uuid, size = self._last.to_bytes(16), records * BYTES_PER_RECORD
+        entry = Entry(self._last, self.epoch, at_us, batch, uuid, records, size)
         for change in self.machine.apply(entry):
             assert isinstance(change, Published)
             self.index.append(change)
@@ -75,7 +81,7 @@ class Led:
     def trim(self, start: int) -> None:
         """Retention drops what is before."""
         self._last += 1
-        for change in self.machine.apply(Entry(self._last, EPOCH, 0, Trim(start))):
+        for change in self.machine.apply(Entry(self._last, self.epoch, 0, Trim(start))):
             assert isinstance(change, Trimmed)
             self.index.trim(change.log_start_offset)
         self.tell()
@@ -98,7 +104,7 @@ class Led:
         if isinstance(verdict, Admit):
             self.proposed.append(operation)
             self._last += 1
-            entry = Entry(self._last, EPOCH, 0, operation)
+            entry = Entry(self._last, self.epoch, 0, operation)
             self._overlay.add(entry)
             self._tail.append((entry, on_reply))
             if self.keeps_up:
