@@ -48,6 +48,7 @@ from tests.mq_broker.storage.bed import (
     one_of_each_operation,
     one_of_each_step,
     operations_with_attributes,
+    operations_with_owners,
     uuid_of,
 )
 
@@ -97,7 +98,8 @@ def golden() -> dict[str, dict[str, str]]:
 def frames() -> dict[str, str]:
     """One of each kind of entry."""
     made = {}
-    for index, operation in enumerate((*one_of_each_operation(), *operations_with_attributes()), start=1):
+    every = (*one_of_each_operation(), *operations_with_attributes(), *operations_with_owners())
+    for index, operation in enumerate(every, start=1):
         carries = isinstance(operation, Append | Stage | Schedule | Carry)
         records = len(operation.uuids()) if isinstance(operation, Append) and operation.record_uuids else int(carries)
         payload = PAYLOAD if carries else b""
@@ -123,6 +125,11 @@ def stored() -> dict[str, str]:
     waits = StagedBatch(uuid_of(8), SCHEDULED, 0, "", 3, 38, 1_000_038, 64, 128, 1_700_000_000_000_000)
     scheduled = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(waits,)))
     attributed = replace(SNAPSHOT.state.staged[0], attributes=Attributes(9))
+    owned = replace(SNAPSHOT.state.staged[0], owner="User:etl")
+    staged_by_somebody = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(owned,)))
+    (first_key, first), *others = SNAPSHOT.state.transactions
+    transactions = ((first_key, replace(first, owner="User:etl")), *others)
+    decided_by_somebody = replace(SNAPSHOT, state=replace(SNAPSHOT.state, transactions=transactions))
     levels = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(attributed,)))
     lives = replace(scheduled.state.staged[0], attributes=Attributes(ttl_ms=600_000))
     expires = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(lives,)))
@@ -131,6 +138,8 @@ def stored() -> dict[str, str]:
         "snapshot with a queue group": encode_snapshot(PLACE, queues).hex(),
         "snapshot with a scheduled batch": encode_snapshot(PLACE, scheduled).hex(),
         "snapshot with attributes": encode_snapshot(PLACE, levels).hex(),
+        "snapshot with an owner of staged batches": encode_snapshot(PLACE, staged_by_somebody).hex(),
+        "snapshot with an owner of a key": encode_snapshot(PLACE, decided_by_somebody).hex(),
         "snapshot with a time to live": encode_snapshot(PLACE, expires).hex(),
         "flushed": pack_mark(PLACE, 40).hex(),
     }

@@ -4335,10 +4335,13 @@ class AreStagedRequest(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     UUIDS_FIELD_NUMBER: _builtins.int
     TOPIC_ID_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     partition: _builtins.int
     batch_id: _builtins.int
     topic_id: _builtins.str
+    owner: _builtins.str
+    """what somebody else has staged counts as missing; none: whoever has staged it"""
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -4352,12 +4355,15 @@ class AreStagedRequest(_message.Message):
         batch_id: _builtins.int = ...,
         uuids: _abc.Iterable[_builtins.bytes] | None = ...,
         topic_id: _builtins.str = ...,
+        owner: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "key", b"key", "owner", b"owner"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_owner", b"_owner", "batch_id", b"batch_id", "key", b"key", "owner", b"owner", "partition", b"partition", "topic", b"topic", "topic_id", b"topic_id", "uuids", b"uuids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__owner: _TypeAlias = _typing.Literal["owner"]  # noqa: Y015
+    _WhichOneofArgType__owner: _TypeAlias = _typing.Literal["_owner", b"_owner"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__owner) -> _WhichOneofReturnType__owner | None: ...
 
 Global___AreStagedRequest: _TypeAlias = AreStagedRequest  # noqa: Y015
 
@@ -6017,8 +6023,10 @@ class StageMeta(_message.Message):
     BATCH_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
+    owner: _builtins.str
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -6030,10 +6038,11 @@ class StageMeta(_message.Message):
         batch_id: _builtins.int = ...,
         run_id: _builtins.str = ...,
         attributes: Global___BatchAttributes | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "batch_id", b"batch_id", "key", b"key", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "batch_id", b"batch_id", "key", b"key", "owner", b"owner", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -6128,10 +6137,12 @@ class DecideMeta(_message.Message):
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     ONCE_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
     row_count: _builtins.int
     once: _builtins.bool
+    owner: _builtins.str
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -6145,10 +6156,11 @@ class DecideMeta(_message.Message):
         row_count: _builtins.int = ...,
         manifest: _abc.Iterable[Global___StagedBatches] | None = ...,
         once: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "manifest", b"manifest", "once", b"once", "row_count", b"row_count", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "key", b"key", "manifest", b"manifest", "once", b"once", "owner", b"owner", "row_count", b"row_count", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -6692,6 +6704,7 @@ class StagedBatchState(_message.Message):
     DECODED_BYTES_FIELD_NUMBER: _builtins.int
     DUE_US_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     uuid: _builtins.bytes
     batch_id: _builtins.int
     run_id: _builtins.str
@@ -6702,6 +6715,8 @@ class StagedBatchState(_message.Message):
     decoded_bytes: _builtins.int
     due_us: _builtins.int
     """of a scheduled batch"""
+    owner: _builtins.str
+    """who staged it"""
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -6720,10 +6735,11 @@ class StagedBatchState(_message.Message):
         decoded_bytes: _builtins.int = ...,
         due_us: _builtins.int = ...,
         attributes: Global___BatchAttributes | None = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "due_us", b"due_us", "index", b"index", "key", b"key", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "batch_id", b"batch_id", "decoded_bytes", b"decoded_bytes", "due_us", b"due_us", "index", b"index", "key", b"key", "owner", b"owner", "payload_bytes", b"payload_bytes", "row_count", b"row_count", "run_id", b"run_id", "timestamp_us", b"timestamp_us", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -6794,6 +6810,7 @@ class TransactionStateMeta(_message.Message):
     ONCE_FIELD_NUMBER: _builtins.int
     ABORTED_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     batch_id: _builtins.int
     run_id: _builtins.str
     row_count: _builtins.int
@@ -6801,6 +6818,7 @@ class TransactionStateMeta(_message.Message):
     once: _builtins.bool
     aborted: _builtins.bool
     changed_us: _builtins.int
+    owner: _builtins.str
     @_builtins.property
     def key(self) -> Global___TransactionKey: ...
     @_builtins.property
@@ -6820,10 +6838,11 @@ class TransactionStateMeta(_message.Message):
         once: _builtins.bool = ...,
         aborted: _builtins.bool = ...,
         changed_us: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "changed_us", b"changed_us", "finished", b"finished", "key", b"key", "manifest", b"manifest", "once", b"once", "row_count", b"row_count", "run_id", b"run_id", "superseded", b"superseded"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "changed_us", b"changed_us", "finished", b"finished", "key", b"key", "manifest", b"manifest", "once", b"once", "owner", b"owner", "row_count", b"row_count", "run_id", b"run_id", "superseded", b"superseded"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -74,6 +74,9 @@ class Plan:
     """A decided micro-batch waits for so long, at most, until somebody begins to publish it."""
     aborts: float = 0.0
     """Chance a micro-batch that an administrator takes its query for dead, and aborts it."""
+
+    thefts: float = 0.0
+    """Chance a micro-batch that somebody else, who has learnt the query's key, decides under it."""
     lies_ms: float = 0.0
     """How often a broker is told something that no broker would say, in the mean; 0: never. Then nothing is promised
     but that no broker dies of it (liar.py)."""
@@ -104,6 +107,7 @@ class Plan:
             "moves": self.moves_ms,
             "total_losses": self.total_losses,
             "aborts": self.aborts,
+            "thefts": self.thefts,
         }
         return {*self.faults, *(kind for kind, chance in lasting.items() if chance)}
 
@@ -132,6 +136,7 @@ class Plan:
             brokers=brokers,
             partitions=chance.choice((1, 2, 2, 3)),
             aborts=Random(f"aborts {seed}").choice((0.0, 0.0, 0.15)),
+            thefts=Random(f"thefts {seed}").choice((0.0, 0.0, 0.0, 0.3)),
             durability=durability,
             settings=settings,
             session_ms=chance.choice((2_000, 4_000)),

@@ -50,6 +50,7 @@ class MicroBatches:
         again. One that was aborted begins as another query."""
         loop, random = self._loop, self._loop.random
         key, first, queries = TransactionKey(query, "t"), query, 0
+        owner = f"User:{first}"
         batch_id, run, attempt, rows = 0, 1, 0, 0
         while not self._workload.stopped:
             yield loop.between(0, 800)
@@ -62,20 +63,22 @@ class MicroBatches:
                 key, batch_id, attempt = TransactionKey(query, "t"), 0, 0
             attempt += 1
             rows = rows if attempt > 1 and not loop.chance(0.3) else random.randint(1, 50)
-            manifest = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}", rows)
+            stage = Stage(key, batch_id, f"run{run}", owner=owner)
+            manifest = yield from self._stage(stage, f"{query}{batch_id}.{attempt}", rows)
             if manifest is None or loop.chance(0.1):
                 run += 1  # the driver dies before it decides; a new run does the same micro-batch again
                 continue
-            decide = Decide(key, batch_id, f"run{run}", rows, manifest)
+            decide = Decide(key, batch_id, f"run{run}", rows, manifest, owner=owner)
             # This driver is only thought to be dead: another decides the same micro-batch at the same time
             if loop.chance(0.15):
                 run += 1
                 rows = rows if loop.chance(0.5) else random.randint(1, 50)
-                others = yield from self._stage(key, batch_id, f"run{run}", f"{query}{batch_id}.{attempt}z", rows)
+                stage = Stage(key, batch_id, f"run{run}", owner=owner)
+                others = yield from self._stage(stage, f"{query}{batch_id}.{attempt}z", rows)
                 self._workload.spawn("driver", self._decide(decide, again=True))
                 if others is None:
                     continue
-                decide = Decide(key, batch_id, f"run{run}", rows, others)
+                decide = Decide(key, batch_id, f"run{run}", rows, others, owner=owner)
             result = yield from self._decide(decide, again=loop.chance(0.1))
             if result is None or loop.chance(0.1):
                 run += 1  # it dies after; Spark runs the micro-batch again
@@ -92,6 +95,10 @@ class MicroBatches:
                 continue
             if isinstance(result, Decided):
                 self._workload.done["micro-batches decided"] += 1
+                # Where all logs may be lost, so may be whose a key is
+                plan = self._cluster.plan
+                if plan.thefts and not plan.total_losses and loop.chance(plan.thefts):
+                    self._workload.spawn("thief", self._steal(key, batch_id))
                 batch_id, attempt = batch_id + 1, 0
             else:
                 rows = self._decided_rows(key, batch_id, rows)
@@ -108,7 +115,20 @@ class MicroBatches:
             )
         return decide.row_count
 
-    def _stage(self, key: TransactionKey, batch_id: int, run: str, name: str, rows: int) -> Process:
+    def _steal(self, key: TransactionKey, batch_id: int) -> Process:
+        """Somebody else knows the key: the same micro-batch again, in a run that would fence the owner's, and one after
+        it, which would make the owner's rows vanish."""
+        for wanted in (batch_id, batch_id + 1):
+            yield self._loop.between(0, 1_000)
+            decide = Decide(key, wanted, "stolen", 0, (), owner="User:thief")
+            result = yield from self._workload.ask("thief", self._workload.coordinator, decide, tries=5)
+            if isinstance(result, Decided):
+                raise self._cluster.oracle.violation(
+                    self._workload.coordinator, f"micro-batch {wanted} of {key.query_id} is decided by a thief"
+                )
+            self._workload.done["thefts refused"] += isinstance(result, Refused)
+
+    def _stage(self, stage: Stage, name: str, rows: int) -> Process:
         """Every task stages its rows, some twice (speculation: the loser's are in no manifest). None: the job
         failed."""
         loop = self._loop
@@ -123,9 +143,7 @@ class MicroBatches:
                     own = uuid if not again else uuid_of(uuid.rstrip(b"\0").decode() + "x")
                     promise = Promise()
                     promises.append((promise, again))
-                    self._workload.spawn(
-                        "stage", self._stage_one(partition, Stage(key, batch_id, run), own, rows, promise)
-                    )
+                    self._workload.spawn("stage", self._stage_one(partition, stage, own, rows, promise))
         for promise, again in promises:
             result = yield promise
             if not again and not isinstance(result, Done):

@@ -292,8 +292,11 @@ class Oracle:
             self._check_publish(host.partition, entry.operation)
 
     def _check_aborted(self, partition: int, life: Life, entry: Entry) -> None:
-        """Under a key that was aborted nothing more is staged or decided; and what was decided is not forgotten."""
+        """Under a key that was aborted nothing more is staged or decided; and what was decided is not forgotten. One
+        alone decides under a key."""
         match entry.operation:
+            case Decide(key, owner=owner) if life.owners.setdefault(key, owner) != owner:
+                raise self.violation(partition, f"{self.story.entry(entry)} is decided, and its key is another's")
             case Stage(key) if key in life.fenced:
                 raise self.violation(partition, f"{self.story.entry(entry)} is staged, and its key was fenced")
             case Decide(key, batch_id) if key in life.aborted and (key, batch_id) not in life.decided:

@@ -400,6 +400,22 @@ REPLICATION = (
         ("aborts",),
     ),
     Mutation(
+        "anybody who knows a key decides under it",
+        "exactly-once: owners",
+        "machine.admission:_judge_decide",
+        'if known.owner not in ("", decide.owner) and not propose.for_anybody:',
+        "if False:",
+        ("thefts",),
+    ),
+    Mutation(
+        "a later decision forgets whose its key is",
+        "exactly-once: owners",
+        "machine.machine:PartitionMachine._decide",
+        'owner = (known.owner if known is not None else "") or decide.owner',
+        'owner = "" if known is not None else decide.owner',
+        ("thefts",),
+    ),
+    Mutation(
         "an abort forgets to fence the key where it stages",
         "exactly-once: abort",
         "machine.machine:PartitionMachine._fence",

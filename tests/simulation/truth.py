@@ -100,6 +100,7 @@ class Life:
         self.snapshots: dict[int, Snapshot] = {}
         self.states: dict[int, MachineState] = {}
         self.aborted: set[TransactionKey] = set()
+        self.owners: dict[TransactionKey, str] = {}
         """Under which nothing more is decided (of the coordinator's partition)."""
         self.fenced: set[TransactionKey] = set()
         """Under which nothing more is staged."""

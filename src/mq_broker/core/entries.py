@@ -103,12 +103,14 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A batch that stays invisible until a PUBLISH entry names its UUID."""
+    """A batch that stays invisible until a PUBLISH entry names its UUID. `owner`: who staged it, as `User:etl`; empty
+    where that has no name."""
 
     key: TransactionKey
     batch_id: int
     run_id: str
     attributes: Attributes = USUAL
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,8 @@ class DeleteGroup:
 @dataclass(frozen=True, slots=True)
 class Decide:
     """Coordinator only: micro-batch `batch_id` of `key` is exactly this manifest. `once`: the key is for this decision
-    alone, and may be forgotten some time after it is published."""
+    alone, and may be forgotten some time after it is published. `owner`: who decides, as `User:etl`; whoever decides
+    first has the key for himself."""
 
     key: TransactionKey
     batch_id: int
@@ -176,6 +179,7 @@ class Decide:
     row_count: int
     manifest: tuple[StagedPart, ...]
     once: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,13 +291,13 @@ def stored_bytes(entry: Entry) -> int:
     match entry.operation:
         case Append(record_uuids):
             named = len(record_uuids)
-        case Stage(key, _, run_id):
-            named = _bytes(key.query_id, key.sink, run_id)
+        case Stage(key, _, run_id, owner=owner):
+            named = _bytes(key.query_id, key.sink, run_id, owner)
         case Publish(key, _, uuids) | Discard(key, uuids):
             named = _bytes(key.query_id, key.sink) + _UUID_LINE_BYTES * len(uuids)
-        case Decide(key, _, run_id, _, manifest):
+        case Decide(key, _, run_id, _, manifest, owner=owner):
             lines = sum(_bytes(line.topic) + _UUID_LINE_BYTES * (len(line.uuids) + 1) for line in manifest)
-            named = _bytes(key.query_id, key.sink, run_id) + lines
+            named = _bytes(key.query_id, key.sink, run_id, owner) + lines
         case MoveCursor(group) | DeleteGroup(group):
             named = _bytes(group)
         case Fence(key, kept):
@@ -320,16 +324,23 @@ LEVELS: dict[type, int] = {Work: 2, Schedule: 2, Carry: 2}
 LEVEL_OF_ATTRIBUTES = 2
 """From which on a leader may write batches with others than the usual ones."""
 
+LEVEL_OF_OWNERS = 2
+"""From which on a leader may write who staged a batch, and who decided."""
+
 
 def level_of(operation: object) -> int:
     """The lowest level of the cluster at which every broker can read this operation."""
     usual = not isinstance(operation, Append | Stage) or operation.attributes == USUAL
-    return max(LEVELS.get(type(operation), 1), 1 if usual else LEVEL_OF_ATTRIBUTES)
+    owned = isinstance(operation, Stage | Decide) and operation.owner != ""
+    of_attributes, of_owner = 1 if usual else LEVEL_OF_ATTRIBUTES, LEVEL_OF_OWNERS if owned else 1
+    return max(LEVELS.get(type(operation), 1), of_attributes, of_owner)
 
 
 def named(operation: object) -> str:
     """What an error calls it that says which level it needs."""
-    if isinstance(operation, Append | Stage):
+    if isinstance(operation, Decide):
+        return "a decision with an owner"
+    if isinstance(operation, Append | Stage) and operation.attributes != USUAL:
         return "a batch with a priority or a ttl_ms"
     return type(operation).__name__
 

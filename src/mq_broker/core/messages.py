@@ -121,11 +121,12 @@ class Wait(Enum):
 class AreStaged:
     """A question, which is never written: could micro-batch `batch_id` of the key publish these batches here? Answered
     by `Done` or `Refused`, as surely as what is written: a leader that was deposed unawares does not say that a batch
-    is missing."""
+    is missing. `owner`: who asks; what somebody else has staged is missing for him. None: whoever has staged it."""
 
     key: TransactionKey
     batch_id: int
     uuids: tuple[bytes, ...]
+    owner: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class Propose:
     """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail,
-    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
+    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep), and so is
+    `for_anybody`: whoever asks may decide under keys of others.
     `scheduled_max` is for SCHEDULE: how many such batches may wait. `room` is for APPEND: a batch that would begin
     beyond it is refused. `body` is the payload: the core hands it on with the entry and never looks at it.
     """
@@ -163,6 +165,7 @@ class Propose:
     keep_on_mismatch: bool = False
     scheduled_max: int = SCHEDULED_MAX
     room: Room | None = None
+    for_anybody: bool = False
     body: object = field(default=None, compare=False, repr=False)
 
 

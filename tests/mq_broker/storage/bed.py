@@ -105,6 +105,14 @@ def operations_with_attributes() -> list[Operation]:
     ]
 
 
+def operations_with_owners() -> list[Operation]:
+    return [
+        Stage(KEY, 12, "run-1", owner="User:etl"),
+        Stage(KEY, 12, "run-1", Attributes(31, 1), "User:etl"),
+        Decide(KEY, 13, "run-2", 500, (StagedPart("flights", 2, (uuid_of(4),), 500),), owner="User:etl"),
+    ]
+
+
 def one_of_each_step() -> tuple[steps.Step, ...]:
     lines = (steps.OutputLine("0c9a", 3, (uuid_of(5), uuid_of(6))), steps.OutputLine("0c9a", 4, ()))
     return (

@@ -24,6 +24,7 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
+from mq_broker.broker.transactions.owners import owner_of
 from mq_broker.broker.transactions.requests import check_attempt, check_micro_batch_id, key_of, listed_name
 from mq_broker.core.entries import (
     NO_UUID,
@@ -40,7 +41,7 @@ from mq_broker.core.entries import (
 )
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Room, Wait
 from mq_broker.measured import PRODUCE_BATCHES, PRODUCE_SECONDS
-from mq_broker.rpc.callers import caller
+from mq_broker.rpc.callers import asker, caller
 from mq_broker.rpc.service import ProduceRequests, RefusedBatch, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
@@ -136,6 +137,7 @@ class _Stream:
         self._unanswered_bytes = 0
         self._ready: deque[_Answer] = deque()
         self._caller = caller()
+        self._asker = asker()
         self._gone = False
         self._some_ready = asyncio.Event()
         self._room = asyncio.Event()
@@ -251,8 +253,9 @@ class _Stream:
         due_us = self._producing.scheduled.due_us(header) if is_scheduled(header) else 0
         query = listed_name(header.stage.key.query_id) if stages else ""
         self._producing.fillers.count(batch.partition, self._caller, query, 1 + len(header.record_uuids) // UUID_BYTES)
+        owner = owner_of(self._asker, key_of(header.stage.key), self._producing.shell.level) if stages else ""
         batch.partition.propose(
-            _operation(header, due_us),
+            _operation(header, due_us, owner),
             lambda result: self._answer(batch, result),
             batch.deadline,
             uuid=header.uuid,
@@ -307,10 +310,10 @@ def _held_bytes(request: Envelope[pb.ProduceHeader]) -> int:
     return len(request.payload) + len(request.header.record_uuids) + _BATCH_BYTES
 
 
-def _operation(header: pb.ProduceHeader, due_us: int) -> Operation:
+def _operation(header: pb.ProduceHeader, due_us: int, owner: str = "") -> Operation:
     attributes = _attributes(header.attributes) if header.HasField("attributes") else USUAL
     if header.HasField("stage"):
-        return Stage(key_of(header.stage.key), header.stage.batch_id, header.stage.run_id, attributes)
+        return Stage(key_of(header.stage.key), header.stage.batch_id, header.stage.run_id, attributes, owner)
     if due_us:
         return Schedule(due_us, attributes)
     return Append(header.record_uuids, attributes) if header.record_uuids or attributes != USUAL else _APPEND

@@ -21,6 +21,7 @@ from mq_broker.broker.host.observers import Observers
 from mq_broker.broker.host.opened import Opened
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
+from mq_broker.broker.host.replica_settings import replica_settings
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation, level_of, named
 from mq_broker.core.messages import (
@@ -48,7 +49,6 @@ from mq_broker.core.messages import (
     Refused,
     Reopen,
     ReplicasChanged,
-    ReplicaSettings,
     Reply,
     RequestId,
     Result,
@@ -81,7 +81,6 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.limits import READ_BATCHES_MAX, SCHEDULED_MAX
-from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +148,7 @@ class Partition:
             host.arriving,
             lambda: bytes_max(self.topic.settings.dedup_uuids_max),
         )
-        self._settings = _replica_settings(topic, number)
+        self._settings = replica_settings(topic, number)
         self.replica = Replica(
             topic.spec.name,
             number,
@@ -277,6 +276,7 @@ class Partition:
         keep_on_mismatch: bool = False,
         scheduled_max: int = SCHEDULED_MAX,
         room: Room | None = None,
+        for_anybody: bool = False,
     ) -> None:
         """Ask the core. `on_reply` is called exactly once, on the loop, perhaps before this returns; past `deadline`
         (loop's clock) with `OutcomeUnknown`.
@@ -304,12 +304,18 @@ class Partition:
                 keep_on_mismatch,
                 scheduled_max,
                 room,
+                for_anybody,
                 payload,
             )
         )
 
     async def ask(
-        self, operation: Operation | AreStaged, deadline: float, *, keep_on_mismatch: bool = False
+        self,
+        operation: Operation | AreStaged,
+        deadline: float,
+        *,
+        keep_on_mismatch: bool = False,
+        for_anybody: bool = False,
     ) -> Done | Decided:
         """As `propose`, for an operation without a payload. Raises the `TritonMQError` it was refused with."""
         answered: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
@@ -318,7 +324,7 @@ class Partition:
             if not answered.done():
                 answered.set_result(result)
 
-        self.propose(operation, on_reply, deadline, keep_on_mismatch=keep_on_mismatch)
+        self.propose(operation, on_reply, deadline, keep_on_mismatch=keep_on_mismatch, for_anybody=for_anybody)
         result = await answered
         if isinstance(result, Refused):
             raise result.error
@@ -579,18 +585,6 @@ class Partition:
             observer()
         await self.journal.close()
         self.index.close()
-
-
-def _replica_settings(topic: Topic, number: int) -> ReplicaSettings:
-    settings = topic.settings
-    return ReplicaSettings(
-        replicas=topic.spec.assignment[number],
-        min_insync_replicas=settings.min_insync_replicas,
-        dedup_uuids_max=settings.dedup_uuids_max,
-        dedup_ms=settings.dedup_ms,
-        volatile=topic.volatile,
-        begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
-    )
 
 
 def _not_yet(operation: str, needed: int, level: int) -> IncompatibleVersion:

@@ -26,6 +26,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.broker.transactions.owners import check_may_see, is_for_anybody, owner_of
 from mq_broker.broker.transactions.requests import (
     check_manifest,
     check_publish_id,
@@ -118,13 +119,16 @@ class Transactions:
         await self._admin.transactions_topic(deadline)
         partition = await self.coordinator(key)
         manifest = tuple(line_from_wire(line) for line in request.manifest if line.uuids)
-        decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest, request.once)
+        owner = owner_of(asker(), key, self._shell.level)
+        decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest, request.once, owner)
         if request.timeout_ms:
             deadline = min(deadline, asyncio.get_running_loop().time() + request.timeout_ms / 1000)
         known = partition.replica.machine.transactions.get(key)
         if known is None or (decide.batch_id > known.batch_id and known.finished and not known.aborted):
             await self._check_staged(decide, deadline)
-        result = await partition.ask(decide, deadline, keep_on_mismatch=request.keep_on_mismatch)
+        result = await partition.ask(
+            decide, deadline, keep_on_mismatch=request.keep_on_mismatch, for_anybody=is_for_anybody(asker())
+        )
         assert isinstance(result, Decided)
         SINK_DECISIONS.add("repeated" if result.already else "decided")
         if result.already:
@@ -167,6 +171,7 @@ class Transactions:
             batch_id=decide.batch_id,
             uuids=line.uuids,
             topic_id=line.topic_id,
+            owner=None if is_for_anybody(asker()) else decide.owner,
         )
         attempt = 0
         while True:
@@ -412,7 +417,8 @@ class Transactions:
         """Whether the micro-batch could publish these batches. Raises `StagedBatchMissing` if it could not."""
         partition = await self._led(request.topic, request.partition)
         _check_topic_id(partition, request)
-        await partition.ask(AreStaged(key_of(request.key), request.batch_id, uuids_of(request)), deadline)
+        owner = request.owner if request.HasField("owner") else None
+        await partition.ask(AreStaged(key_of(request.key), request.batch_id, uuids_of(request), owner), deadline)
         return pb.AreStagedResponse()
 
     async def discard(self, request: pb.DiscardRequest, deadline: float) -> pb.DiscardResponse:
@@ -435,6 +441,7 @@ class Transactions:
         known = (await self.coordinator(key)).replica.machine.transactions.get(key)
         if known is None:
             return pb.TransactionStatusResponse(known=False)
+        check_may_see(asker(), key, known)
         return pb.TransactionStatusResponse(
             known=True,
             batch_id=known.batch_id,

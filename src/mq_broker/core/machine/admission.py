@@ -51,6 +51,7 @@ from mq_protocol.errors import (
     InvalidRequest,
     OutOfOrder,
     Overloaded,
+    PermissionDenied,
     QueueFull,
     ReplayMismatch,
     StagedBatchMissing,
@@ -212,11 +213,11 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             return Admit(trim)
         case Work() as work:
             return _judge_work(work, machine, overlay)
-        case AreStaged(key, batch_id, uuids):
-            verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index)
+        case AreStaged(key, batch_id, uuids, owner):
+            verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index, owner)
             return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
         case Decide() | Finish() | Abort() | Fence() | Forget() as operation:
-            return _judge_for_coordinator(operation, propose.keep_on_mismatch, machine, overlay)
+            return _judge_for_coordinator(operation, propose, machine, overlay)
         case EpochStart():
             return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
 
@@ -278,7 +279,7 @@ def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | No
 
 def _judge_for_coordinator(
     operation: Decide | Finish | Abort | Fence | Forget,
-    keep_on_mismatch: bool,
+    propose: Propose,
     machine: PartitionMachine,
     overlay: Overlay,
 ) -> Verdict:
@@ -291,7 +292,7 @@ def _judge_for_coordinator(
         )
     match operation:
         case Decide() as decide:
-            return _judge_decide(decide, keep_on_mismatch, machine, overlay)
+            return _judge_decide(decide, propose, machine, overlay)
         case Finish() as finish:
             return _judge_finish(finish, machine, overlay)
         case Abort() as abort:
@@ -366,7 +367,9 @@ def _judge_records(uuids: list[bytes], machine: PartitionMachine, overlay: Overl
     return None if index is None else WaitFor(index)
 
 
-def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int) -> Verdict:
+def _judge_publish(
+    publish: Publish, machine: PartitionMachine, overlay: Overlay, first_index: int, owner: str | None = None
+) -> Verdict:
     if publish.key == SCHEDULED:
         return _judge_due(publish, machine, overlay, first_index)
     if publish.batch_id <= machine.published.get(publish.key, -1):
@@ -384,6 +387,7 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
             and batch.index >= first_index
             and batch.key == publish.key
             and (any_id or batch.batch_id == publish.batch_id)
+            and (owner is None or batch.owner in ("", owner))
         ):
             continue
         # Staged, and its payload gone: it was published and trimmed by entries that a recovery lost (rule 15, trap 32).
@@ -395,7 +399,7 @@ def _judge_publish(publish: Publish, machine: PartitionMachine, overlay: Overlay
                 StagedBatchMissing(
                     f"staged batch {uuid.hex()} of query {publish.key.query_id!r} micro-batch {publish.batch_id} is "
                     "not in this partition: it was discarded, or the manifest was not made by this query's tasks for "
-                    "this micro-batch"
+                    "this micro-batch, in the name of the same user"
                 ),
                 of_absence=True,
             )
@@ -455,7 +459,7 @@ def _judge_discard(discard: Discard, machine: PartitionMachine, overlay: Overlay
     return Admit(Discard(discard.key, uuids))
 
 
-def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+def _judge_decide(decide: Decide, propose: Propose, machine: PartitionMachine, overlay: Overlay) -> Verdict:
     pending = overlay.key_index(decide.key)
     if pending is not None:
         return WaitFor(pending)
@@ -463,6 +467,8 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
     if known is None:
         full = len(machine.transactions) + overlay.key_count >= TRANSACTION_KEYS_MAX
         return _refuse(_too_many(machine)) if full else Admit(decide)
+    if known.owner not in ("", decide.owner) and not propose.for_anybody:
+        return _refuse(not_owner(decide.key))  # first: what stands there is not told to others
     if decide.run_id in known.superseded:
         return _refuse(
             FencedRun(
@@ -482,7 +488,7 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
         return Admit(decide)
     if decide.batch_id < known.batch_id:
         return _refuse(_stale(decide, known))
-    if decide.row_count != known.row_count and not keep_on_mismatch:
+    if decide.row_count != known.row_count and not propose.keep_on_mismatch:
         return _refuse(
             ReplayMismatch(
                 f"micro-batch {decide.batch_id} of query {decide.key.query_id!r} was decided with {known.row_count} "
@@ -492,8 +498,15 @@ def _judge_decide(decide: Decide, keep_on_mismatch: bool, machine: PartitionMach
             )
         )
     if decide.run_id != known.run_id and not known.aborted:
-        return Admit(Decide(decide.key, decide.batch_id, decide.run_id, known.row_count, ()))
+        return Admit(Decide(decide.key, decide.batch_id, decide.run_id, known.row_count, (), owner=decide.owner))
     return Answer(Decided(known.row_count, already=True, finished=known.finished))
+
+
+def not_owner(key: TransactionKey) -> PermissionDenied:
+    return PermissionDenied(
+        f"query {key.query_id!r} is another user's, who decided under this key first: use a checkpoint, or a txnAppId, "
+        "of your own"
+    )
 
 
 def _stale(decide: Decide, known: TransactionState) -> StaleMicroBatch:

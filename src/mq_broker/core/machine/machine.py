@@ -200,6 +200,7 @@ class PartitionMachine:
             entry.decoded_bytes,
             due_us,
             stage.attributes,
+            stage.owner if isinstance(stage, Stage) else "",
         )
         if due_us:
             self.due_times.add(entry.uuid, due_us)
@@ -263,9 +264,10 @@ class PartitionMachine:
         superseded = known.superseded if known is not None else ()
         if known is not None and known.run_id != decide.run_id:
             superseded = (*superseded, known.run_id)[-SUPERSEDED_RUNS_MAX:]
+        owner = (known.owner if known is not None else "") or decide.owner
         if known is not None and decide.batch_id == known.batch_id:  # asked again by another run: only the run is news
             self.transactions[decide.key] = replace(
-                known, run_id=decide.run_id, superseded=superseded, changed_us=timestamp_us
+                known, run_id=decide.run_id, superseded=superseded, changed_us=timestamp_us, owner=owner
             )
             return
         finished = not decide.manifest
@@ -278,4 +280,5 @@ class PartitionMachine:
             superseded,
             once=decide.once,
             changed_us=timestamp_us,
+            owner=owner,
         )

@@ -18,7 +18,8 @@ from mq_protocol.manifest import StagedPart
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
     """A batch without offsets. `due_us`: when a scheduled one is to be published, microseconds since 1970; 0 for those
-    of transactions. `index`: the last entry that has its payload."""
+    of transactions. `index`: the last entry that has its payload. `owner`: who staged it; empty where that has no
+    name."""
 
     uuid: bytes
     key: TransactionKey
@@ -31,6 +32,7 @@ class StagedBatch:
     decoded_bytes: int
     due_us: int = 0
     attributes: Attributes = USUAL
+    owner: str = ""
 
 
 EPHEMERAL = "ephemeral"
@@ -52,7 +54,8 @@ class TransactionState:
     (`finished`).
 
     `once`: the key is for this one decision. `aborted`: no other will be made. `changed_us`: when any of this changed
-    last, by the leader's wall clock.
+    last, by the leader's wall clock. `owner`: the first who has decided under the key and has a name; nobody else
+    decides then.
     """
 
     batch_id: int
@@ -64,6 +67,7 @@ class TransactionState:
     once: bool = False
     aborted: bool = False
     changed_us: int = 0
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -275,9 +275,13 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             return EntryKind.EPOCH_START, start.SerializeToString()
         case Trim(log_start_offset):
             return EntryKind.TRIM, pb.TrimMeta(log_start_offset=log_start_offset).SerializeToString()
-        case Stage(key, batch_id, run_id, attributes):
+        case Stage(key, batch_id, run_id, attributes, owner):
             stage = pb.StageMeta(
-                key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, attributes=attributes_to_wire(attributes)
+                key=_key_to_wire(key),
+                batch_id=batch_id,
+                run_id=run_id,
+                attributes=attributes_to_wire(attributes),
+                owner=owner,
             )
             return EntryKind.STAGE, stage.SerializeToString()
         case Publish(key, batch_id, uuids):
@@ -291,10 +295,15 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             return EntryKind.CURSOR, cursor.SerializeToString()
         case DeleteGroup(group):
             return EntryKind.DELETE_GROUP, pb.DeleteGroupMeta(group=group).SerializeToString()
-        case Decide(key, batch_id, run_id, row_count, manifest, once):
-            lines = [line_to_wire(line) for line in manifest]
+        case Decide(key, batch_id, run_id, row_count, manifest, once, owner):
             meta = pb.DecideMeta(
-                key=_key_to_wire(key), batch_id=batch_id, run_id=run_id, row_count=row_count, manifest=lines, once=once
+                key=_key_to_wire(key),
+                batch_id=batch_id,
+                run_id=run_id,
+                row_count=row_count,
+                manifest=[line_to_wire(line) for line in manifest],
+                once=once,
+                owner=owner,
             )
             return EntryKind.DECIDE, meta.SerializeToString()
         case Abort() | Fence() | Forget() | Finish():
@@ -355,7 +364,7 @@ def _append(meta: bytes) -> Operation:
 
 def _stage(meta: bytes) -> Operation:
     m = pb.StageMeta.FromString(meta)
-    return Stage(_key(m.key), m.batch_id, m.run_id, attributes_from_wire(m.attributes))
+    return Stage(_key(m.key), m.batch_id, m.run_id, attributes_from_wire(m.attributes), m.owner)
 
 
 def _publish(meta: bytes) -> Operation:
@@ -380,7 +389,7 @@ def _delete_group(meta: bytes) -> Operation:
 def _decide(meta: bytes) -> Operation:
     m = pb.DecideMeta.FromString(meta)
     manifest = tuple(line_from_wire(line) for line in m.manifest)
-    return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest, m.once)
+    return Decide(_key(m.key), m.batch_id, m.run_id, m.row_count, manifest, m.once, m.owner)
 
 
 def _trim(meta: bytes) -> Operation:

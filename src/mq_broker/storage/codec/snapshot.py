@@ -8,9 +8,9 @@ partition's directory fails as a damaged one does.
 
 The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
 its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. Version 3 is written where there are queue
-groups, scheduled batches, or staged ones with attributes: between the two are as many `WorkPart` as the first part
-says. The body of version 1, which is still read, is one `SnapshotState`. UUIDs are written by columns and as steps from
-one to the next: about 23 bytes each, 16 of which are the UUID.
+groups, scheduled batches, staged ones with attributes, or owners: between the two are as many `WorkPart` as the first
+part says. The body of version 1, which is still read, is one `SnapshotState`. UUIDs are written by columns and as
+steps from one to the next: about 23 bytes each, 16 of which are the UUID.
 
 Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
 then waits for the time of one part, not for that of 100,000 UUIDs.
@@ -83,10 +83,17 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         body += _PART.pack(len(written))
         body += written
         _let_others_run()
-    newer = work or any(batch.due_us or batch.attributes != USUAL for batch in state.staged)
+    newer = work or _is_newer(state)
     header = _HEADER.pack(0, _MAGIC, _WITH_WORK if newer else _VERSION, len(body))[_CRC_BYTES:]
     crc = _checksum(place, (header, body))
     return b"".join((crc.to_bytes(_CRC_BYTES, "little"), header, body))
+
+
+def _is_newer(state: MachineState) -> bool:
+    """Whether there is something, besides queue groups, that version 2 does not have."""
+    return any(batch.due_us or batch.attributes != USUAL or batch.owner for batch in state.staged) or any(
+        transaction.owner for _, transaction in state.transactions
+    )
 
 
 def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
@@ -198,6 +205,7 @@ def _staged_to_wire(batch: StagedBatch) -> pb.StagedBatchState:
         decoded_bytes=batch.decoded_bytes,
         due_us=batch.due_us,
         attributes=attributes_to_wire(batch.attributes),
+        owner=batch.owner,
     )
 
 
@@ -213,6 +221,7 @@ def _transaction_to_wire(key: TransactionKey, transaction: TransactionState) -> 
         once=transaction.once,
         aborted=transaction.aborted,
         changed_us=transaction.changed_us,
+        owner=transaction.owner,
     )
 
 
@@ -262,6 +271,7 @@ def _staged_from_wire(batch: pb.StagedBatchState) -> StagedBatch:
         batch.decoded_bytes,
         batch.due_us,
         attributes_from_wire(batch.attributes),
+        batch.owner,
     )
 
 
@@ -276,6 +286,7 @@ def _transaction_from_wire(line: pb.TransactionStateMeta) -> TransactionState:
         once=line.once,
         aborted=line.aborted,
         changed_us=line.changed_us,
+        owner=line.owner,
     )
 
 

@@ -27,10 +27,11 @@ from tests.mq_broker.storage.bed import (
     joined,
     one_of_each_operation,
     operations_with_attributes,
+    operations_with_owners,
     uuid_of,
 )
 
-OPERATIONS = [*one_of_each_operation(), *operations_with_attributes()]
+OPERATIONS = [*one_of_each_operation(), *operations_with_attributes(), *operations_with_owners()]
 
 
 @pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: type(operation).__name__)

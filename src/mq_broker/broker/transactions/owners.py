@@ -1,0 +1,37 @@
+"""In whose name something is staged and decided: that of whoever asks, if it has one.
+
+Whoever decides first under a key has it for himself (core/machine/admission.py). In plain text nobody has a name: what
+is staged and decided there belongs to nobody, and is taken over by who comes first with one.
+"""
+
+from __future__ import annotations
+
+from mq_broker.core.entries import LEVEL_OF_OWNERS, TransactionKey
+from mq_broker.core.machine.admission import not_owner
+from mq_broker.core.machine.state import TransactionState
+from mq_broker.security.authority import Asker
+from mq_broker.security.names import ANONYMOUS
+from mq_protocol.rights import Kind, Operation
+from mq_protocol.work_keys import is_of_queue
+
+
+def owner_of(asker: Asker, key: TransactionKey, level: int) -> str:
+    """Who is to own what is written under the key. Nobody below the level at which brokers know owners, and of a queue
+    group, whose members share one key."""
+    if level < LEVEL_OF_OWNERS or asker.principal == ANONYMOUS or is_of_queue(key.query_id):
+        return ""
+    return asker.text
+
+
+def is_for_anybody(asker: Asker) -> bool:
+    """Whether the asker may decide under keys of others: a superuser, a broker, and everybody where no rights are
+    judged."""
+    return asker.free or asker.superuser
+
+
+def check_may_see(asker: Asker, key: TransactionKey, known: TransactionState) -> None:
+    """Raises `PermissionDenied` for who asks about a key that is another user's, and has no right to describe it."""
+    if known.owner in ("", asker.text) or is_for_anybody(asker):
+        return
+    if not asker.may(Operation.DESCRIBE, Kind.TRANSACTION, key.query_id):
+        raise not_owner(key)
