@@ -148,3 +148,30 @@ def test_claims_name_no_more_ranges_together_than_a_leader_takes(monkeypatch: py
         (6, []),
         (7, [11, 4]),
     ]
+
+
+def test_a_leader_of_a_later_epoch_is_told_which_leases_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not know how long they are, nor that they are this member's by now."""
+    spoken = Spoken(monkeypatch)
+    spoken.said()
+    spoken.lend(0, 5, entry=5)
+    assert not any(request.check for request in spoken.said())
+    spoken.played.leaders.lead(1, epoch=2)
+    assert [lease.entry for request in spoken.said() for lease in request.check] == [5]
+    spoken.lapse()
+    assert not any(request.check for request in spoken.said()), "once"
+
+
+def test_outcomes_wait_for_the_answer_to_those_before_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    spoken = Spoken(monkeypatch, in_flight_max=30)
+    spoken.said()
+    lease = spoken.lend(0, 10, entry=5)
+    spoken.ack(lease, 0, 1, 2)
+    spoken.lapse()
+    assert settled(spoken.said()) == [[0, 3]]
+    spoken.ack(lease, 3)
+    spoken.lapse()
+    assert settled(spoken.said()) == []
+    spoken.tell(answers=[pb.NumberedAnswer(number=1, answer=pb.SettleAnswer())])
+    spoken.lapse()
+    assert settled(spoken.said()) == [[3, 1]]

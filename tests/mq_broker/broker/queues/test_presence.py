@@ -61,3 +61,12 @@ def test_a_member_that_was_heard_of_again_is_not_gone() -> None:
         presence.heard_of("a")
         assert not presence.due(100)
         assert presence.given_up(holdings, 100, WHERE) == []
+
+
+def test_who_could_not_come_back_while_the_leader_stood_still_is_waited_for_anew() -> None:
+    presence, session = Presence(), Here("a")
+    presence.come(session, "g", replaced_before=False)
+    presence.leave(session, 100)
+    presence.slept(500)
+    assert not presence.due(499)
+    assert presence.due(500)

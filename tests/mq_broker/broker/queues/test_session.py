@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
+from mq_broker.broker.queues import session as session_module
 from mq_broker.broker.queues.requests import Lent
-from mq_broker.broker.queues.session import CreditHolds, Gone, Load, News, Ready, Session
+from mq_broker.broker.queues.session import CreditHolds, Gone, Load, News, NumberedAnswer, Ready, Session
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Ack, Settle
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
-from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, rounds, scenario
+from mq_protocol.errors import Overloaded
+from tests.mq_broker.broker.queues.partitions import BYTES_PER_RECORD, EPOCH, Group, lease_of, rounds, scenario
 
 UNKNOWN = LeaseId(EPOCH, 99, 0)
 
@@ -109,3 +113,43 @@ async def test_leases_that_are_to_be_compared_while_an_entry_is_on_its_way_are_c
     group.led.commit()
     await rounds()
     assert Gone((UNKNOWN,)) in told(session)
+
+
+@scenario
+async def test_bytes_that_are_spent_to_the_last_are_a_bound_still() -> None:
+    group = Group(10)
+    session = await opened(group)
+    session.set_credit(pb.WorkCredit(records=10, bytes=2 * BYTES_PER_RECORD))
+    await rounds()
+    assert group.leased() == {"a": ((0, 2),)}
+    session.set_credit(pb.WorkCredit(records=10, bytes=3 * BYTES_PER_RECORD))
+    await rounds()
+    assert group.leased() == {"a": ((0, 2), (2, 3))}
+
+
+def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "UNANSWERED_MAX", 2)
+
+    @scenario
+    async def test() -> None:
+        group = Group(10)
+        session = await opened(group)
+        give(session, 5, watch=False)
+        await rounds()
+        [lease] = group.state.leases
+        told(session)
+        group.led.keeps_up = False
+        session.settle(acks(lease, ((0, 1),), ((1, 2),)))
+        session.settle(acks(lease, ((2, 3),)))
+        [refused] = told(session)
+        assert isinstance(refused, NumberedAnswer)
+        assert (refused.number, type(refused.answer.error)) == (3, Overloaded)
+        await rounds()
+        group.led.keeps_up = True
+        group.led.commit()
+        session.settle(acks(lease, ((2, 3),)))
+        await rounds()
+        answers = [each for each in told(session) if isinstance(each, NumberedAnswer)]
+        assert [(each.number, each.answer.error) for each in answers] == [(1, None), (2, None), (4, None)]
+
+    test()

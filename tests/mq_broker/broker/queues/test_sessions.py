@@ -422,6 +422,30 @@ def test_sessions_that_ended_with_an_error_count_no_more_at_the_broker(
     asyncio.run(scenario())
 
 
+def test_sessions_of_a_stream_that_broke_count_no_more_at_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "WORK_SESSIONS_PER_BROKER_MAX", 1)
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as other:
+            numbers = iter(range(1, 1_000))
+
+            async def lent() -> bool:
+                number = next(numbers)
+                await other.open(number, "b", records=1)
+                heard = await other.hear(lambda said: said.HasField("lease") or said.HasField("error"), number)
+                return heard.HasField("lease")
+
+            async with speaking(broker) as stream:
+                await stream.open(records=1)
+                await stream.lease()
+                assert not await lent()
+            await until(lent)
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_that_is_only_refused_is_heard_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "UNTOLD_MAX", 2)
 
