@@ -23,6 +23,8 @@ from mq_dev.local_cluster import BrokerProcess, ClusterFailed, LocalCluster
 
 _LOOK_S = 0.2
 PORT = 7400
+TRIAL = "trial"
+"""The user of --authorize."""
 
 
 @click.command(short_help="Run a local cluster in the foreground, for trials.")
@@ -51,16 +53,26 @@ PORT = 7400
 @click.option(
     "--secure", is_flag=True, help="Speak TLS: make an authority and certificates, and say where they are (certs=DIR)."
 )
-def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_create: bool, secure: bool) -> int:
+@click.option(
+    "--authorize",
+    is_flag=True,
+    help=f"With --secure: make a user `{TRIAL}` too, with rules for what begins with `{TRIAL}-`, to try rights with.",
+)
+def dev(
+    count: int,
+    port: int,
+    data: Path | None,
+    zookeeper: bool | None,
+    auto_create: bool,
+    secure: bool,
+    authorize: bool,
+) -> int:
     """Run a local cluster in the foreground, for trials.
 
     Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves; with --secure, `certs=DIR` behind it.
-    Ctrl-C ends it.
+    Ctrl-C ends it. With --secure rights are judged, and the user `admin` may do everything.
     """
-    if zookeeper is False and count > 1:
-        raise click.UsageError(
-            "several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1"
-        )
+    _check_company(count, zookeeper, secure=secure, authorize=authorize)
     stop = threading.Event()
 
     def asked_to_stop(_number: int, _frame: FrameType | None) -> None:
@@ -82,10 +94,14 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_c
         )
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
+            if authorize:
+                _make_trial_user(cluster)
             click.echo(f"ready bootstrap={cluster.bootstrap}" + (f" certs={cluster.certs}" if secure else ""))
             sys.stdout.flush()
             for broker in cluster.brokers.values():
                 say(f"metrics of broker {broker.id}: http://{broker.http}/metrics")
+            if cluster.certs is not None:
+                _say_who(cluster.certs, authorize=authorize)
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
             _watch(cluster, stop)
         except ClusterFailed as error:
@@ -96,6 +112,43 @@ def dev(count: int, port: int, data: Path | None, zookeeper: bool | None, auto_c
             say("stopping")
             cluster.stop()
     return 0
+
+
+def _check_company(count: int, zookeeper: bool | None, *, secure: bool, authorize: bool) -> None:
+    """Refuse options that make no sense together."""
+    if authorize and not secure:
+        raise click.UsageError(
+            "--authorize goes with --secure: without certificates everybody is User:ANONYMOUS, and nobody can be told "
+            "from others"
+        )
+    if zookeeper is False and count > 1:
+        raise click.UsageError(
+            "several brokers need a ZooKeeper between them: leave out --no-zookeeper, or use --brokers 1"
+        )
+
+
+def _make_trial_user(cluster: LocalCluster) -> None:
+    """Its certificate, and its first rules."""
+    from mq_client import AclRule, Admin
+    from mq_dev.certificates import make_user
+    from mq_protocol.rights import Kind, Operation
+
+    assert cluster.certs is not None
+    make_user(cluster.certs, TRIAL)
+    rights = [(Kind.TOPIC, each) for each in (Operation.READ, Operation.WRITE, Operation.CREATE)]
+    rights.append((Kind.GROUP, Operation.READ))
+    with Admin(cluster.bootstrap, security=cluster.security) as admin:
+        admin.alter_acls([AclRule(f"User:{TRIAL}", right, kind, f"{TRIAL}-", prefix=True) for kind, right in rights])
+
+
+def _say_who(certs: Path, *, authorize: bool) -> None:
+    """Which users there are, and how another is made."""
+    from mq_dev.certificates import authority_key
+
+    say("rights are judged; User:admin may do everything: export TRITONMQ_USER=admin")
+    if authorize:
+        say(f"User:{TRIAL} may use topics and groups that begin with {TRIAL}-: export TRITONMQ_USER={TRIAL}")
+    say(f"another user: tritonmq cert create-client NAME --dir {certs} --ca-key {authority_key(certs)}")
 
 
 class _Stopped(Exception):

@@ -171,10 +171,21 @@ def write_client(authority: Authority, certs: Path, name: str, days: float = LEA
     return authority.client(name, days).write(certs, client_file(name))
 
 
+def authority_key(certs: Path) -> Path:
+    """Where `make_missing` keeps the key of the authority: beside what goes to brokers and clients."""
+    return certs.with_name(f"{certs.name}.{CA_KEY_FILE}")
+
+
+def make_user(certs: Path, name: str) -> None:
+    """A further user of a whole set; one that is there stays."""
+    if not (certs / f"{client_file(name)}.crt").exists():
+        write_client(Authority.open(certs, authority_key(certs)), certs, name)
+
+
 def make_missing(certs: Path, host: str, brokers: Iterable[int]) -> None:
     """A whole set for a cluster on one machine: an authority with its key beside the directory, those brokers, and the
     user `admin`. What is there stays."""
-    key_path = certs.with_name(f"{certs.name}.{CA_KEY_FILE}")
+    key_path = authority_key(certs)
     made = (certs / CA_FILE).exists()
     authority = Authority.open(certs, key_path) if made else Authority.create(certs, key_path)
     for broker in brokers:

@@ -64,6 +64,41 @@ def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path:
         assert (tmp_path / "d" / "broker-1").is_dir()
 
 
+def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "d"
+    with Command("dev", "--brokers", "2", "--port", "0", "--data", str(data), "--secure", "--authorize") as dev:
+        ready = dev.line()
+        bootstrap, _, certs = ready.removeprefix("ready bootstrap=").partition(" certs=")
+        assert certs == str(data / "certs")
+        monkeypatch.setenv("TRITONMQ_BOOTSTRAP", bootstrap)
+        monkeypatch.setenv("TRITONMQ_CERTS", certs)
+        monkeypatch.setenv("TRITONMQ_USER", "")  # what --user leaves there goes with the test
+        command = dev.remark_with("another user: ").partition("another user: tritonmq ")[2]
+        key = Path(command.rpartition(" ")[2])
+        assert key.stat().st_mode & 0o777 == 0o600
+        assert not key.is_relative_to(certs)
+        assert tritonmq(*command.replace("NAME", "bob").split()).returncode == 0
+        make = ("topic", "create", "--partitions", "1", "--replicas", "1")
+        assert tritonmq(*make, "trial-1", "--user", "trial").returncode == 0
+        refused = tritonmq(*make, "other", "--user", "trial")
+        assert refused.returncode == 1
+        assert b"User:trial has no right Create" in refused.stderr
+        assert tritonmq(*make, "trial-2", "--user", "bob").returncode == 1
+        assert b"User:trial" in tritonmq("acl", "list", "--user", "admin").stdout
+        assert tritonmq("cert", "revoke", "User:trial", "--user", "admin").stdout == b"1 revoked\n"
+        assert tritonmq("topic", "list", "--user", "trial").returncode == 1
+        assert b"closed to all but the brokers" in tritonmq("cluster", "status", "--user", "admin").stdout
+        assert dev.end() == 0
+
+
+def test_rules_without_names_are_refused() -> None:
+    refused = tritonmq("dev", "--authorize")
+    assert refused.returncode == 2
+    assert b"--secure" in refused.stderr
+
+
 def test_it_can_be_ended_while_it_starts(tmp_path: Path) -> None:
     with Command("dev", "--brokers", "2", "--port", "0", "--data", str(tmp_path)) as dev:
         dev.remark_with("starting broker 1")
