@@ -7,6 +7,7 @@ for production: there every broker has a machine and a supervisor of its own.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
@@ -41,6 +42,16 @@ _LOG_TAIL_CHARACTERS = 3_000
 
 class ClusterFailed(Exception):
     """A process of a local cluster did not come up; the message has the end of its log."""
+
+
+def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
+    """What brokers of a cluster on this machine are given: no file with settings, and no variables for a broker. These
+    are of the user's own broker, and would change this one or keep it from starting."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name != "TRITONMQ_CONFIG" and not name.startswith("TRITONMQ_BROKER_")
+    }
 
 
 class BrokerProcess:
@@ -91,7 +102,7 @@ class BrokerProcess:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=self.environment,
+                env=without_settings(os.environ) if self.environment is None else self.environment,
             )
 
     def terminate(self) -> None:

@@ -87,3 +87,14 @@ def test_without_java_nothing_is_started(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(CoordinationUnavailable, match="install Java"):
         cluster.start()
     assert all(broker.status is None for broker in cluster.brokers.values())
+
+
+def test_settings_of_the_users_own_broker_are_not_those_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "tritonmq.toml"
+    config.write_text('[broker]\nrack = "r1"\nzookeeper = "127.0.0.1:1"\n')
+    monkeypatch.setenv("TRITONMQ_CONFIG", str(config))
+    monkeypatch.setenv("TRITONMQ_BROKER_RACK", "r2")
+    with LocalCluster(tmp_path / "cluster", brokers=1) as cluster, Admin(cluster.bootstrap) as admin:
+        assert [broker.rack for broker in admin.describe_cluster().brokers] == [""]
