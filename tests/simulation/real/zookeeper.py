@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from mq_broker.coordination.interface import (
     CoordinationEvent,
     Listener,
     LockPlace,
+    SecurityDocuments,
     SecurityStore,
     TopicChanges,
     TopicSpec,
@@ -38,6 +39,20 @@ CHANGES_KEPT = 8
 
 class _Lost(Exception):
     """No answer within the deadline."""
+
+
+class _NoDocuments:
+    """Simulated brokers do not judge rights. They ask all the same who was revoked, and what the quotas are: nobody,
+    and none."""
+
+    def __init__(self, read: Callable[[Callable[[], SecurityDocuments]], Awaitable[SecurityDocuments]]) -> None:
+        self._read = read
+
+    async def read(self) -> SecurityDocuments:
+        return await self._read(SecurityDocuments)
+
+    async def write(self, changes: Mapping[str, tuple[int, bytes]]) -> tuple[CasOutcome, int]:
+        raise AssertionError(f"simulated brokers do not judge rights, and {list(changes)} are written")
 
 
 class ZooKeeper:
@@ -221,7 +236,7 @@ class Session:
 
     @property
     def security(self) -> SecurityStore:
-        raise AssertionError("simulated brokers do not judge rights, so they read no rules")
+        return _NoDocuments(self._read)
 
     async def cluster_id(self) -> str:
         return await self._read(lambda: self._service.cluster)
