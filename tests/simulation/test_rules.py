@@ -31,6 +31,16 @@ def test_each_clause_that_must_not_be_left_out_is_left_out_by_a_planted_fault() 
     assert [name for name in named if name not in planted] == []
 
 
+def test_each_fault_planted_around_the_core_is_found_by_a_seed_or_by_a_test() -> None:
+    text = README.read_text()
+    by_seed = set(re.findall(r"^\| (.+) \| `[\w/]+\.py` \| \d+ \(\d+ tried\) \|$", text, re.MULTILINE))
+    section = text.split("\n## Planted faults that a test finds\n")[1].split("\n## ")[0]
+    by_test = dict(re.findall(r"^\| (.+) \| (`tests/.+`) \|$", section, re.MULTILINE))
+    assert [each.name for each in FAULTS if each.name not in by_seed | by_test.keys()] == []
+    assert [name for name in by_test if name in by_seed or name not in {each.name for each in FAULTS}] == []
+    assert [(name, why) for name, proof in by_test.items() if (why := fault(proof))] == []
+
+
 def test_each_rule_has_a_script_or_a_test() -> None:
     _, rules = tables()
     assert [row[0] for row in rules] == [str(number) for number in range(1, RULES + 1)]

@@ -127,3 +127,7 @@ def ack(lease: pb.LeaseId, *gaps: int) -> pb.SettleOne:
 
 def failed(lease: pb.LeaseId, *gaps: int) -> pb.SettleOne:
     return pb.SettleOne(lease=lease, ranges=gaps, outcome=pb.OUTCOME_FAIL, delay_ms=0)
+
+
+def released(lease: pb.LeaseId, *gaps: int) -> pb.SettleOne:
+    return pb.SettleOne(lease=lease, ranges=gaps, outcome=pb.OUTCOME_RELEASE)

@@ -16,7 +16,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
-from tests.mq_broker.broker.queues.spoken import ack, failed, speaking
+from tests.mq_broker.broker.queues.spoken import ack, failed, released, speaking
 
 
 async def described(broker: Broker) -> pb.QueuePartition:
@@ -143,6 +143,34 @@ def test_a_member_that_comes_back_in_time_keeps_what_it_names_and_the_rest_goes_
                 [answer] = (await member.hear(lambda said: said.answers)).answers
                 assert answer.answer == pb.SettleAnswer()
             assert (await described(broker)).charged == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_a_member_claims_by_a_former_lease_is_not_its_own_by_a_later_one(tmp_path: Path) -> None:
+    """It had given a record back and was lent it again, and the stream broke before it heard of either."""
+
+    async def scenario() -> None:
+        async with queue(tmp_path, records=3, resume_ms="10m") as broker:
+            async with speaking(broker) as member:
+                await member.open(records=3)
+                first = await member.lease()
+                await broker.produce("t", 3)
+                await member.settle(released(first.lease, 0, 1), records=5)
+                second = await member.lease()
+                if ranges(second) != [0, 1, 2, 1]:  # what it gave back, or the new record, came a moment later
+                    other = await member.lease()
+                    assert sorted([ranges(second), ranges(other)]) == [[0, 1], [3, 1]]
+                    second = second if ranges(second) == [0, 1] else other
+            async with speaking(broker) as member:
+                claims = (
+                    pb.HeldLease(lease=first.lease, ranges=[0, 3]),
+                    pb.HeldLease(lease=second.lease, ranges=[3, 1]),
+                )
+                await member.open(held=claims, records=10)
+                again = await member.lease()
+                assert ranges(again)[:2] == [0, 1], "nobody has it by the lease that is named"
+                assert (again.deliveries[0], again.failures[0]) == (3, 0)
 
     asyncio.run(scenario())
 
