@@ -21,6 +21,7 @@ from mq_cli.output import (
     write_json,
     write_table,
 )
+from mq_cli.reach import check_somebody_listens
 
 if TYPE_CHECKING:
     from mq_client import Admin, ClusterDescription
@@ -107,11 +108,14 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
 @bootstrap_option
 @timeout_option
 def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: float) -> int:
-    """Wait until the cluster is well. Exit status 1: it is not in time, and what is missing is said."""
+    """Wait until the cluster is well, also for brokers that do not listen yet.
+
+    Exit status 1: it is not in time, and what is missing is said.
+    """
     deadline = time.monotonic() + wait_s
-    with open_admin(bootstrap, timeout_s) as admin:
+    with open_admin(bootstrap, timeout_s, must_listen=False) as admin:
         while True:
-            missing = _missing(admin, count, in_sync=in_sync)
+            missing = _nobody_listens(bootstrap) or _missing(admin, count, in_sync=in_sync)
             if not missing:
                 return 0
             if time.monotonic() >= deadline:
@@ -119,6 +123,17 @@ def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: fl
                     say(f"after {wait_s:g} s: {each}")
                 return 1
             time.sleep(min(_WAIT_LOOK_S, max(0.0, deadline - time.monotonic())))
+
+
+def _nobody_listens(bootstrap: str) -> list[str]:
+    """Why no broker can be asked yet; empty if one can."""
+    from mq_client.cluster.connection import parse_bootstrap
+
+    try:
+        check_somebody_listens(parse_bootstrap(bootstrap))
+    except click.ClickException as error:
+        return error.message.splitlines()[:1]
+    return []
 
 
 def _missing(admin: Admin, brokers: int, *, in_sync: bool) -> list[str]:

@@ -131,16 +131,17 @@ def checking_what_was_typed() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def open_admin(bootstrap: str, timeout_s: float) -> Admin:
-    """To be closed by the caller, who waits `timeout_s` for each answer. Raises within 2 s if nobody listens
-    anywhere."""
+def open_admin(bootstrap: str, timeout_s: float, *, must_listen: bool = True) -> Admin:
+    """To be closed by the caller, who waits `timeout_s` for each answer. With `must_listen` it raises within 2 s if
+    nobody listens anywhere."""
     from mq_client import Admin
     from mq_client.cluster.connection import parse_bootstrap
 
     with checking_what_was_typed():
         addresses = parse_bootstrap(bootstrap)
         admin = Admin(addresses, timeout_ms=milliseconds(timeout_s))
-    check_somebody_listens(addresses)
+    if must_listen:
+        check_somebody_listens(addresses)
     return admin
 
 
