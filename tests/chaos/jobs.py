@@ -6,14 +6,16 @@ the records of a key one after another.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 import zlib
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-from mq_client import LeasedRecord, LeaseLost, Queue, Reader, TritonMQError
+from mq_client import LeasedRecord, LeaseLost, Queue, QueueDescription, Reader, TritonMQError
 from tests.chaos.cluster import FireCluster
 from tests.cluster.harness import wait_until
 from tests.history.recording import Recorder
@@ -31,7 +33,7 @@ GROUPS: Final[dict[str, dict[str, str]]] = {
 HELD: Final = 12
 THREADS: Final = 2
 LOOK_MS: Final = 300
-DRAIN_S: Final = 120.0
+STILL_S: Final = 60.0
 POISON_ONE_OF: Final = 29
 OUTPUT_ONE_OF: Final = 4
 FAILS: Final = 0.04
@@ -155,25 +157,37 @@ def _text(value: Any) -> str | None:
 
 def wait_until_worked_off(cluster: FireCluster, recorder: Recorder) -> None:
     """Every record of each group is settled, and what was decided is published. Raises `AssertionError` for the groups
-    of which that is not so in time."""
-    late: list[str] = []
+    that stand still."""
+    late = [error for group in GROUPS if (error := _work_off(cluster, group))]
     for group, settings in GROUPS.items():
-
-        def settled(group: str = group) -> bool:
-            found = cluster.admin.describe_queue(JOBS, group)
-            waiting = found.ready + found.leased + found.delayed + found.doomed + found.parked
-            return not waiting and not found.outbox
-
-        try:
-            wait_until(settled, f"the queue {group} is worked off", DRAIN_S)
-        except AssertionError as error:
-            late.append(str(error))
-            continue
-        found = cluster.admin.describe_queue(JOBS, group)
-        recorder.write(
-            "worked", group=group, topic=JOBS, accepted=found.accepted, dead=found.dead, order="order" in settings
-        )
+        found = _described(cluster, group)
+        if not _left(found):
+            recorder.write(
+                "worked", group=group, topic=JOBS, accepted=found.accepted, dead=found.dead, order="order" in settings
+            )
     assert not late, "; ".join(late)
+
+
+def _described(cluster: FireCluster, group: str) -> QueueDescription:
+    found: QueueDescription = wait_until(lambda: cluster.admin.describe_queue(JOBS, group), f"{group} is described")
+    return found
+
+
+def _left(found: QueueDescription) -> int:
+    """Records and decisions that are still to be dealt with."""
+    return found.ready + found.leased + found.delayed + found.doomed + found.parked + found.outbox
+
+
+def _work_off(cluster: FireCluster, group: str) -> str:
+    """Waits for as long as there are ever fewer. What is wrong if there are not."""
+    fewest, since = math.inf, time.monotonic()
+    while left := _left(_described(cluster, group)):
+        if left < fewest:
+            fewest, since = left, time.monotonic()
+        if time.monotonic() > since + STILL_S:
+            return f"the queue {group} stands still: {left} records are left, and none fewer in {STILL_S:g} s"
+        time.sleep(LOOK_MS / 1000)
+    return ""
 
 
 def tell_what_was_made(cluster: FireCluster, final: Recorder) -> None:

@@ -26,6 +26,11 @@ ACKS: Final = ("ack", "output")
 MISSING: Final = ("job-lost", "letter-missing", "output-missing")
 WORDS: Final = (*ACKS, "fail", "reject", "release")
 
+LATE_NS: Final = 15 * 10**9
+"""An outcome without an answer for so long may have come to a leader after the lease had run out there, and be told as
+done. A lease that a new leader finds runs for ten seconds at least, so no member takes so long for the death of one
+broker alone."""
+
 Add = Callable[[str, str], None]
 
 
@@ -50,6 +55,11 @@ class Job:
     def may_count(self) -> bool:
         """What it said may have been done."""
         return bool(self.word) and self.state != "lost"
+
+    def may_have_failed(self, by: int) -> bool:
+        """Whether the lease may have ended with a failure by then."""
+        answered = self.state == "ok" and self.told <= by and self.told - self.said <= LATE_NS
+        return self.word == "fail" or not answered
 
     def __str__(self) -> str:
         word, state = self.word or "nothing said", self.state or "no answer"
@@ -159,12 +169,13 @@ def _of_record(group: Worked, jobs: list[Job], value: Any) -> Iterator[tuple[str
 
 
 def _charges(jobs: list[Job]) -> Iterator[tuple[str, str]]:
-    """A failure is one that somebody said, or a lease that ended without an outcome: the outcome of a member that slept
-    may come after that, and be told as done. Of leases whose records nobody began only their number is known."""
+    """A failure is one that somebody said, or a lease that ended without an outcome: the outcome of a member that
+    slept, or that found no leader for long, may come after that, and be told as done. Of leases whose records nobody
+    began only their number is known."""
     begun = sorted(jobs, key=lambda job: job.began)
     for at, job in enumerate(begun):
         before = begun[:at]
-        reasons = sum(other.word == "fail" or other.state != "ok" or other.told > job.began for other in before)
+        reasons = sum(other.may_have_failed(job.began) for other in before)
         unbegun = max(job.deliveries - 1 - len(before), 0)
         if job.failures > reasons + unbegun:
             yield "charged", f"{job.failures} failures, and no more than {reasons + unbegun} have a cause ({job})"

@@ -27,6 +27,9 @@ class History:
     def add(self, op: str, process: str = "m", **fields: Any) -> None:
         self.lines.append({"at": next(self._at), "process": process, "op": op, **fields})
 
+    def wait(self, seconds: int) -> None:
+        self._at = itertools.count(next(self._at) + seconds * 10**9)
+
     def begin(self, offset: int, process: str = "m", *, deliveries: int = 1, failures: int = 0, value: str = "") -> int:
         number = next(self._ids)
         self.add(
@@ -179,6 +182,19 @@ def test_a_member_that_slept_before_its_outcome_was_sent_is_a_cause() -> None:
     history.work(0, deliveries=2, failures=1)
     history.add("job", "slept", state="ok", id=slept)
     assert history.anomalies() == {}
+
+
+@pytest.mark.parametrize(("seconds", "charged"), [(14, 1), (16, 0)])
+def test_an_outcome_that_found_no_leader_for_long_is_a_cause_and_a_brokers_death_alone_is_none(
+    seconds: int, charged: int
+) -> None:
+    history = History(values=("a",))
+    number = history.begin(0)
+    history.say(number, "release", "")
+    history.wait(seconds)
+    history.add("job", state="ok", id=number)
+    history.work(0, deliveries=2, failures=1)
+    assert history.anomalies() == ({"charged": 1} if charged else {})
 
 
 def test_totals_that_do_not_add_up_are_found() -> None:
