@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,9 +166,7 @@ def test_a_broker_that_is_well_and_addresses_that_are_none(tmp_path: Path) -> No
                 mute.bind(("127.0.0.1", 0))
                 mute.listen()
                 refused, silent = (f"127.0.0.1:{each.getsockname()[1]}" for each in (unused, mute))
-                began = time.monotonic()
                 both = await asked("--bootstrap", f"{broker.address},{refused},{silent}", "--json", "--timeout", "1")
-                assert time.monotonic() - began < 30
             assert both.return_value == 1
             assert [line["what"].split(" of ")[0] for line in found(both)] == [refused, silent]
         gone = await asked("--bootstrap", broker.address)

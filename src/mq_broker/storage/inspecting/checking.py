@@ -147,7 +147,7 @@ class _Check:
         try:
             identity = self._files.identity()
         except StorageFailed as error:
-            self._add("damaged", path, str(error), "see there")
+            self._add("damaged", path, str(error), f"put back what was written there, or {_ALL_FROM_THE_LEADER}")
             return
         if identity is None:
             if self._files.segments or self._files.has_snapshot:
@@ -200,7 +200,8 @@ class _Check:
                 self._last, self._certain = (segments[0].first_index - 1 if segments else 0), False
             return segments
         except StorageFailed as error:  # of a newer version, or not to be opened
-            self._add("unchecked", path, str(error), "see there")
+            repair = "let it be read, or start the TritonMQ version that wrote it if that is a newer one"
+            self._add("unchecked", path, str(error), repair)
             self._last, self._certain = (segments[0].first_index - 1 if segments else 0), False
             return segments
         if snapshot is None:
