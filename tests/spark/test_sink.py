@@ -3,6 +3,8 @@ written."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections import Counter
 from collections.abc import Callable
 from datetime import date, datetime
@@ -44,6 +46,29 @@ def test_a_stream_copies_each_record_once_over_restarts(sinks: Sinks) -> None:
         sinks.run_stream(frame)
         assert sinks.values() == sorted(expected)
     assert all(row["_partition"] == partition_for_key(row["key"], 3) for row in sinks.rows())
+
+
+def test_a_query_that_quotas_hold_back_writes_each_row_once(sinks: Sinks) -> None:
+    """Its reads, its writes and its requests all wait; in the first run some requests are even refused for a while."""
+    sinks.admin.create_topic(sinks.source, partitions=2, replicas=1)
+    sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
+    frame = sinks.source_stream().select("key", "value")
+    expected: list[bytes] = []
+    chance = random.Random(1)
+    for limits in ({"produce": "256KiB/s", "requests": 8}, {"produce": "256KiB/s", "fetch": "256KiB/s"}):
+        values = [chance.randbytes(8_000) for _ in range(100)]  # which cannot be compressed
+        for value in values:
+            sinks.producer.publish(sinks.source, value)
+        sinks.producer.flush()
+        expected += values
+        sinks.admin.set_quotas("*", **limits)
+        began = time.monotonic()
+        try:
+            sinks.run_stream(frame)
+        finally:
+            sinks.admin.delete_quotas("*")
+        assert time.monotonic() - began > 2, "800 kB at 256 KiB a second"
+        assert sinks.values() == sorted(expected)
 
 
 def test_a_stream_writes_a_typed_topic_by_the_names_of_its_columns(sinks: Sinks) -> None:
