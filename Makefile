@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests compiled style types floors docs dist versions proto lock monitoring bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
+.PHONY: demo test quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -49,6 +49,12 @@ docs: $(VENV)/.ready          ## the documentation as a site, in build/site; a w
 
 dist: $(VENV)/.ready          ## build the wheel and the source distribution, and try both in fresh environments
 	$(BIN)/python -m release.dist
+
+sbom: $(VENV)/.ready          ## a CycloneDX document of what `pip install tritonmq[security]` brings along, in dist/
+	$(BIN)/python -m release.supply sbom
+
+audit-packages: $(VENV)/.ready ## fail if a package that brokers load has a known hole; release/exceptions.toml lists those passed over
+	$(BIN)/python -m release.supply audit
 
 versions: $(VENV)/.ready      ## the Python and PySpark versions that work, each tried in a fresh environment; writes docs/versions.md
 	$(BIN)/python -m release.versions
