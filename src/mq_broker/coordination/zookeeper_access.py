@@ -57,7 +57,13 @@ class ZooKeeperAccess:
                 self._session.new_nodes(self._credential.acl)
             await self._session.ask_again(lambda client: client.ensure_path_async(self._root), deadline)
             acls = await self.acls(self._root, deadline) or []
-        await self._read(acls, deadline)
+        if self._credential is None:
+            self.state = OPEN if open_to_all(acls) else CLOSED
+            return
+        closed = self._credential.closes(acls)
+        while (said := await self._said(deadline)) is None:
+            await self._make(CLOSED if closed else OPEN, self._credential.acl, deadline)
+        self._take(said, closed=closed)
 
     def warn(self) -> None:
         """In the log, if everybody may write here."""
@@ -77,30 +83,23 @@ class ZooKeeperAccess:
             return None
         return list(found)
 
-    async def _read(self, acls: list[ACL], deadline: float) -> None:
-        """`acls`: of the root."""
-        if self._credential is None:
-            self.state = OPEN if open_to_all(acls) else CLOSED
-            return
-        closed = self._credential.closes(acls)
-        said = await self._said(CLOSED if closed else OPEN, deadline)
+    def _take(self, said: str, *, closed: bool) -> None:
+        """`said`: by the node. `closed`: the root is."""
+        assert self._credential is not None
         if closed:
             self.state = CLOSED if said == CLOSED else CLOSING
         else:  # what the node says is not enough: somebody may have opened the root again
             self.state = CLOSING if said == CLOSING else OPEN
         self._session.new_nodes(self._credential.acl if self.state != OPEN else None)
 
-    async def _said(self, first: str, deadline: float) -> str:
-        """What the node says; `first` is put there if there is none."""
-        assert self._credential is not None
-        closed = self._credential.acl
-        while True:
-            with contextlib.suppress(NoNodeError):
-                data, _ = await self._session.ask_again(
-                    lambda client: client.get_async(self.node, watch=self._watch), deadline
-                )
-                break
-            await self._make(first, closed, deadline)
+    async def _said(self, deadline: float) -> str | None:
+        """What the node says; None if there is none."""
+        try:
+            data, _ = await self._session.ask_again(
+                lambda client: client.get_async(self.node, watch=self._watch), deadline
+            )
+        except NoNodeError:
+            return None
         return str(data.decode("ascii", "replace"))
 
     async def _make(self, first: str, closed: list[ACL], deadline: float) -> None:
@@ -129,13 +128,16 @@ class ZooKeeperAccess:
             try:
                 deadline = self._session.deadline()
                 before = self.state
-                await self._read(await self.acls(self._root, deadline) or [], deadline)
+                acls, said = await self.acls(self._root, deadline), await self._said(deadline)
             except (CoordinationUnavailable, ZookeeperError) as error:
                 if str(error) != told:
                     told = str(error)
                     _log.warning("who may write in ZooKeeper cannot be read: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
+            if acls is None or said is None:  # somebody removes the cluster: nothing of it is made again
+                return
+            self._take(said, closed=self._credential is not None and self._credential.closes(acls))
             if self.state != before:
                 _log.info("this cluster's nodes in ZooKeeper were %s, and are %s", before, self.state)
             return

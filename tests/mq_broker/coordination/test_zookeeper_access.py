@@ -266,6 +266,19 @@ def test_a_root_that_was_opened_again_is_told(zookeeper: str, root: str) -> None
     asyncio.run(main())
 
 
+def test_a_cluster_that_is_removed_is_not_made_again_by_whoever_looks(zookeeper: str, root: str) -> None:
+    async def main() -> None:
+        async with session(zookeeper, root, OURS) as service:
+            with kazoo(zookeeper, OURS) as client:
+                await asyncio.to_thread(client.delete, root, recursive=True)
+                service._access.look_again()
+                assert service._access._looking is not None
+                await service._access._looking
+                assert await asyncio.to_thread(client.exists, root) is None
+
+    asyncio.run(main())
+
+
 def test_a_session_that_connects_again_shows_its_credential_again(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with session(zookeeper, root, OURS) as service:
