@@ -67,6 +67,9 @@ the one that is there for the longest time ends: a broker needs some millisecond
 
 ACCEPT_AGAIN_S: Final = 0.1
 _BACKLOG: Final = 128
+_LEFT: Final = memoryview(bytearray(64 << 10))
+"""Where bytes go that nobody listens to any more, of all connections. It is never read."""
+
 _JOINED_BYTES_MAX: Final = 16 << 10
 """Pieces that are smaller are joined to one call of the kernel, which costs more than to copy them."""
 
@@ -181,11 +184,11 @@ class FramedWire(asyncio.BufferedProtocol):
         transport.write(preamble())
 
     def get_buffer(self, sizehint: int) -> Any:
-        return self._receiver.buffer()
+        return _LEFT if self._over.is_set() else self._receiver.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._over.is_set():
-            self._left_bytes -= nbytes  # nobody listens any more: the next bytes take its place
+            self._left_bytes -= nbytes
             if self._left_bytes < 0 and self._transport is not None:
                 self._transport.abort()
             return

@@ -75,6 +75,23 @@ def test_whoever_does_not_begin_with_hello_is_told_so_and_disconnected(said: byt
     asyncio.run(scenario())
 
 
+def test_much_that_is_no_hello_is_answered_as_little_and_the_log_shows_no_defect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It had filled the memory for what is received, and asyncio failed for want of room."""
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two):
+            for _ in range(5):
+                async with connection(two) as (reader, writer):
+                    writer.write(bytes(framing.GATHER_BYTES + 200_000))
+                    assert b"a link begins with hello" in await closed(reader)
+
+    asyncio.run(scenario())
+    assert [each.message for each in caplog.records if each.levelno >= logging.ERROR] == []
+
+
 def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
     said = framing.preamble() + b"".join(framing.encode(pb.LinkHeader(hello=life().hello(2)).SerializeToString()))
 
