@@ -19,6 +19,11 @@ BROKEN_MAX: Final = 10_000
 """Members whose sessions broke that are waited for. Of more, the one that is waited for longest counts as lost."""
 
 
+OVER_MAX: Final = 2 * BROKEN_MAX
+"""Members whose leases are still to go back. They wait while no entry can be written. Of more, what the first one has
+runs out in its own time."""
+
+
 class Session(Protocol):
     """What is known here of a session."""
 
@@ -69,14 +74,19 @@ class Presence:
             return False
         del self._here[session.member]
         if until_ms is None:
-            self._over[session.member] = False
+            self._is_over(session.member, lost=False)
             return True
         self._broken[session.member] = until_ms
         if len(self._broken) > BROKEN_MAX:
             longest = next(iter(self._broken))
             del self._broken[longest]
-            self._over[longest] = True
+            self._is_over(longest, lost=True)
         return True
+
+    def _is_over(self, member: str, *, lost: bool) -> None:
+        self._over[member] = lost
+        if len(self._over) > OVER_MAX:
+            del self._over[next(iter(self._over))]
 
     def heard_of(self, member: str) -> None:
         """It asks for records, and so has said what it has."""
@@ -106,7 +116,7 @@ class Presence:
         late = [member for member, until_ms in self._broken.items() if until_ms <= now_ms]
         for member in late:
             del self._broken[member]
-            self._over[member] = True
+            self._is_over(member, lost=True)
         tell_lost(*where, [member for member in late if holdings.members.leases(member)])
         settles: list[Settle] = []
         for member, lost in list(self._over.items()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -121,7 +120,7 @@ class Settling:
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = list(items)
         self.overtaken: dict[int, Ranges] = {}
-        self.todo = deque(range(len(items)))
+        self.todo = dict.fromkeys(range(len(items)))
         self.answers: list[Answer | None] = [None] * len(items)
         self._missing = len(items)
         self.answered: asyncio.Future[list[Answer]] = asyncio.get_running_loop().create_future()

@@ -15,17 +15,20 @@ from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.steps import LeaseId
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
-from mq_protocol.limits import CREDIT_BYTES_MAX, CREDIT_RECORDS_MAX, SETTLES_MAX
+from mq_protocol.limits import CREDIT_BYTES_MAX, CREDIT_RECORDS_MAX, LEASES_HELD_MAX, SETTLES_MAX
 
 UNANSWERED_MAX: Final = 2 * SETTLES_MAX
-"""Settles of one session that wait for their answers. More are refused: the member asks again."""
+"""Ranges that one session settles and that wait for their answers. More are refused: the member asks again."""
 
 UNANSWERED_PER_BROKER_MAX: Final = 500_000
+
+UNREAD_MAX: Final = 100
+"""Ranges of leases that wait to be told to a session. While there are more it is lent nothing: it may never read."""
 
 
 @dataclass(slots=True)
 class Load:
-    """How many sessions are open at this broker, and how many of their settles wait for an answer."""
+    """How many sessions are open at this broker, and how many ranges of their settles wait for an answer."""
 
     sessions: int = 0
     settles: int = 0
@@ -70,6 +73,19 @@ class Active:
 News: TypeAlias = NumberedAnswer | Lent | Ready | CreditHolds | Gone | Active | TritonMQError
 
 
+def weight(news: News) -> int:
+    """In ranges: what it takes of memory."""
+    match news:
+        case NumberedAnswer(_, answer):
+            return 1 + len(answer.lost) + sum(1 + len(ranges) for _, ranges in answer.pulled)
+        case Lent():
+            return 1 + len(news.runs)
+        case Gone(leases):
+            return len(leases)
+        case _:
+            return 1
+
+
 class Standing(Asking):
     """What a session wants to be lent, for as long as it wants it. Its session hears at once what comes of it."""
 
@@ -110,14 +126,20 @@ class Spoken(Settling):
     """Settles of a session, from number `first` on. Each is answered by itself, as soon as it is judged: before what
     the same entry lends."""
 
-    def __init__(self, items: Sequence[Item], first: int, tell: Callable[[int, Answer], None]) -> None:
+    def __init__(self, items: Sequence[Item], first: int, tell: Callable[[int, int, Answer], None]) -> None:
         super().__init__(items)
         self._first = first
         self._tell = tell
+        self._weights = [max(len(item.ranges), 1) for item in items]
+
+    @property
+    def weight(self) -> int:
+        """In ranges, of what was not judged yet."""
+        return sum(self._weights[number] for number in self.todo)
 
     def answer(self, number: int, answer: Answer) -> None:
         if self.answers[number] is None:
-            self._tell(self._first + number, answer)
+            self._tell(self._first + number, self._weights[number], answer)
         super().answer(number, answer)
 
     def refuse(self, error: TritonMQError) -> None:
@@ -127,8 +149,8 @@ class Spoken(Settling):
 
 
 class Session:
-    """Owns its credit, and what is to be told. `news`: called when there is something. What is lent is pushed by this
-    session or by none: what comes for it once it is over goes back when its member comes again.
+    """Owns its credit, and what is to be told. `news`: called with what it weighs when there is more. What is lent is
+    pushed by this session or by none: what comes for it once it is over goes back when its member comes again.
 
     `records`, `bytes`: that it may be lent in all, and `lent`, `lent_bytes`: that it was. `claims`: what the member
     says that it has, until that was `compared`; later, leases that it wants to be compared.
@@ -141,7 +163,7 @@ class Session:
         opened: pb.WorkOpen,
         claims: dict[LeaseId, Ranges],
         terms: pb.WorkTerms,
-        news: Callable[[Session], None],
+        news: Callable[[Session, int], None],
         load: Load,
     ) -> None:
         self.number = number
@@ -153,6 +175,7 @@ class Session:
         self.watches = False
         self.over = False
         self.told: deque[News] = deque()
+        self._unread = 0
         self.settles = 0  # spoken so far
         self._gathering: Gathering
         self._news = news
@@ -218,7 +241,13 @@ class Session:
 
     def check(self, leases: Iterable[LeaseId]) -> None:
         """Which of these are the member's still is compared with the next entry."""
-        self._claims = {**self._claims, **{lease: self._claims.get(lease, ()) for lease in leases}}
+        claims = {**self._claims, **{lease: self._claims.get(lease, ()) for lease in leases}}
+        if len(claims) > max(LEASES_HELD_MAX, len(self._claims)):
+            raise Overloaded(
+                f"{len(self._claims)} leases of this session are not compared yet, and at most {LEASES_HELD_MAX} may "
+                "wait for that: open another session with those that are held"
+            )
+        self._claims = claims
         self.change_terms(self.terms)
 
     def settle(self, items: Sequence[Item]) -> None:
@@ -227,13 +256,14 @@ class Session:
         if not items:
             return
         spoken = Spoken(items, first, self._answered)
-        self._load.settles += len(items)
-        self._unanswered += len(items)
+        waits = spoken.weight
+        self._load.settles += waits
+        self._unanswered += waits
         if self._unanswered > UNANSWERED_MAX or self._load.settles > UNANSWERED_PER_BROKER_MAX:
             spoken.refuse(
                 Overloaded(
-                    f"{self._unanswered} settles of this session wait for their answers, and {self._load.settles} at "
-                    "this broker, more than it takes: ask again once some have come"
+                    f"{self._unanswered} ranges that this session settles wait for their answers, and "
+                    f"{self._load.settles} at this broker, more than it takes: ask again once some have come"
                 )
             )
             return
@@ -241,12 +271,11 @@ class Session:
         self._spoken.append(spoken)
         self._gathering.settle(spoken)
 
-    def _answered(self, number: int, answer: Answer) -> None:
-        self._unanswered -= 1
-        self._load.settles -= 1
+    def _answered(self, number: int, waited: int, answer: Answer) -> None:
+        self._unanswered -= waited
+        self._load.settles -= waited
         if not self.over:
-            self.told.append(NumberedAnswer(number, answer))
-            self._news(self)
+            self._tell(NumberedAnswer(number, answer))
 
     def close(self, *, clean: bool) -> None:
         """It is over; `clean`: its member has said so."""
@@ -259,12 +288,27 @@ class Session:
         if self._standing is not None:
             self._drop(self._standing)
         for spoken in self._spoken if withdraw else ():
-            left = len(spoken.todo)
+            left = spoken.weight
             self._gathering.withdraw(spoken)
             self._load.settles -= left
         self._spoken.clear()
 
     # ------------------------------------------------------------------ what the leader says
+
+    def _tell(self, news: News) -> None:
+        self.told.append(news)
+        self._unread += weight(news) if isinstance(news, Lent) else 0
+        self._news(self, weight(news))
+
+    def next_news(self) -> News:
+        """Take out what is to be told next, if there is something."""
+        news = self.told.popleft()
+        if isinstance(news, Lent):
+            much = self._unread > UNREAD_MAX
+            self._unread -= weight(news)
+            if much and self._unread <= UNREAD_MAX:
+                self._ask()
+        return news
 
     def is_dry(self) -> None:
         """Nothing is ready for its credit."""
@@ -277,17 +321,16 @@ class Session:
         self._standing = None
         self._note_compared(standing)
         if lent.gone:
-            self.told.append(Gone(lent.gone))
+            self._tell(Gone(lent.gone))
             self._claims = {lease: held for lease, held in self._claims.items() if lease not in lent.gone}
         if lent.lease is not None:
             self._lent += sum(run.end - run.first for run in lent.runs)
             self._lent_bytes += lent.bytes
             self._told_ready = lent.ready
-            self.told.append(lent)
+            self._tell(lent)
             self._tell_active()
         elif lent.ready:
             self._tell_ready(True)
-        self._news(self)
         self._tell_credit()
         self._ask()
 
@@ -299,29 +342,25 @@ class Session:
     def end(self, error: TritonMQError) -> None:
         if not self.over:
             self.close(clean=False)
-            self.told.append(error)
-            self._news(self)
+            self._tell(error)
 
     def _tell_ready(self, ready: bool) -> None:
         """What the member takes it for, unless it is told otherwise."""
         if ready is not self._told_ready:
             self._told_ready = ready
-            self.told.append(Ready(ready))
-            self._news(self)
+            self._tell(Ready(ready))
 
     def _tell_active(self) -> None:
         active = self._gathering.active
         if active is not None and (active == self.member) is not self._told_active:
             self._told_active = active == self.member
-            self.told.append(Active(self._told_active))
-            self._news(self)
+            self._tell(Active(self._told_active))
 
     def _tell_credit(self) -> None:
         """What was taken back is not lent any more."""
         if self._echo is not None:
-            self.told.append(CreditHolds(self._echo))
+            self._tell(CreditHolds(self._echo))
             self._echo = None
-            self._news(self)
 
     # ------------------------------------------------------------------ what it wants
 
@@ -331,7 +370,7 @@ class Session:
             return
         records = max(self._records - self._lent, 0)
         size = self._bytes - self._lent_bytes if self._bytes else 0
-        if self._bytes and size <= 0:
+        if (self._bytes and size <= 0) or self._unread > UNREAD_MAX:
             records = size = 0
         wants = bool(records) or (self.watches and not self._told_ready) or bool(self._claims) or not self.compared
         standing = self._standing

@@ -15,7 +15,17 @@ from mq_broker.broker.queues.asked import Asked, check_epochs, lease_of
 from mq_broker.broker.queues.lent_rows import ROWS_BYTES_MAX, lent_rows
 from mq_broker.broker.queues.outputs import last_number
 from mq_broker.broker.queues.requests import Lent
-from mq_broker.broker.queues.session import Active, CreditHolds, Gone, Load, News, NumberedAnswer, Ready, Session
+from mq_broker.broker.queues.session import (
+    Active,
+    CreditHolds,
+    Gone,
+    Load,
+    News,
+    NumberedAnswer,
+    Ready,
+    Session,
+    weight,
+)
 from mq_broker.broker.queues.told import answer_to_wire, lease_to_wire, lent_to_wire
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held
@@ -31,7 +41,8 @@ from mq_protocol.limits import FETCH_CHUNK_BYTES, WORK_SESSIONS_MAX, WORK_SESSIO
 from mq_protocol.names import check_member_key
 
 UNTOLD_MAX: Final = 20_000
-"""Answers and leases that wait to be told to a stream that does not read. What it asks past that waits in TCP."""
+"""Ranges of answers and leases that wait to be told to a stream that does not read. What it asks past that waits in
+TCP."""
 
 
 class Sessions:
@@ -62,6 +73,7 @@ class _Stream:
         self._refused: list[tuple[int, TritonMQError]] = []  # of sessions that were never open
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
+        self._untold = 0
         self._ended = False
 
     # ------------------------------------------------------------------ what the client says
@@ -70,7 +82,7 @@ class _Stream:
         async for request in requests:
             await self._all.held.room(caller())
             async for said in in_turns(request.sessions):
-                while self._untold() > UNTOLD_MAX:
+                while self._untold > UNTOLD_MAX:
                     self._told.clear()
                     await self._told.wait()
                 try:
@@ -79,9 +91,6 @@ class _Stream:
                     self._refuse(said.session, error)
         self._ended = True
         self._wake.set()
-
-    def _untold(self) -> int:
-        return len(self._refused) + sum(len(session.told) for session in self._news)
 
     async def _hear(self, said: pb.SessionRequest) -> None:
         """Raises the error that ends the session."""
@@ -104,7 +113,7 @@ class _Stream:
             session.check(leases)
         if said.close:
             session.close(clean=True)
-            self._news.pop(session, None)  # the client may give its number to another one
+            self._drop_news(session)
             self._forget(session)
 
     async def _open(self, said: pb.SessionRequest) -> None:
@@ -142,6 +151,7 @@ class _Stream:
             session.end(error)
             return
         self._refused.append((number, error))
+        self._untold += 1
         self._wake.set()
 
     def _forget(self, session: Session) -> None:
@@ -156,9 +166,17 @@ class _Stream:
 
     # ------------------------------------------------------------------ what it is told
 
-    def _note(self, session: Session) -> None:
+    def _note(self, session: Session, weight: int) -> None:
         self._news[session] = None
+        self._untold += weight
         self._wake.set()
+
+    def _drop_news(self, session: Session) -> None:
+        """Nothing more is said of it: the client may give its number to another one."""
+        if session in self._news:
+            del self._news[session]
+            self._untold -= sum(map(weight, session.told))
+            self._told.set()
 
     async def write(self, send: Send[Envelope[pb.WorkHeader]]) -> None:
         while not self._ended:
@@ -176,6 +194,7 @@ class _Stream:
         header = pb.WorkHeader()
         for number, error in self._refused:
             header.sessions.add(session=number, error=to_wire(error))
+        self._untold -= len(self._refused)
         self._refused.clear()
         parts: list[Buffer] = []
         size = 0
@@ -183,7 +202,8 @@ class _Stream:
             session = next(iter(self._news))
             said = None
             while session.told and size < FETCH_CHUNK_BYTES:
-                news = session.told.popleft()
+                news = session.next_news()
+                self._untold -= weight(news)
                 if said is None or (said.HasField("lease") and isinstance(news, Lent | NumberedAnswer | Gone)):
                     said = header.sessions.add(session=session.number)
                 size += self._tell(session, news, said, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -23,17 +23,16 @@ class Unsettled:
     """Owns the requests, in the order in which they came."""
 
     def __init__(self) -> None:
-        self._settling: deque[Settling] = deque()
+        self._settling: OrderedDict[Settling, None] = OrderedDict()
         self._loop = asyncio.get_running_loop()
 
     def add(self, settling: Settling) -> None:
-        self._settling.append(settling)
+        self._settling[settling] = None
 
     def withdraw(self, settling: Settling) -> None:
         """Nobody waits for it any more: what was not judged yet is not done."""
         settling.todo.clear()
-        if settling in self._settling:
-            self._settling.remove(settling)
+        self._settling.pop(settling, None)
 
     def refuse(self, error: TritonMQError) -> None:
         """All of them."""
@@ -54,9 +53,10 @@ class Unsettled:
                     if (number in settling.overtaken) is not overtaken:
                         continue
                     item = settling.items[number]
-                    if draft.ranges and draft.ranges + len(item.ranges) > RANGES_MAX:
+                    weight = max(len(item.ranges), 1)  # without any it takes its time all the same
+                    if draft.ranges and draft.ranges + weight > RANGES_MAX:
                         return
-                    draft.ranges += len(item.ranges)
+                    draft.ranges += weight
                     if isinstance(item, Extend):
                         draft.extended.append((settling, number, holdings.extend(item, now_ms)))
                     else:
@@ -70,14 +70,13 @@ class Unsettled:
                 self._overtook(*settler, answer)
             elif settler is not None:
                 settling, number = settler
-                settling.todo.remove(number)
+                del settling.todo[number]
                 lost = settling.overtaken.pop(number, ())
                 draft.answers.append((settling, number, replace(answer, lost=joined(answer.lost, lost))))
         for settling, number, answer in draft.extended:
-            settling.todo.remove(number)
+            del settling.todo[number]
             draft.answers.append((settling, number, answer))
-        while self._settling and not self._settling[0].todo:
-            self._settling.popleft()
+        self._let_go()
 
     def _overtook(self, settling: Settling, number: int, answer: Answer) -> None:
         """What of it waits is judged with each further entry, for a while. The rest is done."""
@@ -90,9 +89,13 @@ class Unsettled:
 
     def _give_up(self, settling: Settling, number: int) -> None:
         if number in settling.overtaken and number in settling.todo:
-            settling.todo.remove(number)
+            del settling.todo[number]
             del settling.overtaken[number]
             why = "an earlier record of the same key is not settled yet, and they are settled in order: ask again then"
             settling.answer(number, Answer(error=OutOfOrder(why)))
-            while self._settling and not self._settling[0].todo:
-                self._settling.popleft()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the first requests, as far as they are judged."""
+        while self._settling and not next(iter(self._settling)).todo:
+            self._settling.popitem(last=False)

@@ -107,6 +107,21 @@ async def test_settles_are_judged_in_the_order_in_which_they_came_though_a_later
 
 
 @scenario
+async def test_settles_without_records_take_room_in_an_entry_too() -> None:
+    """Each takes its time: half a million of them were judged in one turn."""
+    group = Group(10)
+    lease = await lease_of(group, "a", 10)
+    group.led.keeps_up = False
+    settling = group.settle(Settle(lease, "a", ((0, 1),), Ack()), *[Settle(lease, "a", (), Ack())] * 8_001)
+    await rounds()
+    assert list(settling.todo) == [8_000, 8_001]
+    group.led.keeps_up = True
+    group.led.commit()
+    await rounds()
+    assert not settling.todo
+
+
+@scenario
 async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_the_last_time() -> None:
     group = Group(20_000)
     gone = await lease_of(group, "gone", 2)
