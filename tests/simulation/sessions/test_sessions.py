@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.queues.session import Session
+from mq_client.queueing import sessions, shares
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.places import Credit
 from mq_client.queueing.shares import Shares
@@ -41,6 +45,17 @@ CALM = replace(
 )
 
 
+BYTES_LEFT = (
+    ("self.lent_bytes + (min(size, self.out_bytes) if records else 0)", "self.bytes"),
+    ("account.sent or (account.ready and account.out)", "account.out or account.sent"),
+    ("if not (account.out and size and out_bytes < self._few_bytes):", "if True:"),
+    ("account.out == 0 or account.out_bytes < self._few_bytes for", "account.out == 0 for"),
+    ("account.out > keep or (account.out and account.out_bytes > self._few_bytes)", "account.out > keep"),
+    ("much = (account.out + records) * self", "much = records * self"),
+)
+"""Edits of shares.py by which only records are taken back from leaders that have nothing."""
+
+
 def failure(report: Report) -> str:
     return "\n".join(
         [str(report.violation), *report.story, f"python -m tests.simulation.sessions --seed {report.seed}"]
@@ -70,6 +85,36 @@ def test_a_leader_that_does_not_say_that_fewer_bytes_hold_is_found(monkeypatch: 
     report = simulate(1, CALM)
     assert report.violation is not None
     assert "m1" in report.violation
+
+
+def test_bytes_that_lie_idle_with_leaders_that_have_nothing_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the leader that had records was given some bytes at a time, and members crept on."""
+
+    plan = replace(
+        CALM,
+        partitions=6,
+        credit=Credit(600, 1 << 20),
+        size=1_000,
+        together=480,
+        batch=50,
+        work_s=(0.0, 0.001),
+        delay_s=(0.002, 0.02),
+        chaos_s=10.0,
+        narrows_s=3.0,
+    )
+    assert simulate(1, plan).violation is None
+    source = inspect.getsource(shares)
+    for old, new in BYTES_LEFT:
+        assert source.count(old) == 1, old
+        source = source.replace(old, new)
+    former: Any = ModuleType("former_shares")
+    monkeypatch.setitem(sys.modules, "former_shares", former)
+    exec(source, vars(former))
+    monkeypatch.setattr(sessions, "Shares", former.Shares)
+    monkeypatch.setattr(sessions, "Account", former.Account)
+    report = simulate(1, plan)
+    assert report.violation is not None
+    assert "crumbs" in report.violation
 
 
 def test_a_member_that_waits_takes_no_turns_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -74,6 +75,7 @@ class Plan:
     faults: dict[str, float] = field(default_factory=dict)
     fails: float = 0.0
     chaos_s: float = 8.0
+    narrows_s: float = math.inf  # from then on all is published to one partition
 
     @classmethod
     def of(cls, seed: int) -> Plan:
@@ -206,7 +208,7 @@ class World:
 
     def publish(self, count: int, log: Log | None = None) -> None:
         logs = self.logs[:1] if self.plan.skewed and self.random.random() < 0.9 else self.logs
-        log = log or self.random.choice(logs)
+        log = log or self.random.choice(logs if self.loop.time() < self.plan.narrows_s else self.logs[:1])
         names = [b"%d" % self.random.randrange(self.plan.keys) for _ in range(count)]
         log.publish([None if self.random.random() < 0.05 else name for name in names], self.plan.size)
         self.done["records"] += count
