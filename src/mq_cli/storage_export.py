@@ -21,6 +21,7 @@ from mq_broker.core.entries import Carry, Schedule, Stage
 from mq_broker.core.messages import Published
 from mq_broker.storage.inspecting.contents import Replay, read_payload
 from mq_broker.storage.inspecting.directory import InspectedDirectory, PartitionFiles
+from mq_broker.storage.inspecting.reading import read_small
 from mq_broker.storage.inspecting.walking import Frame
 from mq_cli.messages import MessageWriter
 from mq_cli.output import counted, say
@@ -57,8 +58,7 @@ def schema_for(directory: InspectedDirectory, files: PartitionFiles, given: str 
             raise click.BadParameter(str(error), param_hint="--schema") from error
     document = directory.path / "coordination.json"
     try:
-        if document.stat().st_size > _DOCUMENT_BYTES_MAX:
-            raise StorageFailed(f"{document} is larger than brokers write it: give --schema")
+        read_small(document, _DOCUMENT_BYTES_MAX)  # a file, and for its bound: what follows reads it all
         for topic in read_topics(directory.path):
             if topic.topic_id == files.place.topic_id:
                 return schema_from_bytes(topic.schema)

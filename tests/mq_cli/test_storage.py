@@ -185,6 +185,13 @@ def test_export_with_no_schema_or_another_one_is_misuse(
     assert "--schema" in said.err
 
 
+def test_a_document_of_topics_that_is_no_file_is_not_read(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A pipe would be waited for, and /dev/zero has no end."""
+    (data / "coordination.json").symlink_to("/dev/null")
+    assert run(["storage", "export", "typed", "2", "--data", str(data)]) == REFUSED
+    assert "coordination.json is no file" in capsys.readouterr().err
+
+
 def test_verify_of_a_whole_directory_says_so_and_what_it_does_not_cover(
     data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
