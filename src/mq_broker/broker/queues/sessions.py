@@ -45,6 +45,10 @@ UNTOLD_MAX: Final = 20_000
 TCP."""
 
 
+ANSWER_BYTES: Final = 256
+"""What an answer counts beside its own bytes: it may have none, and half a million of them would be one message."""
+
+
 class Sessions:
     """Owns how much they are at this broker."""
 
@@ -221,7 +225,7 @@ class _Stream:
             case NumberedAnswer(number, answer):
                 told = said.answers.add(number=number)
                 told.answer.CopyFrom(answer_to_wire(answer))
-                return told.ByteSize()
+                return ANSWER_BYTES + told.ByteSize()
             case Lent():
                 lent = lent_to_wire(news, last_number(session.partition, session.group, session.member))
                 rows = lent_rows(session.partition, [(run.first, run.end) for run in news.runs], ROWS_BYTES_MAX)

@@ -105,6 +105,24 @@ def test_a_stream_is_heard_no_more_once_the_ranges_of_its_answers_are_too_many(
     asyncio.run(scenario())
 
 
+def test_answers_without_bytes_of_their_own_do_not_all_go_into_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes the time of some hundred bytes, and others wait meanwhile."""
+    monkeypatch.setattr(sessions, "FETCH_CHUNK_BYTES", 10 * sessions.ANSWER_BYTES)
+
+    async def scenario() -> None:
+        async with queue(tmp_path) as broker, speaking(broker) as stream:
+            await stream.open()
+            await stream.settle(*[pb.SettleOne(lease=NOBODYS)] * 100)
+            told: list[int] = []
+            while sum(told) < 100:
+                told.append(sum(len(said.answers) for said in await stream.heard()))
+            assert max(told) <= 10
+
+    asyncio.run(scenario())
+
+
 def test_leases_that_wait_to_be_compared_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "LEASES_HELD_MAX", 50)
 
