@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.ports import Ports
-from mq_broker.coordination import zookeeper as coordination
+from mq_broker.coordination import zookeeper_identity as coordination
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import IncompatibleVersion
