@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.host import partition as partition_module
+from mq_broker.broker.host import replica_settings
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import ReplicaSettings
 from mq_broker.storage.files import OsFiles
@@ -89,7 +89,7 @@ def test_what_is_acknowledged_is_on_every_broker(
     zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each partition's first replica is to lead, however busy the machine is: the next one waits longer for it.
-    monkeypatch.setattr(partition_module, "ReplicaSettings", partial(ReplicaSettings, claim_delay_ms=5_000))
+    monkeypatch.setattr(replica_settings, "ReplicaSettings", partial(ReplicaSettings, claim_delay_ms=5_000))
 
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:

@@ -94,7 +94,7 @@ def _with(method: str, path: str, count: int) -> bytes:
         elements.update({str(number): "" for number in range(count)})
     elif path == "set":
         elements.update({str(number): 0 for number in range(count)})
-    elif path in ("topics", "columns", "unset"):
+    elif path in ("topics", "columns", "unset") or method == "Revoke":
         elements.extend(str(number) for number in range(count))
     elif last == "uuids":
         elements.extend([b""] * count)

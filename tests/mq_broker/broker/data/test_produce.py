@@ -108,6 +108,7 @@ class World:
     def __init__(self) -> None:
         self.held = Held(1 << 30)
         self.fillers = Fillers()
+        self.level = 1
         self.proposed: list[tuple[Any, dict[str, Any]]] = []
         self.replies: list[Any] = []
         self.deadlines: list[float] = []

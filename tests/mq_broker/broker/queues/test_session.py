@@ -20,7 +20,7 @@ UNKNOWN = LeaseId(EPOCH, 99, 0)
 async def opened(group: Group, member: str = "a", *, load: Load | None = None) -> Session:
     """A session that was told what of its claims holds."""
     first = pb.WorkOpen(topic="t", group="g", member=member, member_key=b"k" * 16)
-    session = Session(1, group.led, first, {}, pb.WorkTerms(), lambda _: None, load or Load())
+    session = Session(1, group.led, first, {}, pb.WorkTerms(), lambda *_: None, load or Load())
     session.begin(group.gathering)
     await rounds()
     return session
