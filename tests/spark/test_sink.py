@@ -67,9 +67,7 @@ def test_a_query_that_quotas_hold_back_writes_each_row_once(sinks: Sinks) -> Non
             sinks.run_stream(frame)
         finally:
             sinks.admin.delete_quotas("*")
-        assert time.monotonic() - began > 2, (
-            "1.6 MB at 256 KiB a second, in three batches"
-        )
+        assert time.monotonic() - began > 2, "1.6 MB at 256 KiB a second, in three batches"
         assert sinks.values() == sorted(expected)
 
 
