@@ -37,6 +37,9 @@ WAITING_PER_PARTITION_MAX: Final = 1_000
 WAITING_MAX: Final = 20_000
 """Requests to lend that wait at one partition, and at this broker; and as many to settle."""
 
+RANGES_WAITING_MAX: Final = 500_000
+"""Ranges of records that requests to settle name which wait at this broker. One request is taken whatever it names."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Led:
@@ -53,17 +56,22 @@ class _Requests:
     def __init__(self) -> None:
         self.waiting: Counter[Partition] = Counter()
         self._count = 0
+        self._ranges = 0
 
     @contextmanager
-    def room(self, partition: Partition, most: int) -> Iterator[None]:
-        """For one more, while it waits. Raises `Overloaded` if there is none. `most`: of the partition."""
-        if self._count >= WAITING_MAX or self.waiting[partition] >= most:
+    def room(self, partition: Partition, most: int, ranges: int = 0) -> Iterator[None]:
+        """For one more, while it waits. Raises `Overloaded` if there is none. `most`: of the partition. `ranges`: that
+        it names."""
+        too_many = self._ranges and self._ranges + ranges > RANGES_WAITING_MAX
+        if too_many or self._count >= WAITING_MAX or self.waiting[partition] >= most:
             raise self.overloaded(partition)
         self.waiting[partition] += 1
         self._count += 1
+        self._ranges += ranges
         try:
             yield
         finally:
+            self._ranges -= ranges
             self._count -= 1
             self.waiting[partition] -= 1
             if not self.waiting[partition]:
@@ -72,7 +80,7 @@ class _Requests:
     def overloaded(self, partition: Partition) -> Overloaded:
         return Overloaded(
             f"{self.waiting[partition]} requests of queue groups wait at {partition.name}, and {self._count} at this "
-            "broker, as many as it takes: ask again in a moment"
+            f"broker, which name {self._ranges} ranges of records, as many as it takes: ask again in a moment"
         )
 
 
@@ -135,7 +143,7 @@ class Working:
         and `OutcomeUnknown` past the deadline (loop's time)."""
         if not items:
             return ()
-        with self._settling.room(partition, WAITING_PER_PARTITION_MAX):
+        with self._settling.room(partition, WAITING_PER_PARTITION_MAX, _ranges_of(items)):
             gathering = self.gathering(partition, group)
             settling = Settling(items)
             gathering.settle(settling)
@@ -154,7 +162,7 @@ class Working:
         """What became of each item, and what the member is lent of what was ready: judged together, and committed by
         one entry if it has room. Nothing is waited for to be lent. Raises as `settled`; a member that is refused the
         lease alone is told that there is something to ask for."""
-        with self._settling.room(partition, WAITING_PER_PARTITION_MAX):
+        with self._settling.room(partition, WAITING_PER_PARTITION_MAX, _ranges_of(items)):
             gathering = self.gathering(partition, group)
             settling = Settling(items)
             gathering.settle(settling)
@@ -327,3 +335,7 @@ class Working:
         patient.pop(asking, None)
         if not patient:
             self._patient.pop(gathering, None)
+
+
+def _ranges_of(items: Sequence[Item]) -> int:
+    return sum(len(item.ranges) for item in items)

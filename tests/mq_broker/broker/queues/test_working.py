@@ -179,6 +179,31 @@ async def test_no_more_requests_wait_at_a_broker_than_it_takes_whatever_their_pa
 
 
 @scenario
+async def test_no_more_ranges_wait_to_be_settled_at_a_broker_than_it_takes() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(working_module, "RANGES_WAITING_MAX", 5)
+        world = World(10)
+        lent = await world.asks("a")
+        world.led.keeps_up = False
+        soon = asyncio.get_running_loop().time() + 10
+
+        def settles(*ranges: tuple[int, int]) -> asyncio.Task[Any]:
+            settle = Settle(lent.lease, "a", ranges, Ack())
+            return asyncio.create_task(world.working.settled(world.led, "g", [settle], soon))
+
+        waiting = settles((0, 1), (2, 3), (4, 5))
+        await rounds()
+        with pytest.raises(Overloaded, match="which name 3 ranges of records"):
+            await settles((0, 1), (2, 3), (4, 5))
+        waiting.cancel()
+        await rounds()
+        another = settles(*((at, at + 1) for at in range(0, 14, 2)))
+        await rounds()
+        assert not another.done(), "there is room again, and one is taken however many it names"
+        another.cancel()
+
+
+@scenario
 async def test_a_settle_that_was_not_judged_in_time_is_not_done_later() -> None:
     world = World(10)
     lent = await world.asks("a")
