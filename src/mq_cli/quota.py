@@ -87,7 +87,7 @@ def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: fl
     who = _principal(principal, everybody)
     with open_admin(bootstrap, timeout_s) as admin:
         late = admin.delete_quotas(who)
-    write(f"{_shown(who)}: nothing is set")
+    write(f"{_shown(who)}: all that was set is taken back")
     return _report(late)
 
 

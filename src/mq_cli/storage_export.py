@@ -146,8 +146,10 @@ def _decoded(files: PartitionFiles, piece: _Piece, schema: pa.Schema) -> pa.Reco
     except (CorruptBatch, BatchTooLarge) as error:
         raise StorageFailed(
             f"{files.path}: entry {piece.frame.entry.index} at byte {piece.frame.position} of segment "
-            f"{piece.frame.segment} cannot be decoded ({error}): end before it with --to {piece.base_offset}, and go "
-            f"on behind it with --from {piece.base_offset + piece.record_count}"
+            f"{piece.frame.segment} cannot be decoded ({error}). If `tritonmq storage verify` finds nothing wrong, "
+            "--schema is not that of the topic, and records before this one may have come out wrong. Else end before "
+            f"it with --to {piece.base_offset}, and go on behind it with --from "
+            f"{piece.base_offset + piece.record_count}"
         ) from error
 
 

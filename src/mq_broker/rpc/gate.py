@@ -300,7 +300,10 @@ def _not_there(topic: str) -> TritonMQError:
 
 
 def _revoked() -> NotAuthenticated:
-    return NotAuthenticated("not authenticated: ask an administrator for a new certificate")
+    return NotAuthenticated(
+        "not authenticated: this user or this certificate is revoked. Ask an administrator: `tritonmq cert revoke "
+        "--list` shows which"
+    )
 
 
 def _why(error: TritonMQError) -> str:
