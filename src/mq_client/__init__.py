@@ -107,6 +107,7 @@ if TYPE_CHECKING:
     from mq_client.queueing.redriving import Redriven
     from mq_client.quota_admin import QuotaDescription
     from mq_client.reader import Reader
+    from mq_client.rows import Rows
     from mq_client.security import Security
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
@@ -118,6 +119,7 @@ __all__ = [
     "Producer",
     "Consumer",
     "Reader",
+    "Rows",
     "Queue",
     "Lock",
     "Security",
@@ -242,6 +244,7 @@ _HOMES = {
     "queueing.queue": ("LeasedBatch", "LeasedRecord", "Queue"),
     "quota_admin": ("QuotaDescription",),
     "reader": ("Reader",),
+    "rows": ("Rows",),
     "security": ("Security",),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),
 }

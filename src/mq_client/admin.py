@@ -37,9 +37,9 @@ from mq_client.quota_admin import QuotaAdministrator
 from mq_client.security import Security
 from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
 from mq_client.topic_descriptions import PartitionMove as PartitionMove
+from mq_client.topic_descriptions import PartitionMoves, described_move, described_topic
 from mq_client.topic_descriptions import Recovery as Recovery
 from mq_client.topic_descriptions import TopicDescription as TopicDescription
-from mq_client.topic_descriptions import described_move, described_topic
 from mq_client.transaction_admin import TransactionAdministrator
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -339,7 +339,7 @@ class Admin(QueueAdministrator, ObservingAdministrator, TransactionAdministrator
             request = pb.StartMovesRequest(moves=moves)
             self._connection.ask_any("StartMoves", request, pb.StartMovesResponse, deadline, [])
 
-    def moves(self) -> list[PartitionMove]:
+    def moves(self) -> PartitionMoves:
         """All moves that are under way, by topic and partition."""
         return self._moves(0)[0]
 
@@ -347,26 +347,26 @@ class Admin(QueueAdministrator, ObservingAdministrator, TransactionAdministrator
         """How many partitions that broker holds, or is still counted in sync by. At 0 it can be stopped for good."""
         return self._moves(broker)[1]
 
-    def _moves(self, broker: int) -> tuple[list[PartitionMove], int]:
+    def _moves(self, broker: int) -> tuple[PartitionMoves, int]:
         request = pb.MovesRequest(broker=broker)
         found = self._connection.ask_any("Moves", request, pb.MovesResponse, Deadline(self._timeout_ms), [])
-        return [described_move(move) for move in found.moves], found.held
+        return PartitionMoves(map(described_move, found.moves)), found.held
 
-    def plan_drain(self, broker: int) -> list[PartitionMove]:
+    def plan_drain(self, broker: int) -> PartitionMoves:
         """The moves that would leave nothing on that broker, alive or dead. Raises `NotEnoughBrokers` naming the topic
         that has too many replicas for the others."""
         if broker < 1:
             raise InvalidRequest(f"broker {broker} is no broker's id: `describe_cluster` names those that live")
         return self._plan(broker)
 
-    def plan_balance(self) -> list[PartitionMove]:
+    def plan_balance(self) -> PartitionMoves:
         """The moves that would spread replicas and leaders evenly over the live brokers, those just added included."""
         return self._plan(0)
 
-    def _plan(self, drain: int) -> list[PartitionMove]:
+    def _plan(self, drain: int) -> PartitionMoves:
         request = pb.PlanMovesRequest(drain=drain)
         found = self._connection.ask_any("PlanMoves", request, pb.PlanMovesResponse, Deadline(self._timeout_ms), [])
-        return [described_move(move) for move in found.moves]
+        return PartitionMoves(map(described_move, found.moves))
 
     def transfer_leadership(self, topic: str, partition: int, to: int) -> None:
         """Hand leadership over to broker `to`, and return once it leads. Raises `InvalidRequest` if it holds no

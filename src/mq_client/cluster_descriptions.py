@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mq_client.html import table
 from mq_protocol import mq_pb2 as pb
 
 
@@ -31,6 +32,11 @@ class ClusterDescription:
     answered_by: int
     level: int = 1
     coordination_access: str = ""
+
+    def _repr_html_(self) -> str:
+        rows = [(b.id, b.address, b.incarnation, b.rack, b.release, b.level) for b in self.brokers]
+        title = f"{len(self.brokers)} live brokers, level of features {self.level}, coordination {self.coordination}"
+        return table(title, ("broker", "address", "incarnation", "rack", "release", "level"), rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from mq_client.html import table
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.sharing import member_of_partition
 
@@ -64,6 +66,21 @@ class GroupDescription:
     def lag_us(self) -> int:
         """How old the oldest of them is, in microseconds."""
         return max((cursor.lag_us for cursor in self.cursors), default=0)
+
+    def _repr_html_(self) -> str:
+        title = f"Group {self.name!r}: {self.lag} records, {self.lag_bytes} bytes, {self.lag_us / 1e6:.1f} s behind"
+        silent = f"These brokers did not answer: {', '.join(self.silent)}" if self.silent else ""
+        return table(title, CURSOR_HEADINGS, map(cursor_row, self.cursors), silent)
+
+
+CURSOR_HEADINGS: Final = ("topic", "partition", "offset", "log end", "records", "bytes", "seconds", "member")
+
+
+def cursor_row(cursor: GroupCursor) -> tuple[object, ...]:
+    """A line of a table in a notebook, under `CURSOR_HEADINGS`."""
+    seconds = f"{cursor.lag_us / 1e6:.1f}"
+    place = (cursor.topic, cursor.partition, cursor.offset, cursor.log_end_offset)
+    return (*place, cursor.lag, cursor.lag_bytes, seconds, cursor.member)
 
 
 def freshness(cursor: pb.GroupCursor) -> tuple[bool, int, int, int]:

@@ -29,7 +29,9 @@ from mq_client.errors import (
     TritonMQError,
     UnknownTopic,
 )
+from mq_client.rows import Fetch, Rows
 from mq_client.security import Security
+from mq_client.spans import Bound, spans_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import split
@@ -51,7 +53,8 @@ __all__ = ["Reader", "StoredSlice"]
 
 
 class _Read(NamedTuple):
-    """One read. `until`: when it ends with what has come by then, in place of an error; None: it does not."""
+    """One read. `until`: when it ends with what has come by then, in place of an error; None: it does not. `topic_id`:
+    of the topic that its offsets are of; empty: of whichever has the name when it begins."""
 
     partition: int
     start: int
@@ -59,6 +62,7 @@ class _Read(NamedTuple):
     wanted: Wanted
     chunk_bytes_max: int
     until: Deadline | None
+    topic_id: str = ""
 
 
 class Reader:
@@ -173,6 +177,63 @@ class Reader:
             view, _Read(partition, start, end, wanted_of(view, columns, filter), chunk_bytes_max, until)
         )
 
+    def rows(
+        self,
+        topic: str,
+        *,
+        partitions: Sequence[int] | None = None,
+        start: Bound = "earliest",
+        end: Bound = "latest",
+        columns: Sequence[str] | None = None,
+        filter: str = "",  # noqa: A002
+        records_max: int | None = None,
+    ) -> Rows:
+        """A part of a topic as a table, which pyarrow, polars, DuckDB and pandas take: see `Rows`. Its offsets are
+        fixed now; its rows are read when they are needed.
+
+        `partitions`: None for all. `start`, `end`: "earliest", "latest", a datetime with a zone (the first offset that
+        was appended then or later), an offset, or `{partition: any of these}`, where partitions that are left out have
+        the default. The rows end before `end`. `columns`, `filter`: as for `read`. `records_max`: so many rows at most,
+        the first ones by partition and offset.
+
+        Raises `OffsetOutOfRange` for an offset of which the records are no longer kept or not yet written,
+        `InvalidRequest` for a start behind its end, and what `read` raises at once.
+        """
+        if isinstance(columns, str):
+            raise InvalidRequest(f"columns={columns!r} is one text: give a list of names, [{columns!r}]")
+        if records_max is not None and records_max < 0:
+            raise InvalidSetting(f"records_max={records_max} is negative: give a number of rows, or leave it out")
+        deadline = Deadline(self._timeout_ms)
+        self._connection.refresh(topic, deadline, age_ms_max=0)
+        view = topic_with(
+            self._connection,
+            topic,
+            partitions or (),
+            deadline,
+            columns=columns or (),
+            check=(lambda view: parse_filter(filter, view.schema)) if filter else None,
+        )
+        chosen = list(range(view.partitions)) if partitions is None else sorted(set(partitions))
+        spans = spans_of(self._connection, view, chosen, start, end, deadline)
+        all_wanted, none_wanted = wanted_of(view, columns, filter), wanted_of(view, (), filter)
+
+        def fetch(asked: Fetch) -> Iterator[StoredSlice]:
+            return self._follow(
+                view,
+                _Read(
+                    asked.span.partition,
+                    asked.span.start,
+                    asked.span.end,
+                    none_wanted if asked.count_only else all_wanted,
+                    asked.chunk_bytes_max or limits.FETCH_CHUNK_BYTES,
+                    asked.until,
+                    view.topic_id,
+                ),
+            )
+
+        schema = view.schema if columns is None else pa.schema([view.schema.field(name) for name in columns])
+        return Rows(topic, spans, schema, filter, records_max, fetch)
+
     def offsets(self, topic: str) -> dict[int, tuple[int, int]]:
         """`{partition: (log_start_offset, log_end_offset)}`, asked now: as `Admin.offsets`."""
         found = ask_offsets(self._connection, topic, Deadline(self._timeout_ms), or_replicas=True)
@@ -222,7 +283,7 @@ class Reader:
                 return
             backoff.sleep(deadline if read.until is None else read.until)
             former, view = view, self._look_again(view, read.until or deadline, last, doubted)
-            if position > read.start and view.topic_id != former.topic_id:
+            if (read.topic_id or position > read.start) and view.topic_id != former.topic_id:
                 raise UnknownTopic(
                     f"topic {view.name!r} was deleted and made again while it was read: begin anew to read that one"
                 )
@@ -274,7 +335,7 @@ class Reader:
             columns=read.wanted.columns or (),
             project=read.wanted.columns is not None,
             filter=read.wanted.filter,
-            topic_id=view.topic_id if position > read.start else "",
+            topic_id=read.topic_id or (view.topic_id if position > read.start else ""),
         )
 
     def _fetch(self, address: str, request: pb.FetchRequest, read: _Read, *, alone: bool) -> Iterator[StoredSlice]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from mq_client.html import numbers, table
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes
 
@@ -38,6 +39,18 @@ class PartitionMove:
     isr: tuple[int, ...] = ()
 
 
+class PartitionMoves(list[PartitionMove]):
+    """Moves of partitions, as a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (m.topic, m.partition, numbers(m.origin), numbers(m.target), m.leader or "none", numbers(m.isr))
+            for m in self
+        ]
+        headings = ("topic", "partition", "from brokers", "to brokers", "leader", "in sync")
+        return table(f"{len(self)} partitions move", headings, rows)
+
+
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What a recovery kept: the log of `broker`, up to `next_offset`. Offsets from there to below `offset_floor` were
@@ -59,6 +72,16 @@ class TopicDescription:
     typed: bool
     settings: dict[str, str]
     partitions: tuple[PartitionDescription, ...]
+
+    def _repr_html_(self) -> str:
+        rows = [
+            (p.partition, p.leader or "none", p.leader_epoch, numbers(p.replicas), numbers(p.isr), numbers(p.moving_to))
+            for p in self.partitions
+        ]
+        headings = ("partition", "leader", "leader epoch", "replicas", "in sync", "moving to")
+        columns = ", ".join(f"{field.name} {field.type}" for field in self.schema) if self.typed else "records"
+        settings = ", ".join(f"{name}={value}" for name, value in sorted(self.settings.items()))
+        return table(f"Topic {self.name!r}: {columns}", headings, rows, f"Settings: {settings}" if settings else "")
 
 
 def described_move(move: pb.PartitionMove) -> PartitionMove:

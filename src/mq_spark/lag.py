@@ -33,6 +33,8 @@ from mq_client import Admin, BatchMetadata, GroupCursor, InvalidRequest, Invalid
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.requests import move_cursors
+from mq_client.group_descriptions import CURSOR_HEADINGS, cursor_row
+from mq_client.html import table
 from mq_client.security import Security
 from mq_protocol.sql.ddl import parse_schema
 from mq_spark.planning.offsets import Offsets, canonical, from_json
@@ -109,6 +111,11 @@ class QueryLag:
             f"query {self.name or self.query_id} is {self.records} records, {self.bytes} bytes, {self.seconds:.1f} s "
             "behind"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [cursor_row(cursor) for topic in self.topics for cursor in topic.partitions]
+        ended = "" if self.running else " when it had ended"
+        return table(f"{self}{ended}", CURSOR_HEADINGS, rows)
 
 
 @dataclass(slots=True)

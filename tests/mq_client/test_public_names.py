@@ -10,7 +10,7 @@ import mq_client
 from mq_protocol import errors
 
 NAMES = {
-    "Admin", "Producer", "Consumer", "Reader", "Lock", "Security",
+    "Admin", "Producer", "Consumer", "Reader", "Rows", "Lock", "Security",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
     "TopicDescription", "PartitionDescription",
@@ -37,7 +37,8 @@ METHODS = {
     ),
     "Producer": "publish publish_batch cancel flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
-    "Reader": "read",
+    "Reader": "read rows",
+    "Rows": "batches to_arrow to_pandas",
     "Queue": "take batches pop peek outputs close",
     "Outputs": "publish publish_batch",
     "LeasedRecord": "ack fail release reject extend",
