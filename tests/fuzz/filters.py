@@ -103,7 +103,11 @@ def generate(chance: random.Random) -> bytes:
 
 def check(data: bytes) -> bool:
     try:
-        found = parse_filter(data.decode("utf-8", "surrogatepass"), SCHEMA)
+        text = data.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:  # protobuf lets none in
+        return False
+    try:
+        found = parse_filter(text, SCHEMA)
     except InvalidSetting:
         return False
     for rows in (ROWS, EMPTY):

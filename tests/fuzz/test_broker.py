@@ -1,38 +1,33 @@
-"""The corpus against a broker's process: what a stranger sends by one request is answered, and the broker lives."""
+"""The corpus and random requests against a broker's process: each is answered, and the broker lives."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 
-from mq_client import Admin, Producer
-from mq_dev.embedded_zookeeper import free_port
+from mq_client import Producer
 from mq_protocol import mq_pb2 as pb
-from tests.fuzz.filters import ROWS, SCHEMA
+from tests.fuzz.brokers import GROWTH_BYTES_MAX, attack, broker
+from tests.fuzz.filters import ROWS
 from tests.fuzz.harness import corpus
-from tests.mq_cli.processes import Command
 
 pytestmark = pytest.mark.cluster
 
 _ANSWERS = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
 
 
-@contextlib.contextmanager
-def _broker(data: Path) -> Iterator[tuple[str, Command]]:
-    address = f"127.0.0.1:{free_port()}"
-    with Command("broker", "--id", "1", "--listen", address, "--data", str(data), "--standalone") as broker:
-        broker.remark_with("serves")
-        yield address, broker
+ATTACK_S = 4.0
+"""`python -m tests.fuzz.brokers` takes minutes."""
 
 
-def test_no_filter_and_no_schema_that_is_kept_ends_a_broker(tmp_path: Path) -> None:
-    with _broker(tmp_path) as (address, broker), Admin(address) as admin, grpc.insecure_channel(address) as channel:
-        admin.create_topic("rows", schema=SCHEMA)
+def test_no_input_that_is_kept_and_no_request_by_the_grammar_ends_a_broker(tmp_path: Path) -> None:
+    with broker(tmp_path) as (address, running), grpc.insecure_channel(address) as channel:
         with Producer(address) as producer:
             producer.publish_batch("rows", ROWS, partition=0)
         fetch: Any = channel.unary_stream("/tritonmq.v1.Broker/Fetch")
@@ -41,13 +36,17 @@ def test_no_filter_and_no_schema_that_is_kept_ends_a_broker(tmp_path: Path) -> N
             request = pb.FetchRequest(topic="rows", end_offset=len(ROWS), filter=path.read_text())
             answer = _told(lambda request=request: list(fetch(request.SerializeToString(), timeout=30)))
             assert answer in _ANSWERS, f"{path.name}: {answer}"
-            assert broker.process.poll() is None, f"{path.name} ended the broker"
+            assert running.process.poll() is None, f"{path.name} ended the broker"
         for number, path in enumerate(corpus("schemas")):
-            made = pb.CreateTopicRequest(name=f"t{number}", partitions=1, replicas=1, schema=path.read_bytes())
+            made = pb.CreateTopicRequest(name=f"kept{number}", partitions=1, replicas=1, schema=path.read_bytes())
             answer = _told(lambda made=made: create(made.SerializeToString(), timeout=30))
             assert answer in _ANSWERS, f"{path.name}: {answer}"
-            assert broker.process.poll() is None, f"{path.name} ended the broker"
-        assert broker.end() == 0
+            assert running.process.poll() is None, f"{path.name} ended the broker"
+        outcome = asyncio.run(attack(address, psutil.Process(running.pid), 1, ATTACK_S))
+        assert outcome.failures == []
+        assert sum(outcome.answers.values()) > 100, outcome.answers
+        assert outcome.grown_bytes < GROWTH_BYTES_MAX
+        assert running.end() == 0
 
 
 def _told(ask: Callable[[], object]) -> grpc.StatusCode:

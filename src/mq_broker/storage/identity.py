@@ -17,6 +17,7 @@ from typing import Final
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
 from mq_protocol.errors import StorageFailed
+from mq_protocol.names import quoted
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
 FILE_NAME: Final = "log.json"
@@ -125,10 +126,12 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
         identity = LogIdentity(**{**known, "format": FORMAT, "unknown": unknown_keys(raw, _KEYS, _UNKNOWN_BYTES_MAX)})
         _check_types(identity)
     except (TypeError, ValueError) as error:
-        raise StorageFailed(f"{path} does not name a log ({error}): move {directory} away and restart") from error
+        raise StorageFailed(
+            f"{path} does not name a log ({quoted(str(error))}): move {directory} away and restart"
+        ) from error
     if (identity.topic_id, identity.partition) != (place.topic_id, place.partition):
         raise StorageFailed(
-            f"{directory} holds partition {identity.partition} of topic id {identity.topic_id}, not {place.partition} "
-            f"of {place.topic_id}: it was moved or renamed; put it back under its own name"
+            f"{directory} holds partition {identity.partition} of topic id {quoted(identity.topic_id)}, not "
+            f"{place.partition} of {place.topic_id}: it was moved or renamed; put it back under its own name"
         )
     return identity

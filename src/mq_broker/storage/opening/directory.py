@@ -268,16 +268,20 @@ def _read_owner(path: Path, broker: int) -> _Owner:
         content = json.loads((path / "broker.json").read_bytes())
         found = content.get("format", FORMAT)
         unknown = unknown_keys(content, ("broker", "cluster_id"), _UNKNOWN_BYTES_MAX)
-        owner = _Owner(int(content["broker"]), str(content["cluster_id"]), unknown)
+        owner = _Owner(content["broker"], content["cluster_id"], unknown)
+        if type(owner.broker) is not int or type(owner.cluster_id) is not str:
+            raise TypeError("its values are of other types")
     except FileNotFoundError:
         return _Owner(broker)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise StorageFailed(
-            f"{path / 'broker.json'} cannot be read ({error!r}): restore it, or give --data an empty directory"
+            f"{path / 'broker.json'} cannot be read ({quoted(repr(error))}): restore it, or give --data an empty "
+            "directory"
         ) from error
     if found != FORMAT:
+        shown = f"of format {found}" if type(found) is int else "of no format that is known"
         raise StorageFailed(
-            f"data directory {path} is of format {found}, and this version reads format {FORMAT}: nothing of it was "
+            f"data directory {path} is {shown}, and this version reads format {FORMAT}: nothing of it was "
             "changed; start the TritonMQ version that wrote it, or a newer one"
         )
     if owner.broker != broker:

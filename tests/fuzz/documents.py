@@ -1,0 +1,111 @@
+"""Documents of the coordination service, altered: of topics, partitions, brokers and features, and those about rights.
+
+The first byte says which it is to be.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from mq_broker.coordination import documents
+from mq_broker.coordination.interface import BrokerRegistration, Features, Move, QueueSpec, SecurityDocuments, TopicSpec
+from mq_broker.core.messages import LeaderName, NodeState
+from mq_broker.security import quota_documents, revoked, rule_documents
+from mq_broker.security.rules import Effect, Rule
+from mq_protocol.errors import CoordinationUnavailable, InternalError
+from mq_protocol.rights import Kind, Operation
+from tests.fuzz.altering import altered_document
+from tests.fuzz.telling import check_told
+from tests.mq_broker.coordination.wire import id_of
+
+
+class Document(NamedTuple):
+    """`read` raises `InternalError` or `CoordinationUnavailable`; `written` says what was read as bytes again, None
+    where nothing does."""
+
+    whole: dict[str, Any]
+    read: Callable[[bytes], Any]
+    written: Callable[[Any], bytes] | None
+
+
+def _stored(
+    whole: dict[str, Any], read: Callable[[dict[str, Any]], Any], write: Callable[[Any], dict[str, Any]]
+) -> Document:
+    return Document(whole, lambda data: documents.load(data, read, "/x"), lambda found: documents.dump(write(found)))
+
+
+_TOPIC: Final = TopicSpec(
+    "t",
+    id_of(""),
+    ((1, 2), (2, 1, 3)),
+    b"abc",
+    {"durability": "os"},
+    {1: Move((2, 3), (2, 1))},
+    (1,),
+    queues={"g": QueueSpec(2, 5, {"lease_ms": "5s"}), "h": QueueSpec(3)},
+    queue_lives=3,
+    owner="User:etl",
+)
+_RULES: Final = [
+    Rule("User:etl", effect, Operation.READ, Kind.TOPIC, name, prefix)
+    for effect, name, prefix in ((Effect.ALLOW, "orders-", True), (Effect.DENY, "orders-secret", False))
+]
+_RULES_NAME: Final = rule_documents.document_of("User:etl")
+
+
+def _rules(data: bytes) -> frozenset[Rule]:
+    return rule_documents.load(_RULES_NAME, data)
+
+
+DOCUMENTS: Final = (
+    _stored(
+        documents.state_to_json(NodeState(LeaderName(1, 7), 3, ((1, "a"), (2, "b")), 1, "1.7.9", 5)),
+        documents.state_from_json,
+        documents.state_to_json,
+    ),
+    _stored(documents.topic_to_json(_TOPIC), documents.topic_of("t"), documents.topic_to_json),
+    _stored(
+        documents.registration_to_json(
+            replace(BrokerRegistration(3, 17, "h:1", "rack", "h:2"), link_address="h:3", zookeeper_auth=True)
+        ),
+        documents.registration_of(3),
+        documents.registration_to_json,
+    ),
+    _stored(documents.features_to_json(Features(2)), documents.features_from_json, documents.features_to_json),
+    _stored(
+        documents.security_to_json(SecurityDocuments(4, {"quotas": (2, b"{}")})),
+        documents.security_from_json,
+        documents.security_to_json,
+    ),
+    Document(
+        json.loads(rule_documents.dump(_RULES)),
+        lambda data: rule_documents.load(_RULES_NAME, data),
+        rule_documents.dump,
+    ),
+    Document({"names": ["User:etl"], "serials": ["5f3a9c"]}, revoked.load, revoked.dump),
+    Document({"quotas": {"User:etl": {"produce": 5_000_000}, "*": {"requests": 10}}}, quota_documents.load, None),
+)
+
+
+def generate(chance: random.Random) -> bytes:
+    number = chance.randrange(len(DOCUMENTS))
+    return bytes([number]) + altered_document(DOCUMENTS[number].whole, chance)
+
+
+def check(data: bytes) -> bool:
+    if not data:
+        return False
+    document = DOCUMENTS[data[0] % len(DOCUMENTS)]
+    try:
+        found = document.read(data[1:])
+    except (InternalError, CoordinationUnavailable) as error:
+        check_told(error)
+        return False
+    if document.written is not None:
+        again = document.written(found)
+        assert document.read(again) == found
+    return True
