@@ -112,21 +112,27 @@ def of_disk(path: str, fsync_s: float, free: int, size: int) -> Iterator[Line]:
 # ------------------------------------------------------------------ the cluster
 
 
-def of_addresses(reasons: Mapping[str, str | None], cluster_ids: Mapping[str, str]) -> Iterator[Line]:
-    """Those of --bootstrap. `reasons`: why nobody can be reached there; None if somebody listens. `cluster_ids`: of
-    those that answered."""
+def of_addresses(
+    reasons: Mapping[str, str | None], cluster_ids: Mapping[str, str], origin: str = "--bootstrap"
+) -> Iterator[Line]:
+    """`origin`: who named the addresses; empty if nobody did, and they are the default. `reasons`: why nobody can be
+    reached there; None if somebody listens. `cluster_ids`: of those that answered."""
     for address, reason in reasons.items():
-        if reason is not None:
-            cure = "start that broker, or take the address out of --bootstrap"
-            yield _wrong(f"{address} of --bootstrap: {reason}", cure)
+        if reason is not None and not origin:
+            cure = "give --bootstrap or TRITONMQ_BOOTSTRAP, start a cluster with `tritonmq dev`, or give --here"
+            yield _wrong(f"no broker was named, and at the usual address {address} there is none: {reason}", cure)
+        elif reason is not None:
+            cure = f"start that broker, or take the address out of {origin}"
+            yield _wrong(f"{address} of {origin}: {reason}", cure)
         elif address not in cluster_ids:
             cure = "see whether that is a broker's address for clients, and whether it needs --certs"
-            yield _wrong(f"{address} of --bootstrap: what listens there does not answer as a broker", cure)
+            whose = f" of {origin}" if origin else ""
+            yield _wrong(f"{address}{whose}: what listens there does not answer as a broker", cure)
         else:
             yield Line("ok", f"{address} answers")
     if len(set(cluster_ids.values())) > 1:
         told = "; ".join(f"{address} is of {cluster}" for address, cluster in cluster_ids.items())
-        yield _wrong(f"--bootstrap names brokers of several clusters: {told}", "name brokers of one cluster")
+        yield _wrong(f"{origin} names brokers of several clusters: {told}", "name brokers of one cluster")
 
 
 def of_cluster(

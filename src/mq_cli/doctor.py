@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
+from click.core import ParameterSource
 
 from mq_cli import diagnosis
 from mq_cli.diagnosis import Line
@@ -55,7 +56,7 @@ def doctor(data: Path | None, here: bool, as_json: bool, bootstrap: str, timeout
     """Look at this machine and at the cluster. What is wrong is said with what to do, and the exit status is 1 then."""
     lines = list(_of_this_machine(data))
     if not here:
-        lines += _of_the_cluster(bootstrap, timeout_s)
+        lines += _of_the_cluster(bootstrap, _origin(), timeout_s)
     if as_json:
         write_json([{"kind": line.kind, "what": line.what, "cure": line.cure} for line in lines])
     else:
@@ -88,7 +89,20 @@ _as_it_was: Final = dict(os.environ)
 """Before mq_client is imported, which sets a variable for gRPC."""
 
 
-def _of_the_cluster(bootstrap: str, timeout_s: float) -> list[Line]:
+def _origin() -> str:
+    """Who named the addresses of brokers; empty if nobody did."""
+    match click.get_current_context().get_parameter_source("bootstrap"):
+        case ParameterSource.COMMANDLINE:
+            return "--bootstrap"
+        case ParameterSource.ENVIRONMENT:
+            return "TRITONMQ_BOOTSTRAP"
+        case ParameterSource.DEFAULT_MAP:
+            return "client.bootstrap in the settings file"
+        case _:
+            return ""
+
+
+def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float) -> list[Line]:
     from mq_client import Admin
     from mq_client.cluster.connection import parse_bootstrap
     from mq_client.cluster.listening import why_unreachable
@@ -105,7 +119,7 @@ def _of_the_cluster(bootstrap: str, timeout_s: float) -> list[Line]:
                     cluster_ids[address] = admin.observe("broker").cluster_id
             except TritonMQError as error:
                 failed = str(error)
-    lines = list(diagnosis.of_addresses(reasons, cluster_ids))
+    lines = list(diagnosis.of_addresses(reasons, cluster_ids, origin))
     if not cluster_ids:
         return [*lines, *([Line("note", f"it was said: {failed}")] if failed else [])]
     try:

@@ -21,6 +21,7 @@ import click
 from mq_cli.command_group import CommandGroup
 from mq_cli.interrupts import heard_from_now_on
 from mq_cli.terminal import LINES, printable
+from mq_process.grpc_lines import write_nothing
 from mq_protocol.errors import TritonMQError
 
 DONE, REFUSED, MISUSED, INTERRUPTED = 0, 1, 2, 130
@@ -92,7 +93,7 @@ def cli() -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
     # gRPC's core writes lines of its own to standard error, in another form and before ours say the same.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    write_nothing()
     heard_from_now_on()
     sys.exit(run(arguments))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -454,6 +453,8 @@ def _verified(directory: InspectedDirectory, checked: list[Checked], findings: l
         "findings": [
             {
                 "kind": each.kind,
+                "topic": _whose(checked, each)[0],
+                "partition": _whose(checked, each)[1],
                 "file": str(each.path),
                 "position": each.position,
                 "end": each.end,
@@ -472,9 +473,16 @@ def _write_verified(checked: list[Checked], findings: list[Finding]) -> None:
 
     if findings:
         write_table(
-            ["", "file", "#byte", "entries", "what"],
+            ["", "topic", "#partition", "file", "#byte", "entries", "what"],
             [
-                (each.kind, each.path, "" if each.position is None else each.position, _entries_text(each), each.what)
+                (
+                    each.kind,
+                    *_whose(checked, each),
+                    each.path,
+                    "" if each.position is None else each.position,
+                    _entries_text(each),
+                    each.what,
+                )
                 for each in findings
             ],
         )
@@ -484,12 +492,22 @@ def _write_verified(checked: list[Checked], findings: list[Finding]) -> None:
     repairs: dict[str, list[str]] = {}
     for each in findings:
         if each.repair:
-            repairs.setdefault(each.repair, []).append(os.path.join(each.path.parent.name, each.path.name))
+            topic, number = _whose(checked, each)
+            place = f"{topic} {number}" if topic else each.path.parent.name
+            repairs.setdefault(each.repair, []).append(f"{place} {each.path.name}")
     for repair, files in repairs.items():
         more = f" and {len(files) - 3} more" if len(files) > 3 else ""
         say(f"{', '.join(list(dict.fromkeys(files))[:3])}{more}: {repair}")
     for names, why in UNCOVERED:
         say(f"not covered by a checksum: {names} ({why})")
+
+
+def _whose(checked: list[Checked], finding: Finding) -> tuple[str, int | str]:
+    """The topic's name, or its id if that is not known, and the partition; both empty for what is of none."""
+    for each in checked:
+        if finding.path.is_relative_to(each.files.path):
+            return each.topic or each.files.place.topic_id, each.files.place.partition
+    return "", ""
 
 
 def _entries_text(finding: Finding) -> str:

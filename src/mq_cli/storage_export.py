@@ -27,7 +27,14 @@ from mq_cli.messages import MessageWriter
 from mq_cli.output import counted, say
 from mq_client.consuming.record_queue import batch_to_records
 from mq_protocol.arrow import RECORD_SCHEMA, decode_untrusted, schema_from_bytes
-from mq_protocol.errors import BatchTooLarge, CorruptBatch, InvalidRequest, SchemaMismatch, StorageFailed
+from mq_protocol.errors import (
+    BatchTooLarge,
+    CorruptBatch,
+    InternalError,
+    InvalidRequest,
+    SchemaMismatch,
+    StorageFailed,
+)
 from mq_protocol.sql.ddl import parse_schema
 
 if TYPE_CHECKING:
@@ -48,14 +55,48 @@ class _Sink(Protocol):
 
 def schema_for(directory: InspectedDirectory, files: PartitionFiles, given: str | None) -> pa.Schema:
     """The topic's columns: as given, or as the document of a broker that stands alone says. Raises `click.UsageError`
-    if neither does."""
-    if given == RECORDS:
-        return RECORD_SCHEMA
+    if neither does, or if they disagree."""
     if given is not None:
         try:
-            return parse_schema(given)
-        except InvalidRequest as error:
-            raise click.BadParameter(str(error), param_hint="--schema") from error
+            return _believed(given, _known_schema(directory, files))
+        except (StorageFailed, InternalError):  # damaged: what was given is all that there is
+            return _believed(given, None)
+    known = _known_schema(directory, files)
+    if known is not None:
+        return known
+    raise click.UsageError(
+        "the data directory does not say which columns this topic has: give --schema 'a long, b string', as `tritonmq "
+        f"topic describe` shows them, or --schema {RECORDS} for a topic of messages"
+    )
+
+
+def _believed(given: str, known: pa.Schema | None) -> pa.Schema:
+    """The schema that was given, unless it is known to be another one. Journals do not say how their rows are to be
+    read: a column that is given as another type of the same size is shown as that type."""
+    try:
+        schema = RECORD_SCHEMA if given == RECORDS else parse_schema(given)
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error), param_hint="--schema") from error
+    if known is not None and _columns_text(schema) != _columns_text(known):
+        raise click.UsageError(
+            f"--schema is not the topic's, which has {_columns_text(known)}: leave --schema out, the data directory "
+            "says which columns it has"
+        )
+    if known is None and schema is not RECORD_SCHEMA:
+        say(
+            "the data directory does not say which columns this topic has, so --schema is believed. If a type is wrong "
+            "and has the same size as the right one (int and float, long and timestamp), wrong values are written "
+            "without an error: compare with `tritonmq topic describe`"
+        )
+    return schema
+
+
+def _columns_text(schema: pa.Schema) -> str:
+    return "no columns of its own" if schema.equals(RECORD_SCHEMA) else ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+def _known_schema(directory: InspectedDirectory, files: PartitionFiles) -> pa.Schema | None:
+    """As the document of a broker that stands alone says. Raises `StorageFailed` if it cannot be read."""
     document = directory.path / "coordination.json"
     try:
         read_small(document, _DOCUMENT_BYTES_MAX)  # a file, and for its bound: what follows reads it all
@@ -66,10 +107,7 @@ def schema_for(directory: InspectedDirectory, files: PartitionFiles, given: str 
         pass
     except OSError as error:
         raise StorageFailed(f"{document} cannot be read ({error}): give --schema") from error
-    raise click.UsageError(
-        "the data directory does not say which columns this topic has: give --schema 'a long, b string', as `tritonmq "
-        f"topic describe` shows them, or --schema {RECORDS} for a topic of messages"
-    )
+    return None
 
 
 def export_records(

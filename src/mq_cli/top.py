@@ -32,6 +32,7 @@ from mq_cli.output import (
     write_table,
 )
 from mq_cli.terminal import printable
+from mq_protocol.names import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
     from mq_client import Admin, ClusterObservation
@@ -83,8 +84,11 @@ class Look:
         self.ends: dict[str, int] = {}
         self.kept: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
+        self.leads: dict[int, int] = {}
         for each in observed.partitions:
-            if each.leads:
+            # The brokers' own topics are not listed, and not counted: so does `tritonmq cluster status`.
+            if each.leads and not each.topic.startswith(INTERNAL_PREFIX):
+                self.leads[each.told_by] = self.leads.get(each.told_by, 0) + 1
                 self.ends[each.topic] = self.ends.get(each.topic, 0) + each.log_end_offset
                 self.kept[each.topic] = self.kept.get(each.topic, 0) + each.log_end_offset - each.log_start_offset
                 self.sizes[each.topic] = self.sizes.get(each.topic, 0) + each.size_bytes
@@ -123,11 +127,10 @@ Rows = tuple[list[str], list[tuple[object, ...]]]
 def brokers(look: Look) -> Rows:
     rows: list[tuple[object, ...]] = []
     for each in look.observed.brokers:
-        leads = sum(one.leads and one.told_by == each.id for one in look.observed.partitions)
         free, size = each.values.get("disk_free_bytes", 0), each.values.get("disk_size_bytes", 0)
         disk = f"{100 * free / size:.0f} %" if size else ""
         memory = bytes_text(int(each.values.get("client_memory_bytes", 0)))
-        rows.append((each.id, each.address, each.state, each.version, leads, memory, disk))
+        rows.append((each.id, each.address, each.state, each.version, look.leads.get(each.id, 0), memory, disk))
     return ["#broker", "address", "state", "version", "#leads", "#for clients", "#disk free"], rows
 
 

@@ -73,8 +73,11 @@ from mq_client.errors import (
     WrongGroupKind,
 )
 from mq_client.forks import leave_children_alone
+from mq_process.grpc_lines import write_errors_only
 
 leave_children_alone()
+# A process that was paused is told "Got goaway … ping_timeout" at level INFO: its client connects again, and says so.
+write_errors_only()
 
 if TYPE_CHECKING:
     from mq_client.acl_admin import AclChange, AclRule, AclVerdict

@@ -70,6 +70,7 @@ FAULTS: list[tuple[str, list[Line], str, str]] = [
     ("a slow disk", list(diagnosis.of_disk("/d", 0.05, 9, 10)), "50.0 ms", "faster disk"),
     ("a full disk", list(diagnosis.of_disk("/d", 0.001, 1, 100)), "1 B of 100 B", "make room"),
     ("a refused address", list(diagnosis.of_addresses({"a:1": "refused"}, {})), "a:1 of --bootstrap: refused", "start"),
+    ("nobody named one", list(diagnosis.of_addresses({"a:1": "refused"}, {}, "")), "no broker was named", "--here"),
     ("no broker there", list(diagnosis.of_addresses({"a:1": None}, {})), "does not answer as a broker", "--certs"),
     (
         "two clusters",

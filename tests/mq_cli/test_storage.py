@@ -19,8 +19,10 @@ from mq_broker.storage.interface import Frame
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_cli.main import MISUSED, REFUSED, run
+from mq_client import Admin, Producer
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.sql.ddl import parse_schema
+from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.storage.bed import Heard, uuid_of
 from tests.mq_broker.storage.inspecting.logs import everything_under, flip, frame_positions
 
@@ -171,7 +173,37 @@ def test_export_as_arrow_reads_rows_of_a_former_schema_too(data: Path, tmp_path:
 
 def test_export_of_typed_rows_as_json_has_maps_as_objects(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["storage", "export", "typed", "2", "--data", str(data), "--schema", COLUMNS]) == 0
-    assert values(capsys.readouterr().out) == [(0, {"a": 1, "m": None}), (1, {"a": 2, "m": {"x": 7}})]
+    said = capsys.readouterr()
+    assert values(said.out) == [(0, {"a": 1, "m": None}), (1, {"a": 2, "m": {"x": 7}})]
+    assert "so --schema is believed" in said.err, "journals do not know their columns: double would be shown for long"
+
+
+def test_export_refuses_a_schema_that_is_not_the_one_that_the_directory_knows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "alone"
+
+    async def scene() -> None:
+        async with standalone(path) as broker:
+            await asyncio.to_thread(publish_one, broker.address)
+
+    asyncio.run(scene())
+    words = ["storage", "export", "flights", "0", "--data", str(next(path.rglob("coordination.json")).parent)]
+    for schema, status in ((None, 0), ("n int, f float", 0), ("n float, f int", MISUSED), ("records", MISUSED)):
+        assert run([*words, *(["--schema", schema] if schema else [])]) == status
+        said = capsys.readouterr()
+        assert values(said.out) == ([(0, {"n": 1, "f": 2.0})] if status == 0 else [])
+        assert ("n int32, f float" in said.err) == (status != 0)
+        assert "is believed" not in said.err
+    (next(path.rglob("coordination.json"))).write_text("{")
+    assert run([*words, "--schema", "n int, f float"]) == 0
+    assert "is believed" in capsys.readouterr().err
+
+
+def publish_one(bootstrap: str) -> None:
+    with Admin(bootstrap) as admin, Producer(bootstrap) as producer:
+        admin.create_topic("flights", schema="n int, f float")
+        producer.publish("flights", {"n": 1, "f": 2.0}).result(20)
 
 
 @pytest.mark.parametrize("schema", [None, "a string, b string", "a lnog"])
@@ -211,11 +243,15 @@ def test_damage_is_named_by_file_byte_and_entry_and_export_gives_what_is_good(
     before = everything_under(data)
     assert run(["storage", "verify", "--data", str(data)]) == REFUSED
     said = capsys.readouterr()
-    assert said.out.splitlines()[1].split("\t")[:4] == ["damaged", str(path), str(positions[6]), "7"]
+    assert said.out.splitlines()[1].split("\t")[:6] == ["damaged", "talk", "0", str(path), str(positions[6]), "7"]
+    assert f"partition 0 of topic id {PLACE.topic_id}" in said.out
+    assert f"talk 0 {path.name}: at its next start" in said.err
+    assert "Place(" not in said.out + said.err
     assert "at its next start the broker keeps the entries before" in said.err
     assert run(["storage", "verify", "--data", str(data), "--json", "--topic", "talk", "--partition", "0"]) == REFUSED
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert (finding["kind"], finding["position"], finding["end"]) == ("damaged", positions[6], positions[7])
+    assert (finding["topic"], finding["partition"]) == ("talk", 0)
     assert run(["storage", "verify", "--data", str(data), "--topic", "typed"]) == 0
     capsys.readouterr()
     # The trim lies behind the damage, and so is not known of.

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq_cli import top
-from mq_cli.top import Look, Wish, groups, problems, topics
+from mq_cli.top import Look, Wish, brokers, groups, problems, topics
 from mq_client import BrokerObservation, ClusterObservation, GroupObservation, PartitionObservation, Producer
 from tests.mq_broker.broker.cluster import standalone
 
@@ -60,6 +60,12 @@ def test_traffic_is_what_came_in_between_two_looks_also_after_retention() -> Non
 
 def test_followers_words_are_not_counted() -> None:
     assert look(1.0, partition("a", 0, 5), partition("a", 1, 9, leads=False)).ends == {"a": 5}
+
+
+def test_the_brokers_own_topics_count_for_nobody() -> None:
+    seen = look(1.0, partition("a", 0, 5), partition("a", 1, 5), partition("__transactions", 0, 9))
+    assert [row[4] for row in brokers(seen)[1]] == [2]
+    assert [row[0] for row in topics(seen, None, Wish())[1]] == ["a"]
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,9 @@ class Place:
     def __repr__(self) -> str:
         return f"Place({self.topic_id!r}, {self.partition})"
 
+    def __str__(self) -> str:
+        return f"partition {self.partition} of topic id {self.topic_id}"
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Place) and (other.topic_id, other.partition) == (self.topic_id, self.partition)
 
@@ -177,8 +180,7 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
         )
     if _extend(place.seed, view[at + MAGIC_POSITION : end]) != header.crc:
         raise CorruptBatch(
-            f"checksum does not hold for entry {header.entry_index} of {place}: damaged, or of another partition; send "
-            "it again"
+            f"checksum does not hold for entry {header.entry_index} of {place}: it is damaged, or of another partition"
         )
     if header.magic != _MAGIC:
         raise NewerFrame(f"a frame is of format {header.format}, and this version reads format {FORMAT}: {_UPGRADE}")
