@@ -123,6 +123,18 @@ class _BrokerId(click.IntRange):
     help="Serve over TLS with ca.crt, broker.crt and broker.key of this directory (`tritonmq cert` makes them).",
 )
 @click.option(
+    "--listen-token",
+    default="",
+    metavar="HOST:PORT",
+    help="With --certs: serve clients over TLS here too that show a token instead of a certificate.",
+)
+@click.option(
+    "--advertise-token",
+    default="",
+    metavar="HOST:PORT",
+    help="Address that those clients connect to. Default: --listen-token.",
+)
+@click.option(
     "--also-plaintext",
     default="",
     metavar="HOST:PORT",
@@ -303,6 +315,7 @@ class _BrokerId(click.IntRange):
 def broker(
     number: int,
     advertise: str,
+    advertise_token: str,
     peer_advertise: str,
     link_advertise: str,
     data: Path,
@@ -338,6 +351,7 @@ def broker(
             broker=number,
             data_dir=data,
             advertised=advertise,
+            token_advertised=advertise_token,
             peer_advertised=peer_advertise,
             link_advertised=link_advertise,
             auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,

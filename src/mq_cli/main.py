@@ -71,6 +71,8 @@ class _Root(CommandGroup):
         "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),
         "acl": ("mq_cli.acl:acl", "Say who may do what: allow, deny, list, remove and check rules."),
         "quota": ("mq_cli.quota:quota", "Say how much each user may use: set, list and delete quotas."),
+        "user": ("mq_cli.token:user", "Make, list and delete users who speak with a token."),
+        "token": ("mq_cli.token:token", "Make, list and revoke the tokens of users."),
         "lock": ("mq_cli.lock:lock", "Run a command while it holds a cluster-wide lock."),
         "queue": (
             "mq_cli.queue:queue",

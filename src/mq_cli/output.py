@@ -46,9 +46,17 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 
 
 def security_options(command: F) -> F:
-    """With which certificate brokers are spoken with, and from which file that and the rest is taken if it is not
-    given."""
+    """With which certificate or token brokers are spoken with, and from which file that and the rest is taken if it is
+    not given."""
     command = client_settings(command)
+    command = click.option(
+        "--token-file",
+        envvar="TRITONMQ_TOKEN_FILE",
+        metavar="FILE",
+        expose_value=False,
+        callback=_into_environment("TRITONMQ_TOKEN_FILE"),
+        help="Show the token in this file instead of a certificate. [env var: TRITONMQ_TOKEN_FILE]",
+    )(command)
     command = click.option(
         "--user",
         envvar="TRITONMQ_USER",

@@ -111,7 +111,8 @@ if TYPE_CHECKING:
     from mq_client.quota_admin import QuotaDescription
     from mq_client.reader import Reader
     from mq_client.rows import Rows
-    from mq_client.security import Security
+    from mq_client.security import Secret, Security
+    from mq_client.token_admin import ApiTokenDescription, NewApiToken, TokenUser
     from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
 
 __all__ = [
@@ -126,6 +127,10 @@ __all__ = [
     "Queue",
     "Lock",
     "Security",
+    "Secret",
+    "NewApiToken",
+    "ApiTokenDescription",
+    "TokenUser",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
@@ -248,7 +253,8 @@ _HOMES = {
     "quota_admin": ("QuotaDescription",),
     "reader": ("Reader",),
     "rows": ("Rows",),
-    "security": ("Security",),
+    "security": ("Secret", "Security"),
+    "token_admin": ("ApiTokenDescription", "NewApiToken", "TokenUser"),
     "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -8,7 +8,6 @@ from types import TracebackType
 
 import pyarrow as pa
 
-from mq_client.acl_admin import AclAdministrator
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
@@ -35,6 +34,7 @@ from mq_client.producing.batches import to_timestamp_us
 from mq_client.queueing.administrator import QueueAdministrator
 from mq_client.quota_admin import QuotaAdministrator
 from mq_client.security import Security
+from mq_client.token_admin import TokenAdministrator
 from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
 from mq_client.topic_descriptions import PartitionMove as PartitionMove
 from mq_client.topic_descriptions import PartitionMoves, described_move, described_topic
@@ -65,7 +65,9 @@ _LEADER_MS = 1_000.0
 """A broker's time to say what it knows of its partitions, when others know something of them too."""
 
 
-class Admin(QueueAdministrator, ObservingAdministrator, TransactionAdministrator, AclAdministrator, QuotaAdministrator):
+class Admin(
+    QueueAdministrator, ObservingAdministrator, TransactionAdministrator, TokenAdministrator, QuotaAdministrator
+):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
     Raises `InvalidSetting` for a bootstrap that is no list of addresses. Nothing is connected before the first call.

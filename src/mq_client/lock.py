@@ -19,7 +19,7 @@ import grpc
 from grpc import aio
 
 from mq_client import forks
-from mq_client.cluster.channels import Client
+from mq_client.cluster.channels import Client, generation, meaning
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import LONGEST_MS, Deadline, attempts
 from mq_client.cluster.listening import REFUSED_S
@@ -30,7 +30,6 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import BROKER
 from mq_protocol.names import check_lock_name
-from mq_protocol.transport import from_call
 
 OnLost = Callable[["Lock"], None]
 
@@ -225,6 +224,7 @@ class _Place:
         self.loss: LockLost | None = None
         self._address = address
         self._client = client
+        self._made_with = generation(client)
         self._name = name
         self._request = pb.LockRequest(name=name, wait_ms=wait_ms)
         self._first: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -306,7 +306,7 @@ class _Place:
                 )
             )
         except grpc.RpcError as error:
-            self._end(from_call(error, self._address))
+            self._end(meaning(error, self._address, self._client, self._made_with))
         except TimeoutError:
             self._end(Unreachable(f"broker at {self._address} has fallen silent"))
 

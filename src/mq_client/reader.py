@@ -10,7 +10,7 @@ from typing import NamedTuple
 import grpc
 import pyarrow as pa
 
-from mq_client.cluster.channels import open_fetch
+from mq_client.cluster.channels import generation, meaning, open_fetch
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
@@ -37,7 +37,6 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.sql.row_filter import parse_filter
-from mq_protocol.transport import from_call
 
 _ALL_COLUMNS_AGE_S = 1.0
 """Who reads all columns is to be given those just added: after so long it is asked again which there are."""
@@ -344,6 +343,7 @@ class Reader:
         limit = Deadline(self._timeout_ms if alone else min(self._timeout_ms / 2, _ATTEMPT_MS))
         if read.until is not None:
             limit = limit.at_most(read.until.remaining_s * 1000)
+        made_with = generation(self._connection.client)
         call = open_fetch(address, request, limit.remaining_s, self._connection.client)
         position = request.start_offset
         try:
@@ -365,7 +365,7 @@ class Reader:
                         yield piece
                         position = piece.end_offset
         except grpc.RpcError as error:
-            raise from_call(error, address) from None
+            raise meaning(error, address, self._connection.client, made_with) from None
         finally:
             call.cancel()
 

@@ -1,10 +1,10 @@
-"""With which certificate a client speaks, and which authorities it believes.
+"""With which certificate or token a client speaks, and which authorities it believes.
 
     Producer(brokers, security=Security(certs="certs", user="etl"))
 
-Without `security` the environment counts: TRITONMQ_CERTS and TRITONMQ_USER. Without those a client speaks plain text,
-which brokers take on loopback addresses. What is kept and sent on, to Spark's workers too, are paths: a key is read
-where it is used.
+Without `security` the environment counts: TRITONMQ_CERTS, TRITONMQ_USER and TRITONMQ_TOKEN_FILE. Without those a client
+speaks plain text, which brokers take on loopback addresses. What is kept and sent on, to Spark's workers too, are
+paths: a key or a token is read where it is used. A token that is given itself is shown nowhere (`Secret`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,15 @@ from typing import Final
 from mq_client.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
 from mq_protocol.pem import CA_FILE, CLIENT_NAME, Files
+from mq_protocol.secrets import TOKEN_BYTES_MAX, check_token
+from mq_protocol.secrets import Secret as Secret
 
 CERTS_VARIABLE: Final = "TRITONMQ_CERTS"
 USER_VARIABLE: Final = "TRITONMQ_USER"
+TOKEN_FILE_VARIABLE: Final = "TRITONMQ_TOKEN_FILE"  # noqa: S105 - no secret
+
+_WHITE_SPACE_MAX: Final = 64
+"""Around a token in a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,9 @@ class Security:
     """`certs`: a directory with `ca.crt` and `client.<user>.crt` and `.key`, as `tritonmq cert create-client` makes
     them. Without `user` it is `client.crt`, or the only client there is. Instead of `certs` each file can be named:
     `ca`, `certificate` and `key`, in PEM. Files are read again when they are replaced.
+
+    `token` or `token_file` instead of a certificate, for the port that brokers have for it (`--listen-token`): of
+    `certs` only `ca.crt` is used then, or `ca` names it. A token is sent over TLS alone.
 
     Raises `InvalidSetting` if it says too little or too much. Whether the files are there shows when they are used.
     """
@@ -36,10 +45,13 @@ class Security:
     ca: str | os.PathLike[str] | None = None
     certificate: str | os.PathLike[str] | None = None
     key: str | os.PathLike[str] | None = None
+    token: str | Secret | None = None
+    token_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
+        self._check_token()
         named = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
-        for name, value in {"certs": self.certs, **named}.items():
+        for name, value in {"certs": self.certs, "token_file": self.token_file, **named}.items():
             if value is not None:
                 if not os.fspath(value):
                     raise InvalidSetting(f"{name} is empty: give a path, or leave it out")
@@ -48,13 +60,57 @@ class Security:
         if self.certs is not None:
             if len(missing) < len(named):
                 raise InvalidSetting("certs names a directory with all files: leave out ca, certificate and key")
+        elif self.has_token:
+            if self.ca is None:
+                raise InvalidSetting("with a token, ca= names the authorities that are believed, or certs= has ca.crt")
         elif missing:
             raise InvalidSetting(f"{' and '.join(missing)} of a secured connection is missing: name it, or give certs=")
         elif self.user is not None:
             raise InvalidSetting("user chooses among the certificates in certs: leave it out, or give certs=")
 
+    def _check_token(self) -> None:
+        """Makes a secret of a token. Raises `InvalidSetting`, which does not show it."""
+        if self.token is not None and not isinstance(self.token, Secret):
+            if not isinstance(self.token, str):
+                raise InvalidSetting("token is no text: give the token itself, or token_file")
+            object.__setattr__(self, "token", Secret(self.token))
+        if self.token is not None and self.token_file is not None:
+            raise InvalidSetting("token and token_file are given: leave one out")
+        if isinstance(self.token, Secret):
+            object.__setattr__(self, "token", Secret(check_token(self.token.reveal())))
+        if self.has_token:
+            for name in ("user", "certificate", "key"):
+                if getattr(self, name) is not None:
+                    raise InvalidSetting(f"{name} belongs to a certificate, and a token is given: leave one out")
+
+    @property
+    def has_token(self) -> bool:
+        """Whether it speaks with a token, and shows no certificate."""
+        return self.token is not None or self.token_file is not None
+
+    def authorities(self) -> Path:
+        """The file of those that are believed."""
+        return Path(self.ca) if self.ca is not None else Path(os.fspath(self.certs or "")) / CA_FILE
+
+    def read_token(self) -> Secret:
+        """As it is now. Raises `InvalidSetting`, which does not show it."""
+        if isinstance(self.token, Secret):
+            return self.token
+        path = Path(os.fspath(self.token_file or ""))
+        try:
+            with path.open("rb") as file:
+                data = file.read(TOKEN_BYTES_MAX + _WHITE_SPACE_MAX)
+            return Secret(check_token(data.decode("ascii")))
+        except OSError as error:
+            raise InvalidSetting(f"the token file {path} cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError:
+            raise InvalidSetting(f"the token file {path} holds no text: give a file with a token alone") from None
+        except InvalidSetting as error:
+            raise InvalidSetting(f"token file {path}: {error}") from None
+
     def files(self) -> Files:
-        """Where they are. Raises `InvalidSetting` if the directory does not say which are meant."""
+        """Where they are, of a client with a certificate. Raises `InvalidSetting` if the directory does not say which
+        are meant."""
         if self.certs is None:
             assert self.ca is not None
             assert self.certificate is not None
@@ -77,7 +133,14 @@ def given(security: Security | None) -> Security | None:
         if not isinstance(security, Security):
             raise InvalidSetting(f"security is a {type(security).__name__}: give Security(certs=...)")
         return security
-    certs = os.environ.get(CERTS_VARIABLE)
+    certs, token_file = os.environ.get(CERTS_VARIABLE), os.environ.get(TOKEN_FILE_VARIABLE)
+    if token_file:
+        if not certs:
+            raise InvalidSetting(
+                f"{TOKEN_FILE_VARIABLE} is set, and {CERTS_VARIABLE} is not: a token is sent over TLS alone, so give a "
+                "directory with the cluster's ca.crt"
+            )
+        return Security(certs, token_file=token_file)
     return Security(certs, os.environ.get(USER_VARIABLE) or None) if certs else None
 
 

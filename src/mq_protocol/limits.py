@@ -254,6 +254,12 @@ PLACES_REQUEST_BYTES_MAX: Final = 4 << 20
 REQUEST_TOPICS_MAX: Final = 1_000
 """Topics named in one question about metadata: a client names those that it uses."""
 
+API_TOKENS_MAX: Final = 2
+"""Of one user, valid at once: a new one is brought to where it is needed before the former is revoked."""
+
+API_TOKEN_VALID_S: Final = 90 * 86_400
+API_TOKEN_VALID_S_MAX: Final = 3_650 * 86_400
+
 REQUEST_RULES_MAX: Final = 1_000
 """Rules about rights in one request."""
 

@@ -215,6 +215,8 @@ BROKER: Final = Service(
         bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
     ),
     Method("Revoked", pb.RevokedRequest, pb.RevokedResponse),
+    Method("Tokens", pb.TokensRequest, pb.TokensResponse),
+    Method("AlterTokens", pb.AlterTokensRequest, pb.AlterTokensResponse),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

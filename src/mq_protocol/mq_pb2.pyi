@@ -5693,6 +5693,200 @@ class RevokedResponse(_message.Message):
 Global___RevokedResponse: _TypeAlias = RevokedResponse  # noqa: Y015
 
 @_typing.final
+class ApiToken(_message.Message):
+    """---------------------------------------------------------------- API tokens
+    Who has which. The token itself is made by whoever asks for one: brokers are told its SHA-256 and keep no more (mq_protocol/secrets.py).
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    CREATED_S_FIELD_NUMBER: _builtins.int
+    EXPIRES_S_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """16 hexadecimal digits"""
+    created_s: _builtins.int
+    expires_s: _builtins.int
+    """since 1970"""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        created_s: _builtins.int = ...,
+        expires_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_s", b"created_s", "expires_s", b"expires_s", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ApiToken: _TypeAlias = ApiToken  # noqa: Y015
+
+@_typing.final
+class TokenUser(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    CREATED_S_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    created_s: _builtins.int
+    @_builtins.property
+    def tokens(self) -> _containers.RepeatedCompositeFieldContainer[Global___ApiToken]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        tokens: _abc.Iterable[Global___ApiToken] | None = ...,
+        created_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_s", b"created_s", "name", b"name", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokenUser: _TypeAlias = TokenUser  # noqa: Y015
+
+@_typing.final
+class NewApiToken(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    VALID_S_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    sha256: _builtins.bytes
+    valid_s: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        sha256: _builtins.bytes = ...,
+        valid_s: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "sha256", b"sha256", "valid_s", b"valid_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NewApiToken: _TypeAlias = NewApiToken  # noqa: Y015
+
+@_typing.final
+class TokensRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USER_FIELD_NUMBER: _builtins.int
+    user: _builtins.str
+    def __init__(
+        self,
+        *,
+        user: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokensRequest: _TypeAlias = TokensRequest  # noqa: Y015
+
+@_typing.final
+class TokensResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    USERS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    IN_FORCE_FIELD_NUMBER: _builtins.int
+    JUDGED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    in_force: _builtins.int
+    judged: _builtins.bool
+    """as in AclsResponse"""
+    @_builtins.property
+    def users(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenUser]: ...
+    def __init__(
+        self,
+        *,
+        users: _abc.Iterable[Global___TokenUser] | None = ...,
+        version: _builtins.int = ...,
+        in_force: _builtins.int = ...,
+        judged: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["in_force", b"in_force", "judged", b"judged", "users", b"users", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokensResponse: _TypeAlias = TokensResponse  # noqa: Y015
+
+@_typing.final
+class AlterTokensRequest(_message.Message):
+    """One change: what is empty is not done. May be asked again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CREATE_USER_FIELD_NUMBER: _builtins.int
+    USER_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    DELETE_USER_FIELD_NUMBER: _builtins.int
+    REVOKE_TOKEN_FIELD_NUMBER: _builtins.int
+    create_user: _builtins.str
+    """with `token`, which is the user's first"""
+    user: _builtins.str
+    """whose `token` is to be added"""
+    delete_user: _builtins.str
+    """with all tokens"""
+    revoke_token: _builtins.str
+    """its id"""
+    @_builtins.property
+    def token(self) -> Global___NewApiToken: ...
+    def __init__(
+        self,
+        *,
+        create_user: _builtins.str = ...,
+        user: _builtins.str = ...,
+        token: Global___NewApiToken | None = ...,
+        delete_user: _builtins.str = ...,
+        revoke_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_user", b"create_user", "delete_user", b"delete_user", "revoke_token", b"revoke_token", "token", b"token", "user", b"user"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTokensRequest: _TypeAlias = AlterTokensRequest  # noqa: Y015
+
+@_typing.final
+class AlterTokensResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    EXPIRES_S_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    expires_s: _builtins.int
+    changed: _builtins.bool
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        expires_s: _builtins.int = ...,
+        changed: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "expires_s", b"expires_s", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterTokensResponse: _TypeAlias = AlterTokensResponse  # noqa: Y015
+
+@_typing.final
 class CheckAclRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

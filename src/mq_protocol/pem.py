@@ -37,6 +37,15 @@ _WRONG_PURPOSE: Final = 26
 _BAD_SIGNATURE: Final = 7
 
 
+def generation_of(path: Path) -> tuple[int, int, int]:
+    """Another value once the file was replaced or written. Raises `InvalidSetting` if it cannot be looked at."""
+    try:
+        info = path.stat()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return info.st_mtime_ns, info.st_ino, info.st_size
+
+
 @dataclass(frozen=True, slots=True)
 class Files:
     """Where they are. Equal paths are equal files."""
@@ -51,14 +60,7 @@ class Files:
 
     def generation(self) -> tuple[tuple[int, int, int], ...]:
         """Another value once a file was replaced or written. Raises `InvalidSetting` if one cannot be looked at."""
-        found = []
-        for path in self.all:
-            try:
-                info = path.stat()
-            except OSError as error:
-                raise _unreadable(path, error) from error
-            found.append((info.st_mtime_ns, info.st_ino, info.st_size))
-        return tuple(found)
+        return tuple(map(generation_of, self.all))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,11 @@ def read(files: Files) -> Pem:
     return Pem(_read(files.ca, "CERTIFICATE"), _read(files.certificate, "CERTIFICATE"), _read(files.key, "PRIVATE KEY"))
 
 
+def read_authorities(ca: Path) -> bytes:
+    """Raises `InvalidSetting`, naming the file if it cannot be read or holds something else."""
+    return _read(ca, "CERTIFICATE")
+
+
 def open_to_others(key: Path) -> str:
     """What is wrong with who may read a key, and the command that mends it; empty if nothing is. Its owner may, who is
     this user or root; a group may read root's."""
@@ -110,16 +117,18 @@ def open_to_others(key: Path) -> str:
     return ""
 
 
+def authorities_context(ca: bytes) -> ssl.SSLContext:
+    """Of a client without a certificate: TLS 1.3 alone, which checks the host's name. Raises `InvalidSetting`."""
+    made = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _trust(made, ca)
+    return made
+
+
 def context(pem: Pem, *, server: bool) -> ssl.SSLContext:
     """TLS 1.3 alone, which demands a certificate of the other end that those authorities have signed. A client checks
     the host's name. Raises `InvalidSetting` for a pair that does not match."""
     made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.verify_mode = ssl.CERT_REQUIRED
-    try:
-        made.load_verify_locations(cadata=pem.ca.decode("ascii"))
-    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
-        raise InvalidSetting(f"{CA_FILE} holds no certificate in PEM that can be read: {error}") from error
+    _trust(made, pem.ca)
     # Exactly these bytes, whatever is written to their files meanwhile, and on no disk.
     memory = os.memfd_create("certificate", os.MFD_CLOEXEC)
     try:
@@ -184,6 +193,15 @@ def verdict(error: ssl.SSLCertVerificationError) -> str:
 
 
 # ------------------------------------------------------------------ private
+
+
+def _trust(made: ssl.SSLContext, ca: bytes) -> None:
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.verify_mode = ssl.CERT_REQUIRED
+    try:
+        made.load_verify_locations(cadata=ca.decode("ascii"))
+    except (ssl.SSLError, UnicodeDecodeError, ValueError) as error:
+        raise InvalidSetting(f"{CA_FILE} holds no certificate in PEM that can be read: {error}") from error
 
 
 def _no_password() -> str:

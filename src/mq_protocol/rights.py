@@ -313,6 +313,8 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "AlterQuotas": Row((_cluster(_O.ACLS),), changes=True, unhurried=True),
     "Revoke": Row((_cluster(_O.ACLS),), changes=True),
     "Revoked": Row((_cluster(_O.ACLS),)),
+    "Tokens": Row((_cluster(_O.ACLS),)),
+    "AlterTokens": Row((_cluster(_O.ACLS),), changes=True, says="A superuser's tokens are for superusers to make."),
     "Produce": Row(
         (_topic(pb.ProduceHeader, _O.WRITE), *_transaction(_O.WRITE, _staging_key)),
         says="Judged for each batch; the transaction is that of a batch which is staged.",

@@ -11,6 +11,7 @@ from mq_protocol import errors
 
 NAMES = {
     "Admin", "Producer", "Consumer", "Reader", "Rows", "Lock", "Security",
+    "Secret", "NewApiToken", "ApiTokenDescription", "TokenUser",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
     "TopicDescription", "PartitionDescription",
@@ -33,7 +34,7 @@ METHODS = {
         "recover_partition transactions abort_transaction upgrade_cluster "
         "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "
         "redrive_topic delete_queue peek_queue pop_queue queue_records scheduled observe describe_topics set_log_level "
-        "quotas set_quotas delete_quotas"
+        "quotas set_quotas delete_quotas create_user delete_user token_users create_token revoke_token"
     ),
     "Producer": "publish publish_batch cancel flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",

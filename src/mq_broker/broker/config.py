@@ -73,8 +73,9 @@ class BrokerConfig:
 
     `certs` is a directory with `ca.crt`, `broker.crt` and `broker.key`: then every port speaks TLS, and demands a
     certificate of whoever connects. `also_plaintext` and `also_plaintext_peer` are further ports without TLS, for
-    clients and brokers that are moved to TLS one after another. An address that other machines reach needs `certs`, or
-    `insecure`. `connection_age_ms`: of clients over TLS.
+    clients and brokers that are moved to TLS one after another. `listen_token` is a further port over TLS, for clients
+    that show a token instead of a certificate; `token_advertised` is what they dial. An address that other machines
+    reach needs `certs`, or `insecure`. `connection_age_ms`: of clients over TLS.
 
     `zookeeper_auth`: a file with the brokers' credential for ZooKeeper. `zookeeper_certs`: as `certs`, for TLS towards
     ZooKeeper; None: plain text.
@@ -107,6 +108,8 @@ class BrokerConfig:
     superusers: tuple[Principal, ...] = (ADMIN,)
     audit_reads: bool = False
     certs: Path | None = None
+    listen_token: str = ""
+    token_advertised: str = ""
     insecure: bool = False
     also_plaintext: str = ""
     also_plaintext_peer: str = ""
@@ -126,6 +129,8 @@ class BrokerConfig:
             (self.link_advertised, "--link-advertise"),
             (self.also_plaintext, "--also-plaintext"),
             (self.also_plaintext_peer, "--also-plaintext-peer"),
+            (self.listen_token, "--listen-token"),
+            (self.token_advertised, "--advertise-token"),
         ):
             if address:
                 _split(address, option)
@@ -157,6 +162,10 @@ class BrokerConfig:
 
     def _check_mode(self) -> None:
         """Nobody opens a broker to other machines without a word."""
+        if self.listen_token and self.certs is None:
+            raise InvalidSetting("--listen-token goes with --certs DIR: a token is never sent in plain text")
+        if self.token_advertised and not self.listen_token:
+            raise InvalidSetting("--advertise-token goes with --listen-token")
         if self.certs is not None:
             if self.insecure:
                 raise InvalidSetting("--certs and --insecure exclude each other: --also-plaintext is for a transition")
@@ -230,6 +239,10 @@ class BrokerConfig:
     def plain_address(self, port: int) -> str:
         """What clients dial that do not know TLS yet, given the port that was bound."""
         return f"{_dialled(_split(self.also_plaintext, '--also-plaintext')[0])}:{port}"
+
+    def token_address(self, port: int) -> str:
+        """What clients dial that show a token, given the port that was bound."""
+        return self.token_advertised or f"{_dialled(_split(self.listen_token, '--listen-token')[0])}:{port}"
 
     @property
     def plain_peers_at(self) -> str:

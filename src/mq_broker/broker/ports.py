@@ -2,7 +2,8 @@
 them.
 
 With certificates the ports that `--listen` and `--peer-listen` name speak TLS. While a cluster is being secured there
-are two further ones without it (`--also-plaintext`).
+are two further ones without it (`--also-plaintext`). Clients that show a token have a port of their own
+(`--listen-token`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import signal
 import socket
 from typing import Any, Final
 
+import grpc
 from grpc import aio
 
 from mq_broker.broker.config import BrokerConfig
@@ -22,6 +24,7 @@ from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.framed import Converse, LinkServer, bind
+from mq_broker.rpc.token_port import TokenDoor, TokenHandlers
 from mq_protocol.versions import ours
 
 log = logging.getLogger(__name__)
@@ -43,11 +46,12 @@ class Ports:
         self.dialling = Dialling(self.certificates, self._plain_peers.__contains__)
         self.link_tls = self.certificates.client_context if self.certificates is not None else None
         self._clients: list[aio.Server] = []
+        self._with_tokens: list[aio.Server] = []
         self._peers: list[aio.Server] = []
         self._links: LinkServer | None = None
         self._link_listener: socket.socket | None = None
         self.address = self.tls_address = self.peer_address = self.tls_peer_address = ""
-        self.link_address = self.tls_link_address = ""
+        self.link_address = self.tls_link_address = self.token_address = ""
         for_clients = rpc_server.client_options(config.message_bytes_max, config.connections_max)
         if self.certificates is None:
             self.address = config.address(self._open(self._clients, config.listen, "--listen", for_clients))
@@ -58,15 +62,23 @@ class Ports:
                 self.link_address = config.link_address(port)
             return
         aged = (*for_clients, *rpc_server.aged(config.connection_age_ms))
-        port = self._open(self._clients, config.listen, "--listen", aged, self.certificates)
+        port = self._open(self._clients, config.listen, "--listen", aged, self.certificates.server_credentials())
         self.address = self.tls_address = config.address(port)
         if not alone:
             port = self._open(
-                self._peers, config.peers_at, "--peer-listen", rpc_server.SERVER_OPTIONS, self.certificates
+                self._peers,
+                config.peers_at,
+                "--peer-listen",
+                rpc_server.SERVER_OPTIONS,
+                self.certificates.server_credentials(),
             )
             self.peer_address = self.tls_peer_address = config.peer_address(port)
             self._link_listener, port = bind(config.links_at, "--link-listen")
             self.tls_link_address = config.link_address(port)
+        if config.listen_token:
+            given = self.certificates.server_credentials(demanded=False)
+            port = self._open(self._with_tokens, config.listen_token, "--listen-token", aged, given)
+            self.token_address = config.token_address(port)
         if config.also_plaintext:
             self._open_plain(for_clients, alone=alone)
 
@@ -85,27 +97,29 @@ class Ports:
         address: str,
         option: str,
         options: tuple[tuple[str, int], ...],
-        certificates: Certificates | None = None,
+        credentials: grpc.ServerCredentials | None = None,
     ) -> int:
-        credentials = None if certificates is None else certificates.server_credentials()
         server, port = rpc_server.listen(address, option, options, credentials)
         servers.append(server)
         return port
 
     # ------------------------------------------------------------------ serving
 
-    def serve(self, for_clients: tuple[Any, ...], for_peers: Any, links: Converse) -> None:
-        """What is served, to be called before `start`: handlers of gRPC, and what holds links."""
+    def serve(self, for_clients: tuple[Any, ...], for_peers: Any, links: Converse, door: TokenDoor) -> None:
+        """What is served, to be called before `start`: handlers of gRPC, and what holds links. `door`: what stands
+        before those for clients at the port for tokens."""
         if self._link_listener is not None:
             tls = self.certificates.server_context if self.certificates is not None else None
             self._links = LinkServer(self._link_listener, links, tls)
         for server in self._clients:
             server.add_generic_rpc_handlers(for_clients)
+        for server in self._with_tokens:
+            server.add_generic_rpc_handlers((TokenHandlers(for_clients, door),))
         for server in self._peers:
             server.add_generic_rpc_handlers((for_peers,))
 
     async def start(self) -> None:
-        for server in (*self._clients, *self._peers):
+        for server in (*self._clients, *self._with_tokens, *self._peers):
             await server.start()
         if self._links is not None:
             self._links.start()
@@ -113,7 +127,8 @@ class Ports:
     async def stop(self, grace_s: float) -> None:
         if self._links is not None:
             await self._links.stop()
-        await asyncio.gather(*(server.stop(grace_s) for server in (*self._clients, *self._peers)))
+        servers = (*self._clients, *self._with_tokens, *self._peers)
+        await asyncio.gather(*(server.stop(grace_s) for server in servers))
 
     async def keep(self) -> None:
         """Replace the certificate when its files are replaced, and remind of what is open to all. Runs until
@@ -151,6 +166,7 @@ class Ports:
             self.tls_peer_address,
             self.tls_link_address,
             zookeeper_auth=config.zookeeper_auth is not None,
+            token_address=self.token_address,
         )
 
     def peer_address_of(self, registration: BrokerRegistration) -> str:

@@ -25,6 +25,7 @@ from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
 from mq_broker.broker.administration.revoking import Revoking
+from mq_broker.broker.administration.tokens import TokenSettings
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig, http_listener
 from mq_broker.broker.data.fetch import Reading
@@ -80,7 +81,9 @@ from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.token_port import TokenDoor
 from mq_broker.security.audit import Audit
+from mq_broker.security.authenticating import ApiTokens
 from mq_broker.security.authority import Authority
 from mq_broker.security.quotas import Quotas
 from mq_broker.storage.journal.writer import Writer
@@ -249,9 +252,10 @@ class _Broker:
         # Health alone is asked past the gate: it tells nothing of anything.
         for_clients = (rpc_service.handlers(services, self._gate), health_handler(self._readiness.why_not))
         for_peers = peer_handlers(services, self._links, proof, refusals)
-        self._ports.serve(for_clients, for_peers, self._links.accept)
+        door = TokenDoor((ApiTokens(self._authority),), self._audit)
+        self._ports.serve(for_clients, for_peers, self._links.accept, door)
 
-    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking]:
+    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings]:
         """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
         self._authority = Authority(on=config.judges, superusers=config.superusers)
         self._audit = None
@@ -261,7 +265,8 @@ class _Broker:
         self._acls = Acls(self._coordination, self._authority, self._audit, quotas.taken)
         quotas.refresh = self._acls.refresh
         self._gate = Gate(self._authority, self._audit, self._quotas)
-        return self._acls, quotas, Revoking(self._coordination, self._authority, self._acls, self._audit)
+        kept = self._coordination, self._authority, self._acls, self._audit
+        return self._acls, quotas, Revoking(*kept), TokenSettings(*kept)
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""
@@ -388,6 +393,8 @@ class _Broker:
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
+        if self._ports.token_address:
+            await self._acls.refresh()
         if self._authority.on:
             await self._begin_to_judge()
         self.cluster.security_changed.set()  # read once, whether rights are judged or not: there may be quotas

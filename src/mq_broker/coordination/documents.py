@@ -195,7 +195,7 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
     return brokers
 
 
-_TLS_ADDRESSES: Final = ("tls_address", "tls_peer_address", "tls_link_address")
+_FURTHER_ADDRESSES: Final = ("tls_address", "tls_peer_address", "tls_link_address", "token_address")
 
 
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "release": registration.versions.release,
         "level": registration.versions.level,
         "link_address": registration.link_address,
-        **{name: address for name in _TLS_ADDRESSES if (address := getattr(registration, name))},
+        **{name: address for name in _FURTHER_ADDRESSES if (address := getattr(registration, name))},
         **({"zookeeper_auth": True} if registration.zookeeper_auth else {}),
     }
 
@@ -220,8 +220,8 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
     address, rack = _text(document["address"], "address"), _text(document.get("rack", ""), "rack")
     peer_address = _text(document.get("peer_address", ""), "peer_address")
     link_address = _text(document.get("link_address", ""), "link_address")
-    of_tls = {name: _text(document.get(name, ""), name) for name in _TLS_ADDRESSES}
-    for dialled in (address, *filter(None, (peer_address, link_address, *of_tls.values()))):
+    further = {name: _text(document.get(name, ""), name) for name in _FURTHER_ADDRESSES}
+    for dialled in (address, *filter(None, (peer_address, link_address, *further.values()))):
         if parse_address(dialled)[1] == 0:
             raise ValueError(f"{quoted(dialled)} names no port")
     if len(rack) > NAME_CHARACTERS_MAX:
@@ -242,7 +242,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
             _number(document.get("level", 0), "level", 0, _VERSION_MAX),
         ),
         link_address=link_address,
-        **of_tls,
+        **further,
         zookeeper_auth=document.get("zookeeper_auth", False) is True,
     )
 

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
+from mq_broker.security.client_port import ClientPort
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
 from mq_protocol.versions import FIRST, Versions
 
@@ -31,6 +32,8 @@ class BrokerRegistration:
     `address` and `peer_address` are those of its ports in plain text, which it has while a cluster is being secured, or
     else the same ones; and there is no `link_address`.
 
+    `token_address`: where clients reach it that show a token; empty if they do not.
+
     `zookeeper_auth`: it has a credential for ZooKeeper."""
 
     broker: int
@@ -45,10 +48,13 @@ class BrokerRegistration:
     tls_peer_address: str = ""
     tls_link_address: str = ""
     zookeeper_auth: bool = False
+    token_address: str = ""
 
-    def address_for(self, *, tls: bool) -> str:
-        """Where clients reach it, over TLS or in plain text; empty if they do not."""
-        return _reached(self.address, self.tls_address, tls=tls)
+    def address_for(self, port: ClientPort) -> str:
+        """Where clients reach it that use ports of this kind; empty if they do not."""
+        if port is ClientPort.TOKEN:
+            return self.token_address
+        return _reached(self.address, self.tls_address, tls=port is ClientPort.TLS)
 
     def peer_address_for(self, *, tls: bool) -> str:
         """Where other brokers reach it, likewise."""
@@ -162,7 +168,7 @@ class TopicChanges(NamedTuple):
 
 
 ACL_DOCUMENTS = tuple(f"acls/{number}" for number in range(16))
-SECURITY_DOCUMENTS = (*ACL_DOCUMENTS, "revoked", "quotas")
+SECURITY_DOCUMENTS = (*ACL_DOCUMENTS, "revoked", "quotas", "tokens")
 """Their names. What they say is not for the coordination service to know."""
 
 SECURITY_DOCUMENT_BYTES_MAX = 512 << 10

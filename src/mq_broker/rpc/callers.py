@@ -1,8 +1,8 @@
 """Who asks: known to all that a request sets going, without being passed from hand to hand.
 
-`caller` is the connection, by which clients take turns. `principal` is the name that the connection has proved, by
-which rights are judged (security/names.py). `asker` is the same with what it may do: who lists things leaves out what
-it may not see.
+`caller` is the connection, by which clients take turns. `principal` is the name that the connection has proved, or a
+token at the port for them, by which rights are judged (security/names.py). `asker` is the same with what it may do: who
+lists things leaves out what it may not see.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from typing import Any, Final
 from grpc import aio
 
 from mq_broker.security.authority import NOBODY_ASKS, Asker
+from mq_broker.security.client_port import ClientPort
 from mq_broker.security.names import ANONYMOUS, Principal, of_auth_context
+from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 
 _caller: Final[ContextVar[str]] = ContextVar("caller", default="")
 _principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
 _asker: Final[ContextVar[Asker]] = ContextVar("asker", default=NOBODY_ASKS)
+_verified: Final[ContextVar[Verified | None]] = ContextVar("verified", default=None)
 
 
 def caller() -> str:
@@ -42,9 +45,21 @@ def note_asker(asker: Asker) -> None:
     _asker.set(asker)
 
 
-def over_tls() -> bool:
-    """Whether the request came over TLS. Without it nobody has a name."""
-    return _principal.get() != ANONYMOUS
+def note_verified(verified: Verified) -> None:
+    """By the port for tokens alone (token_port.py): what the call's token has proved, for the task that answers it."""
+    _verified.set(verified)
+
+
+def verified() -> Verified | None:
+    """What the token of this call has proved; None if it came at another port."""
+    return _verified.get()
+
+
+def client_port() -> ClientPort:
+    """At which kind of port the request came. In plain text nobody has a name."""
+    if _verified.get() is not None:
+        return ClientPort.TOKEN
+    return ClientPort.TLS if _principal.get() != ANONYMOUS else ClientPort.PLAIN
 
 
 def check_is_broker(broker: int, speaker: Principal) -> None:
@@ -59,7 +74,8 @@ def check_is_broker(broker: int, speaker: Principal) -> None:
 def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:
     """For the task that answers this call, and all that it starts. Every handler begins with it. Raises
     `NotAuthenticated` if the connection proves no name, though it should."""
-    found = of_auth_context(context.auth_context())
+    by_token = _verified.get()
+    found = of_auth_context(context.auth_context()) if by_token is None else by_token.principal
     _caller.set(context.peer())
     _principal.set(found)
     return found

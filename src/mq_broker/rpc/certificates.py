@@ -68,8 +68,9 @@ class Certificates:
 
     # ------------------------------------------------------------------ what is done with it
 
-    def server_credentials(self) -> grpc.ServerCredentials:
-        """For a port that serves none but those who show a certificate; each handshake takes what is in force."""
+    def server_credentials(self, *, demanded: bool = True) -> grpc.ServerCredentials:
+        """For a port that serves none but those who show a certificate; each handshake takes what is in force. Unless
+        it is `demanded`, nobody is asked for one: gRPC cannot leave it to the client."""
         given = self._served
 
         def newer() -> grpc.ServerCertificateConfiguration | None:  # in a thread of gRPC's
@@ -80,7 +81,7 @@ class Certificates:
             return given
 
         # The stubs do not know that None means the same as before
-        return grpc.dynamic_ssl_server_credentials(given, newer, True)  # type: ignore[arg-type]
+        return grpc.dynamic_ssl_server_credentials(given, newer, demanded)  # type: ignore[arg-type]
 
     def channel_credentials(self) -> grpc.ChannelCredentials:
         """For a channel to another broker. A channel keeps what it was made with."""

@@ -1,10 +1,11 @@
 """The gate: the only way of a client's request to what answers it.
 
-In this order: who asks (the name that the connection has proved), whether that name or its certificate is revoked, how
-large the request is and what it may name (bounds.py), whether the asker is above a quota (pacing.py), whether it has
-the rights that the method's row demands (`mq_protocol/rights.py`), and a line in the audit log. Each name in a request
-is judged. What is under way for long is judged again whenever rules change, and ended if its rights are gone. Produce
-is not ended: each of its batches is judged by itself, and refused by itself. Whoever is revoked is ended in all.
+In this order: who asks (the name that the connection or a token has proved), whether that name, its certificate or its
+token is revoked, how large the request is and what it may name (bounds.py), whether the asker is above a quota
+(pacing.py), whether it has the rights that the method's row demands (`mq_protocol/rights.py`), and a line in the audit
+log. Each name in a request is judged. What is under way for long is judged again whenever rules change, and ended if
+its rights are gone. Produce is not ended: each of its batches is judged by itself, and refused by itself. Whoever is
+revoked is ended in all.
 
 A topic that the asker may not describe does not exist for it.
 """
@@ -12,14 +13,15 @@ A topic that the asker may not describe does not exist for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+import time
+from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import Message
 from grpc import aio
 
-from mq_broker.rpc.callers import note_asker, note_caller
+from mq_broker.rpc.callers import note_asker, note_caller, verified
 from mq_broker.rpc.pacing import Present, admit_lease, admit_request
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority
@@ -41,6 +43,7 @@ LOOK_AGAIN_EVERY: Final = 500
 """Grants that are judged again before others have their turn."""
 
 
+_LATER_MAX_S: Final = 86_400.0 * 365
 _REVOKED: Final = "the name or the certificate is revoked"
 
 
@@ -48,7 +51,7 @@ class UnderWay:
     """One call that may last, in a `with` block: the rights that it uses, and the task that is to end when one of them
     is gone. `allowed`: topics of its batches, judged since rules changed last."""
 
-    __slots__ = ("_calls", "_error", "_task", "allowed", "asker", "grants", "method")
+    __slots__ = ("_calls", "_error", "_expiry", "_task", "allowed", "asker", "grants", "method")
 
     def __init__(self, calls: set[UnderWay], asker: Asker, method: str) -> None:
         self.asker = asker
@@ -58,15 +61,20 @@ class UnderWay:
         self._calls = calls
         self._error: TritonMQError | None = None
         self._task = asyncio.current_task()
+        self._expiry: asyncio.TimerHandle | None = None
 
     def __enter__(self) -> UnderWay:
         self._calls.add(self)
+        if self.asker.token is not None:
+            self._expiry = _at(self.asker.token.expires_s, self.end, _nobody())
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._calls.discard(self)
+        if self._expiry is not None:
+            self._expiry.cancel()
         if self._error is not None and self._task is not None:
             self._task.uncancel()
             if kind is asyncio.CancelledError:
@@ -77,6 +85,11 @@ class UnderWay:
         if self._error is None and self._task is not None:
             self._error = error
             self._task.cancel()
+
+
+def _at(time_s: float, job: Callable[[TritonMQError], None], error: TritonMQError) -> asyncio.TimerHandle:
+    """At a time in seconds since 1970. A clock that is set meanwhile counts from the next call on."""
+    return asyncio.get_running_loop().call_later(min(max(0.0, time_s - time.time()), _LATER_MAX_S), job, error)
 
 
 class Gate:
@@ -99,9 +112,8 @@ class Gate:
     def greet(self, context: aio.ServicerContext[Any, Any], method: str) -> Asker:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
         try:
-            asker = Asker(
-                note_caller(context), context.peer(), self.authority, serial=serial_of(context.auth_context())
-            )
+            who, serial = note_caller(context), serial_of(context.auth_context())
+            asker = Asker(who, context.peer(), self.authority, serial=serial, token=verified())
             if asker.free or not asker.superuser:
                 asker.meter = self.quotas.meter(asyncio.get_running_loop().time(), asker.text)
         except NotAuthenticated as error:
@@ -109,18 +121,26 @@ class Gate:
                 self.audit.stranger(context.peer(), method, str(error))
             raise
         note_asker(asker)
-        if not asker.free or asker.principal.kind != "User":
+        if not asker.free or asker.token is not None or asker.principal.kind != "User":
             self._check_name(asker, method)
         return asker
 
     def _check_name(self, asker: Asker, method: str) -> None:
-        if self.authority.is_revoked(asker):
-            self._note_refused(asker, method, "", "", _REVOKED)
-            raise _revoked()
+        if gone := self._gone(asker):
+            self._note_refused(asker, method, "", "", gone[0])
+            raise gone[1]
         if asker.principal.kind != "User":
             why = "a broker's certificate is no user's"
             self._note_refused(asker, method, "", "", why)
             raise PermissionDenied(f"{asker.text} may not ask this as a client: {why}. Use a client's certificate")
+
+    def _gone(self, asker: Asker) -> tuple[str, TritonMQError] | None:
+        """Why the asker has its name no more, and what it is told of that."""
+        if not self.authority.has_token_of(asker):
+            return "the token was revoked, or its user deleted", _nobody()
+        return (
+            (_REVOKED, _revoked() if asker.token is None else _nobody()) if self.authority.is_revoked(asker) else None
+        )
 
     # ------------------------------------------------------------------ rights
 
@@ -165,11 +185,11 @@ class Gate:
             self._look_once_more = False
             judged = 0
             for call in list(self.calls):
-                if call.asker.free:
+                if gone := self._gone(call.asker):
+                    self._note_refused(call.asker, call.method, "", "", gone[0])
+                    call.end(gone[1])
                     continue
-                if self.authority.is_revoked(call.asker):
-                    self._note_refused(call.asker, call.method, "", "", _REVOKED)
-                    call.end(_revoked())
+                if call.asker.free:
                     continue
                 for operation, kind, name in list(call.grants):
                     judged += 1
@@ -297,6 +317,11 @@ def _not_there(topic: str) -> TritonMQError:
     return UnknownTopic(
         f"there is no topic {topic!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
     )
+
+
+def _nobody() -> NotAuthenticated:
+    """Whoever shows a token is told no more."""
+    return NotAuthenticated("not authenticated")
 
 
 def _revoked() -> NotAuthenticated:

@@ -1,4 +1,5 @@
-"""Who may do what on this broker, now: the rules that were read last, superusers, and who and what is revoked.
+"""Who may do what on this broker, now: the rules that were read last, superusers, who and what is revoked, and which
+API tokens there are.
 
 Where rights are not judged, everybody may do everything.
 """
@@ -12,6 +13,8 @@ from mq_broker.security.names import ANONYMOUS, Principal
 from mq_broker.security.quotas import Meter
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import RuleBook, Verdict
+from mq_broker.security.tokens import Tokens
+from mq_broker.security.verified import Verified
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
 from mq_protocol.rights import Kind, Operation
 
@@ -21,8 +24,8 @@ _INTERNAL: Final = Verdict(False, "the topic is the brokers' own")
 
 
 class Authority:
-    """Owns the rules in force. `on`: rights are judged. `changed` is called after rules or revoked names have
-    changed."""
+    """Owns the rules in force. `on`: rights are judged. `changed` is called after rules, revoked names or
+    tokens have changed."""
 
     def __init__(self, *, on: bool = False, superusers: Collection[Principal] = ()) -> None:
         self.on = on
@@ -30,11 +33,12 @@ class Authority:
         self.changed: list[Callable[[], None]] = []
         self._superusers = frozenset(map(str, superusers))
         self._revoked = Revoked()
+        self.tokens = Tokens()
         self._book = RuleBook(readable=not on)  # until the rules are read
 
-    def take(self, version: int, book: RuleBook, revoked: Revoked) -> None:
+    def take(self, version: int, book: RuleBook, revoked: Revoked, tokens: Tokens) -> None:
         """These are in force from now on. `version`: of the documents that they were read from."""
-        self.version, self._book, self._revoked = version, book, revoked
+        self.version, self._book, self._revoked, self.tokens = version, book, revoked, tokens
         for told in self.changed:
             told()
 
@@ -47,6 +51,10 @@ class Authority:
 
     def is_revoked(self, asker: Asker) -> bool:
         return self.on and self._revoked.has(asker.text, asker.serial)
+
+    def has_token_of(self, asker: Asker) -> bool:
+        """Whether what made the asker's name is still kept, if it is an API token."""
+        return asker.token is None or not asker.token.api_token or asker.token.api_token in self.tokens.by_id
 
     def verdict(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
         """`principal`: as `str` gives it."""
@@ -73,9 +81,10 @@ class Authority:
 
 class Asker:
     """Who asks for something, and what it may do at this moment. `address`: of the connection. `serial`: of its
-    certificate. `free`: no right is judged. `meter`: what it uses of this broker; None for whom no quota holds."""
+    certificate. `token`: what it has shown instead of one. `free`: no right is judged. `meter`: what it uses of this
+    broker; None for whom no quota holds."""
 
-    __slots__ = ("_authority", "address", "free", "meter", "principal", "serial", "superuser", "text")
+    __slots__ = ("_authority", "address", "free", "meter", "principal", "serial", "superuser", "text", "token")
 
     def __init__(
         self,
@@ -84,8 +93,10 @@ class Asker:
         authority: Authority,
         meter: Meter | None = None,
         serial: str = "",
+        token: Verified | None = None,
     ) -> None:
         self.serial = serial
+        self.token = token
         self.principal = principal
         self.text = str(principal)
         self.address = address

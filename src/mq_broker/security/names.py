@@ -115,12 +115,19 @@ def of_auth_context(context: AuthContext) -> Principal:
         raise NotAuthenticated("the connection is neither in plain text nor TLS")
     if "x509_pem_cert" not in context:
         raise NotAuthenticated("this port demands a certificate of the client, and none was shown")
+    check_tls(context)
+    return _remembered(tuple(context.get("peer_uri", ())), _one(context, "x509_common_name"))
+
+
+def check_tls(context: AuthContext) -> None:
+    """Raises `NotAuthenticated` for a connection that is not TLS of the version that is demanded."""
+    if _one(context, "transport_security_type") != b"ssl":
+        raise NotAuthenticated("the connection is not TLS")
     version = _one(context, "ssl_tls_version").decode("ascii", "replace")
     if version != TLS_VERSION:
         raise NotAuthenticated(
             f"this broker speaks {TLS_VERSION} only, and the connection has {version or 'no'} version"
         )
-    return _remembered(tuple(context.get("peer_uri", ())), _one(context, "x509_common_name"))
 
 
 def serial_of(context: AuthContext) -> str:

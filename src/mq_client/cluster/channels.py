@@ -1,9 +1,9 @@
 """gRPC channels to brokers, and what a failed call means.
 
-One channel for each client and address, opened on first use and kept until the client's certificate is replaced. A
-worker that Spark forks opens its own, because
-channels are keyed by process id too (it can, as the daemon that it is forked from has none: forks.py). Not here: which
-broker to ask, and whether to ask again (connection.py); Subscribe streams (push_streams.py).
+One channel for each client and address, opened on first use and kept until the client's certificate or token is
+replaced. A worker that Spark forks opens its own, because channels are keyed by process id too (it can, as the daemon
+that it is forked from has none: forks.py). Not here: which broker to ask, and whether to ask again (connection.py);
+Subscribe streams (push_streams.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import grpc
 from google.protobuf.message import Message
 
 from mq_client import forks
-from mq_client.cluster.credentials import Credentials, current
-from mq_client.errors import TritonMQError
+from mq_client.cluster.credentials import Credentials, current, was_replaced
+from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -46,7 +46,7 @@ _channels: dict[tuple[int, Client, str], tuple[int, grpc.Channel]] = {}
 _replaced: list[tuple[float, grpc.Channel]] = []
 
 REPLACED_S: Final = 60.0
-"""For so long what is under way on a channel goes on once its certificate was replaced."""
+"""For so long what is under way on a channel goes on once its certificate or token was replaced."""
 
 
 def _after_fork() -> None:
@@ -93,6 +93,20 @@ def _open(address: str, credentials: Credentials) -> grpc.Channel:
     return grpc.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
 
 
+def generation(client: Client) -> int:
+    """Of the certificate or token that a call is about to be made with."""
+    return current(client.security).generation
+
+
+def meaning(error: Any, address: str, client: Client, made_with: int) -> TritonMQError:
+    """What a failed call means. One that was refused with a token which was replaced meanwhile may be made again.
+    `made_with`: the `generation` right before it was made."""
+    found = from_call(error, address)
+    if isinstance(found, NotAuthenticated) and was_replaced(client.security, made_with):
+        return Unreachable(f"broker at {address} has refused the former token: ask again with the new one")
+    return found
+
+
 @atexit.register
 def _close_channels() -> None:
     """While gRPC's threads still run: a channel that is left to the interpreter's last collection waits for them for
@@ -111,13 +125,14 @@ def call_unary(
 ) -> R:
     """One request, one answer. Raises the `TritonMQError` that the broker raised, `Unreachable` or `OutcomeUnknown`."""
     assert BROKER.methods[method].response is response
+    made_with = generation(client)
     unary = channel(address, client).unary_unary(
         BROKER.path(method), type(request).SerializeToString, response.FromString
     )
     try:
         answer: R = unary(request, timeout=max(timeout_s, 0.001))
     except grpc.RpcError as error:
-        raise from_call(error, address) from None
+        raise meaning(error, address, client, made_with) from None
     return answer
 
 
@@ -133,13 +148,14 @@ def call_later(
     """As `call_unary`, but does not wait: `heard` is called once, in a thread of gRPC's, with the answer or the error.
     What it gives back breaks the call off, which is heard as `Unreachable`."""
     assert BROKER.methods[method].response is response
+    made_with = generation(client)
     unary = channel(address, client).unary_unary(
         BROKER.path(method), type(request).SerializeToString, response.FromString
     )
     call = unary.future(request, timeout=max(timeout_s, 0.001))
 
     def done(over: Any) -> None:
-        heard(over.result() if over.code() is grpc.StatusCode.OK else from_call(over, address))
+        heard(over.result() if over.code() is grpc.StatusCode.OK else meaning(over, address, client, made_with))
 
     call.add_done_callback(done)
     cancel: Callable[[], object] = call.cancel

@@ -1,4 +1,5 @@
-"""What gRPC is given of a client's certificate, and when it has to be given another: once the files were replaced.
+"""What gRPC is given of a client's certificate or token, and when it has to be given another: once the files were
+replaced.
 
 Channels are keyed by the generation that is told here, since a channel keeps what it was made with.
 """
@@ -9,13 +10,15 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from typing import Final, NamedTuple
 
 import grpc
 
 from mq_client.errors import InvalidSetting
 from mq_client.security import Security
-from mq_protocol.pem import Pem, context, open_to_others, read
+from mq_protocol.pem import authorities_context, context, generation_of, open_to_others, read, read_authorities
+from mq_protocol.secrets import Secret
 
 log = logging.getLogger(__name__)
 
@@ -33,13 +36,23 @@ class Credentials(NamedTuple):
 PLAIN: Final = Credentials(0, None)
 
 
+class _Bearer(grpc.AuthMetadataPlugin):
+    """Adds the token to each call."""
+
+    def __init__(self, token: Secret) -> None:
+        self._metadata = (("authorization", f"Bearer {token.reveal()}"),)
+
+    def __call__(self, _context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
+        callback(self._metadata, None)
+
+
 class _Kept:
     """Owns what is in force for one `Security`."""
 
     def __init__(self, security: Security) -> None:
         self._security = security
         self._seen: object = None
-        self._pem: Pem | None = None
+        self._known: object = None  # what gRPC was given last
         self._told = ""
         self._looked_at = -LOOK_S
         self._now = Credentials(0, None)
@@ -50,25 +63,54 @@ class _Kept:
             try:
                 self._look()
             except InvalidSetting as error:
-                if self._pem is None:
+                if self._known is None:
                     raise
                 if str(error) != self._told:
                     self._told = str(error)
-                    log.warning("the new certificate is not taken, the former is used further: %s", error)
+                    log.warning("the new certificate or token is not taken, the former is used further: %s", error)
             self._looked_at = now
         return self._now
 
+    def look_now(self) -> int:
+        """The generation, once it was looked whether the files were replaced."""
+        self._looked_at = -LOOK_S
+        return self.current().generation
+
     def _look(self) -> None:
+        if self._security.has_token:
+            self._look_at_token()
+        else:
+            self._look_at_certificate()
+
+    def _look_at_token(self) -> None:
+        """Read each time: a file system may keep the time of one that is replaced within a second."""
+        path = self._security.authorities()
+        found = generation_of(path), self._security.read_token()
+        if found == self._seen:
+            return
+        ca = read_authorities(path)
+        authorities_context(ca)  # refuses what holds none
+        token = found[1]
+        if self._known is None and (file := self._security.token_file) and (fault := open_to_others(Path(file))):
+            log.warning("%s", fault)
+        # Composed credentials go over TLS alone: gRPC refuses a channel in plain text with them
+        channel = grpc.composite_channel_credentials(
+            grpc.ssl_channel_credentials(ca), grpc.metadata_call_credentials(_Bearer(token), "tritonmq-token")
+        )
+        self._known, self._now = (ca, token), Credentials(self._now.generation + 1, channel)
+        self._seen, self._told = found, ""
+
+    def _look_at_certificate(self) -> None:
         files = self._security.files()
         found = files, files.generation()
         if found == self._seen:
             return
         pem = read(files)
         context(pem, server=False)  # refuses a pair that does not match, as while two files are being replaced
-        if pem != self._pem:
-            if self._pem is None and (fault := open_to_others(files.key)):
+        if pem != self._known:
+            if self._known is None and (fault := open_to_others(files.key)):
                 log.warning("%s", fault)  # not refused: Spark's files come to its workers open to others
-            self._pem = pem
+            self._known = pem
             credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
             self._now = Credentials(self._now.generation + 1, credentials)
         self._seen, self._told = found, ""
@@ -86,6 +128,15 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def was_replaced(security: Security | None, generation: int) -> bool:
+    """Whether there is another token by now than that of the generation. Looks at the file."""
+    if security is None or security.token_file is None:
+        return False
+    with _lock:
+        kept = _kept.get(security)
+        return kept is not None and kept.look_now() != generation
 
 
 def current(security: Security | None) -> Credentials:

@@ -14,7 +14,7 @@ from typing import Final
 
 from mq_client.errors import InvalidSetting
 from mq_client.security import Security
-from mq_protocol.pem import ALPN, Files, context, examine, read, verdict
+from mq_protocol.pem import ALPN, Files, authorities_context, context, examine, read, read_authorities, verdict
 
 AGAIN_S: Final = 60.0
 _WAIT_S: Final = 1.0
@@ -42,7 +42,12 @@ def fault(address: str, security: Security | None) -> str | None:
     if known is not None and time.monotonic() - known[0] < AGAIN_S:
         return known[1]
     try:
-        found = _of_plain(address) if security is None else _of_secured(address, security.files())
+        if security is None:
+            found = _of_plain(address)
+        elif security.has_token:
+            found = _of_token(address, read_authorities(security.authorities()))
+        else:
+            found = _of_secured(address, security.files())
     except InvalidSetting as error:
         found = str(error)
     except TimeoutError:
@@ -101,6 +106,28 @@ def _of_secured(address: str, files: Files) -> str | None:
         f"the broker does not accept {files.certificate}: an authority signed it that is not in the broker's ca.crt "
         "(`tritonmq cert check` compares them)"
     )
+
+
+def _of_token(address: str, ca: bytes) -> str | None:
+    probe = authorities_context(ca)
+    probe.set_alpn_protocols([ALPN])
+    try:
+        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=_host(address)) as secured:
+            secured.settimeout(_WAIT_S)
+            try:
+                if secured.recv(1):
+                    return None
+            except TimeoutError:
+                return None
+            except (ssl.SSLError, ConnectionError):
+                pass
+    except ssl.SSLCertVerificationError as error:
+        return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
+    except ssl.SSLError as error:
+        if error.reason in _PLAIN_TEXT:
+            return "it speaks plain text, and a token is sent over TLS alone: use the port of --listen-token"
+        return f"TLS failed: {error.reason or error}"
+    return "it demands a certificate: use the port that takes tokens (--listen-token), or give a certificate"
 
 
 def _connect(address: str) -> socket.socket:

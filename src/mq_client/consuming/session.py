@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
+from mq_client.cluster.channels import generation, meaning
 from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import PartitionPlace
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, split
-from mq_protocol.transport import from_call
 
 if TYPE_CHECKING:
     from mq_client.consuming.subscription import Subscriptions
@@ -33,6 +33,7 @@ class Session:
         self._subscriptions = subscriptions
         credit = subscriptions.credit_bytes - subscriptions.held(address)
         self._owed = min(0, credit)
+        self._made_with = generation(subscriptions.connection.client)
         self._stream = PushStream(address, self._heard, self._over, subscriptions.connection.client)
         self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
 
@@ -118,7 +119,9 @@ class Session:
             self._subscriptions.pushed(self, message.header, payloads)
 
     def _over(self, broke: grpc.RpcError | None) -> None:
-        error = None if broke is None or self.ended else from_call(broke, self.address)
+        error = None
+        if broke is not None and not self.ended:
+            error = meaning(broke, self.address, self._subscriptions.connection.client, self._made_with)
         if error is not None:
             log.info("subscription at %s ended: %s", self.address, error)
         self._subscriptions.session_ended(self, error)

@@ -10,11 +10,10 @@ from typing import Any, Final
 
 import grpc
 
-from mq_client.cluster.channels import NOBODY, Client, channel, open_produce
+from mq_client.cluster.channels import NOBODY, Client, channel, generation, meaning, open_produce
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
-from mq_protocol.transport import from_call
 
 _CONNECT_S: Final = 2.0
 _END: Final = None
@@ -64,6 +63,7 @@ class ProduceStream:
         if not connected(self.address, _CONNECT_S, self._client):
             self._on_broken(self, Unreachable(f"broker at {self.address} cannot be reached"), False)
             return
+        made_with = generation(self._client)
         self._call = open_produce(self.address, iter(self._requests.get, _END), self._client)
         if self._closed:
             self._call.cancel()
@@ -72,7 +72,7 @@ class ProduceStream:
             for response in self._call:
                 self._on_results(self, response.results)
         except grpc.RpcError as cause:
-            error = from_call(cause, self.address)
+            error = meaning(cause, self.address, self._client, made_with)
         finally:
             self._requests.put(_END)  # lets gRPC's thread that reads the queue go
             self._call.cancel()

@@ -13,14 +13,13 @@ from typing import Any, Final, NamedTuple
 import grpc
 from grpc import aio
 
-from mq_client.cluster.channels import Client
+from mq_client.cluster.channels import Client, generation, meaning
 from mq_client.consuming.push_streams import EventLoop
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
 from mq_protocol.methods import BROKER
-from mq_protocol.transport import from_call
 
 MESSAGE_BYTES: Final = 256 << 10
 """Where a message stops gathering: a broker takes a megabyte."""
@@ -45,6 +44,7 @@ class WorkStream:
         self.broken = False
         self._loop = loop
         self._client = client
+        self._made_with = generation(client)
         self._on_over = over
         self._listeners: dict[int, Listener] = {}
         self._numbers = count(1)
@@ -73,7 +73,7 @@ class WorkStream:
             with self._loop.channel(self.address, self._client) as channel:
                 await self._converse(channel)
         except grpc.RpcError as broke:
-            error = from_call(broke, self.address)
+            error = meaning(broke, self.address, self._client, self._made_with)
         finally:
             self.broken = True
             self._on_over(self)

@@ -13,6 +13,7 @@ from mq_broker.security.authority import Asker, Authority
 from mq_broker.security.names import Principal
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_broker.security.tokens import Tokens
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import REQUEST_PLACES_MAX
@@ -41,7 +42,7 @@ class Judging:
 
     def give(self, *rules: Rule, revoked: frozenset[str] = frozenset()) -> None:
         self.version += 1
-        self.authority.take(self.version, RuleBook(rules), Revoked(names=revoked))
+        self.authority.take(self.version, RuleBook(rules), Revoked(names=revoked), Tokens())
 
     async def admit(self, method: str, request: Any) -> None:
         asker = Asker(ETL, "", self.authority)

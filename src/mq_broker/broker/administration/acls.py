@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Iterable
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
 from mq_broker.core.messages import CasOutcome
@@ -19,10 +19,14 @@ from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import Principal
-from mq_broker.security.revoked import DOCUMENT, Revoked
+from mq_broker.security.revoked import DOCUMENT as REVOKED
+from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
 from mq_broker.security.rule_documents import edited, load
 from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_broker.security.tokens import DOCUMENT as TOKENS
+from mq_broker.security.tokens import Tokens
+from mq_broker.security.tokens import load as load_tokens
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown
 from mq_protocol.limits import ANSWER_BYTES_MAX
@@ -43,6 +47,29 @@ RULE_TOLD_BYTES: Final = 100
 """About what a rule takes in an answer, as an object, beside its names."""
 
 Read = tuple[bytes, frozenset[Rule]]
+T = TypeVar("T")
+
+
+class _Kept(Generic[T]):
+    """Owns one document as it was read last. What cannot be read leaves in force what was read before."""
+
+    def __init__(self, name: str, load: Callable[[bytes], T], empty: T, until_then: str) -> None:
+        self._name, self._load, self._empty, self._until_then = name, load, empty, until_then
+        self._now = empty
+        self._data: bytes | None = None
+        self._told = ""
+
+    def taken(self, found: SecurityDocuments) -> T:
+        data = found.documents[self._name][1] if self._name in found.documents else None
+        if data != self._data:
+            try:
+                self._now = self._load(data) if data is not None else self._empty
+                self._data, self._told = data, ""
+            except CoordinationUnavailable as error:
+                if self._told != str(error):
+                    self._told = str(error)
+                    log.error("%s. Until then %s", error, self._until_then)  # noqa: TRY400
+        return self._now
 
 
 class Acls:
@@ -61,8 +88,8 @@ class Acls:
         self._audit = audit
         self._read: dict[str, Read] = {}
         self._rules: tuple[Rule, ...] = ()
-        self._revoked = Revoked()
-        self._revoked_data: bytes | None = None
+        self._revoked = _Kept(REVOKED, load_revoked, Revoked(), "what was read of it last stays revoked")
+        self._tokens = _Kept(TOKENS, load_tokens, Tokens(), "API tokens are those that were read last")
         self._version = -1
         self._reading = asyncio.Lock()
         self._told: dict[str, str] = {}  # what the log has said of documents that cannot be read
@@ -74,29 +101,15 @@ class Acls:
         answers."""
         async with self._reading:
             found = await self._coordination.security.read()
-            self._take_revoked(found)
+            revoked, tokens = self._revoked.taken(found), self._tokens.taken(found)
             if sum(len(data) for _, data in found.documents.values()) <= READ_INLINE_BYTES_MAX:
                 taken = self._taken(found)
             else:
                 taken = await asyncio.to_thread(self._taken, found)
             self._rules, book = taken
             self._version = found.version
-            self._authority.take(found.version, book, self._revoked)
+            self._authority.take(found.version, book, revoked, tokens)
             self._others(found)
-
-    def _take_revoked(self, found: SecurityDocuments) -> None:
-        """What cannot be read leaves in force what was read last."""
-        data = found.documents[DOCUMENT][1] if DOCUMENT in found.documents else None
-        if data == self._revoked_data:
-            return
-        try:
-            self._revoked = load_revoked(data) if data is not None else Revoked()
-            self._revoked_data = data
-            self._told.pop(DOCUMENT, None)
-        except CoordinationUnavailable as error:
-            if self._told.get(DOCUMENT) != str(error):
-                self._told[DOCUMENT] = str(error)
-                log.error("%s. Until then what was read of it last stays revoked", error)  # noqa: TRY400
 
     def _taken(self, found: SecurityDocuments) -> tuple[tuple[Rule, ...], RuleBook]:
         readable = True

@@ -11,7 +11,7 @@ import logging
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationService
-from mq_broker.rpc.callers import over_tls
+from mq_broker.rpc.callers import client_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import IncompatibleVersion
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 def describe_broker(registration: BrokerRegistration, into: pb.BrokerInfo) -> None:
     """The broker as clients are told of it: with the address that is of use to who asks."""
     into.id, into.incarnation = registration.broker, registration.incarnation
-    into.address = registration.address_for(tls=over_tls())
+    into.address = registration.address_for(client_port())
     into.rack = registration.rack
     versions = registration.versions
     into.release, into.level = versions.release, versions.level

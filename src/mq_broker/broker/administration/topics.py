@@ -36,7 +36,7 @@ from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, CoordinationService, TopicSpec
 from mq_broker.core.messages import NodeState
-from mq_broker.rpc.callers import asker, over_tls
+from mq_broker.rpc.callers import asker, client_port
 from mq_broker.rpc.calls import Calls
 from mq_broker.security.quotas import Quotas
 from mq_protocol import mq_pb2 as pb
@@ -172,7 +172,7 @@ class Admin:
         )
         for broker in sorted(self._cluster.brokers):
             registration = self._cluster.brokers[broker]
-            if registration.address_for(tls=over_tls()):  # else whoever asks cannot reach it
+            if registration.address_for(client_port()):  # else whoever asks cannot reach it
                 describe_broker(registration, response.brokers.add())
         told = _Told()
         async for name in in_turns(self._asked_for(request)):

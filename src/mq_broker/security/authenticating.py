@@ -1,0 +1,51 @@
+"""Who somebody is by a token: what verifies one, and what it proves.
+
+An `Authenticator` knows one kind of token. They are asked in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mq_broker.security.authority import Authority
+from mq_broker.security.names import ANONYMOUS, Principal
+from mq_broker.security.verified import Verified
+from mq_protocol.errors import NotAuthenticated
+from mq_protocol.secrets import API_TOKEN_PREFIX
+
+
+class Authenticator(Protocol):
+    async def authenticate(self, token: str) -> Verified | None:
+        """Who it is that has this token; None if it is not of the kind that is known here. Raises `NotAuthenticated`
+        for one that is and is not good: the text says why. It goes to the audit log, and must not show the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiTokens:
+    """Those that `tritonmq token create` makes. `clock`: seconds since 1970."""
+
+    authority: Authority
+    clock: Callable[[], float] = time.time
+
+    async def authenticate(self, token: str) -> Verified | None:
+        if not token.startswith(API_TOKEN_PREFIX):
+            return None
+        found = self.authority.tokens.owner(token, self.clock())
+        if isinstance(found, str):
+            raise NotAuthenticated(found)
+        number, known = found
+        return Verified(Principal("User", known.user), float(known.expires_s), api_token=number)
+
+
+async def authenticated(authenticators: Sequence[Authenticator], token: str) -> Verified:
+    """By the first that knows this kind of token. Raises `NotAuthenticated`, which is for the audit log."""
+    for each in authenticators:
+        found = await each.authenticate(token)
+        if found is not None:
+            if found.principal.kind != "User" or found.principal == ANONYMOUS:
+                raise NotAuthenticated(f"a token is that of {found.principal}, who is no user")
+            return found
+    raise NotAuthenticated("the token is of a kind that is not known here")

@@ -1,0 +1,184 @@
+"""`tritonmq user` and `tritonmq token`: users who speak with a token instead of a certificate."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.in_force import told_of_brokers
+from mq_cli.output import bootstrap_option, json_option, open_admin, say, timeout_option, write, write_json, write_table
+from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
+
+if TYPE_CHECKING:
+    from mq_client.token_admin import NewApiToken, TokenUser
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_DAY_S = 86_400
+
+
+def _new_token_options(command: F) -> F:
+    command = click.option(
+        "--out",
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Write the token to this new file, at mode 0600. Default: to standard output.",
+    )(command)
+    return click.option(
+        "--days",
+        type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _DAY_S),
+        default=API_TOKEN_VALID_S // _DAY_S,
+        show_default=True,
+        help="How long the token is valid.",
+    )(command)
+
+
+@click.group(cls=CommandGroup)
+def user() -> None:
+    """Users who speak with a token, at the port that brokers have for it (--listen-token)."""
+
+
+@user.command("create")
+@click.argument("name")
+@_new_token_options
+@bootstrap_option
+@timeout_option
+def create_user(name: str, days: int, out: Path | None, bootstrap: str, timeout_s: float) -> int:
+    """Make a user, and show its first token. It is shown once: brokers keep no more than its SHA-256.
+
+    `tritonmq acl allow User:NAME …` gives it rights.
+    """
+    with _Out(out) as keep, open_admin(bootstrap, timeout_s) as admin:
+        return keep(admin.create_user(name, days * _DAY_S))
+
+
+@user.command("list")
+@json_option
+@bootstrap_option
+@timeout_option
+def list_users(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Show the users, and how many tokens of each are valid."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        users = admin.token_users()
+    if as_json:
+        write_json([_document(each) for each in users])
+        return
+    now = datetime.now(UTC)
+    rows = [
+        (each.name, str(sum(token.expires_at > now for token in each.tokens)), _day(each.created_at)) for each in users
+    ]
+    write_table(("user", "valid tokens", "since"), rows)
+
+
+@user.command("delete")
+@click.argument("name")
+@bootstrap_option
+@timeout_option
+def delete_user(name: str, bootstrap: str, timeout_s: float) -> int:
+    """Delete a user with all tokens, and end what it has open. Certificates in its name stay good."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        done = admin.delete_user(name)
+    write(f"{name}: deleted, with all tokens")
+    return told_of_brokers(done)
+
+
+@click.group(cls=CommandGroup)
+def token() -> None:
+    """Tokens of users. Two of a user may be valid at once, so that one can take the place of the other."""
+
+
+@token.command("create")
+@click.argument("name", metavar="USER")
+@_new_token_options
+@bootstrap_option
+@timeout_option
+def create_token(name: str, days: int, out: Path | None, bootstrap: str, timeout_s: float) -> int:
+    """Make a further token of a user. It is shown once: brokers keep no more than its SHA-256."""
+    with _Out(out) as keep, open_admin(bootstrap, timeout_s) as admin:
+        return keep(admin.create_token(name, days * _DAY_S))
+
+
+@token.command("list")
+@click.argument("name", metavar="[USER]", default="")
+@json_option
+@bootstrap_option
+@timeout_option
+def list_tokens(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Show the tokens of a user, or of all: their ids, and until when they are valid."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        users = admin.token_users(name)
+    if as_json:
+        write_json([_document(each) for each in users])
+        return
+    now = datetime.now(UTC)
+    rows = [
+        (each.name, one.id, _day(one.created_at), _day(one.expires_at) + ("" if one.expires_at > now else ", expired"))
+        for each in users
+        for one in each.tokens
+    ]
+    write_table(("user", "token", "made", "valid until"), rows)
+
+
+@token.command("revoke")
+@click.argument("number", metavar="ID")
+@bootstrap_option
+@timeout_option
+def revoke_token(number: str, bootstrap: str, timeout_s: float) -> int:
+    """Refuse a token from now on, at every broker, and end what it has open. `tritonmq token list` shows ids."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        done = admin.revoke_token(number)
+    write(f"{number}: revoked")
+    return told_of_brokers(done)
+
+
+class _Out:
+    """Where a new token goes. The file is made before the token is, and removed if none is made."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._done = False
+
+    def __enter__(self) -> Callable[[NewApiToken], int]:
+        if self._path is not None:
+            try:
+                os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600))
+            except OSError as error:
+                raise InvalidSetting(f"--out {self._path} cannot be made: {error.strerror}") from error
+        return self._keep
+
+    def __exit__(self, *_: object) -> None:
+        if self._path is not None and not self._done:
+            self._path.unlink(missing_ok=True)
+
+    def _keep(self, made: NewApiToken) -> int:
+        if self._path is None:
+            write(made.secret.reveal())
+            say("this is shown once: keep it in a file that nobody else can read")
+        else:
+            self._path.write_text(made.secret.reveal() + "\n", encoding="ascii")
+        self._done = True
+        say(f"token {made.id} of User:{made.user}, valid until {_day(made.expires_at)}")
+        if made.late:
+            say(
+                f"not yet known at {', '.join(made.late)}: a broker reads changes within 2 s, once it reaches ZooKeeper"
+            )
+        return 1 if made.late else 0
+
+
+def _day(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _document(user: TokenUser) -> dict[str, object]:
+    tokens = [
+        {"id": each.id, "created_at": each.created_at.isoformat(), "expires_at": each.expires_at.isoformat()}
+        for each in user.tokens
+    ]
+    return {"name": user.name, "created_at": user.created_at.isoformat(), "tokens": tokens}

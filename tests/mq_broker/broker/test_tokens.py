@@ -1,0 +1,452 @@
+"""The port for tokens: who shows a good one is that user and no other, and who does not is told nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
+
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.rpc import bounds
+from mq_broker.security.failures import DELAY_S, FAILURES
+from mq_broker.security.names import ANONYMOUS
+from mq_cli.main import run
+from mq_client import AclRule, Admin, Consumer, Producer, Reader, Security
+from mq_client.errors import InvalidRequest, InvalidSetting, NotAuthenticated, PermissionDenied, Unreachable
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.errors import TritonMQError
+from mq_protocol.methods import BROKER, PEER
+from mq_protocol.pem import CA_FILE
+from mq_protocol.secrets import new_api_token
+from mq_protocol.transport import from_call
+from tests.mq_broker.broker.by_token import Place, Shown, bearer, beside, broker_with_tokens
+from tests.mq_broker.broker.cluster import Broker, rows, until
+from tests.mq_broker.broker.test_taking_rights_away import OPEN, WITHIN_S, ended, watching
+from tests.securing import HOST, Certs
+
+RULES = [AclRule("User:etl", each, "Topic", "t") for each in ("Describe", "Read", "Write")]
+RULES += [AclRule("User:etl", "Read", "Group", "g"), AclRule("User:etl", "Write", "Lock", "l")]
+
+
+def prepared(place: Place, valid_s: int = 3_600) -> str:
+    """A topic `t`, and the token of `User:etl`, who may do what `RULES` say."""
+    with place.admin() as admin:
+        admin.create_topic("t", partitions=1, replicas=1)
+        admin.alter_acls(add=RULES)
+    return place.made(valid_s=valid_s).secret.reveal()
+
+
+def test_every_client_speaks_by_a_token_in_a_file(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        file = tmp_path / "token"
+        file.write_text(prepared(place) + "\n")
+        security = place.security(file=file)
+        with Producer(place.tokens, security=security) as producer:
+            assert producer.publish("t", "hello").result(10).offset == 0
+            with pytest.raises(PermissionDenied, match="User:etl"), Admin(place.tokens, security=security) as admin:
+                admin.alter_topic("t", retention_ms="1000")
+        with Reader(place.tokens, security=security) as reader:
+            assert sum(batch.num_rows for batch in reader.read("t", 0, 0, 1)) == 1
+        with Consumer(place.tokens, group="g", start="earliest", idle_ms=2_000, security=security) as consumer:
+            consumer.subscribe("t")
+            assert next(iter(consumer)).value == b"hello"
+
+    beside(tmp_path, job)
+
+
+BAD = {
+    "none": ((), "no token"),
+    "of another scheme": ((("authorization", "Basic eDp5"),), "not Bearer"),
+    "empty": ((("authorization", "Bearer "),), "characters that no token has"),
+    "bytes": ((("authorization-bin", b"Bearer x"),), "no token"),
+    "two": ((bearer("a"), bearer("a")), "2 tokens in one call"),
+    "other characters": ((bearer("a b{c"),), "characters that no token has"),
+    "of no kind": ((bearer("abc"),), "of a kind that is not known here"),
+    "large": ((bearer("a" * 6_200),), "too long"),
+    "never made": ((bearer(new_api_token()[1].reveal()),), "is not known"),
+    "nearly one": ((bearer("tmq_" + "a" * 60),), "no API token"),
+}
+
+
+def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+    monkeypatch.setattr(bounds, "parse", lambda data, _kind: parsed.append(data))
+    monkeypatch.setattr("mq_broker.security.failures.FAILURES", 10_000)
+
+    async def refused(certs: Certs, address: str, method: str, headers: Any) -> aio.AioRpcError:
+        async with Shown(certs, address, *headers) as client:
+            call: Any = client.channel.unary_stream(method, None, None)(b"\xff\xff no protobuf")
+            with pytest.raises(aio.AioRpcError) as error:
+                await call.read()
+            return error.value
+
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path) as place:
+            for headers, _ in BAD.values():
+                error = await refused(place.certs, place.tokens, BROKER.path("Metadata"), headers)
+                assert (error.code(), error.details()) == (grpc.StatusCode.UNAUTHENTICATED, "not authenticated")
+                assert str(from_call(error, "")) == "not authenticated"
+            methods = [*map(BROKER.path, BROKER.methods), "/grpc.health.v1.Health/Check"]
+            for method in methods:
+                error = await refused(place.certs, place.tokens, method, ())
+                assert error.code() is grpc.StatusCode.UNAUTHENTICATED, method
+            for method in PEER.methods:
+                error = await refused(place.certs, place.tokens, PEER.path(method), ())
+                assert error.code() is grpc.StatusCode.UNIMPLEMENTED, method
+            # Headers above the bound are refused by gRPC itself, before any of our code
+            error = await refused(place.certs, place.tokens, BROKER.path("Metadata"), (bearer("a" * 20_000),))
+            assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+        told = place.audited("Metadata")
+        for _, why in BAD.values():
+            assert any(why in reason for reason in told), (why, told)
+        assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
+        assert not parsed
+
+    asyncio.run(main())
+
+
+def test_each_port_takes_its_own_proof_alone(tmp_path: Path) -> None:
+    """A token at the port for certificates is not looked at, and a certificate at the port for tokens gives no name."""
+
+    def job(place: Place) -> None:
+        token = prepared(place)
+        pem = place.certs.user("admin").files()
+        shown = grpc.ssl_channel_credentials(place.certs.ca, pem.key.read_bytes(), pem.certificate.read_bytes())
+        for address, headers, expected in (
+            (place.tokens, None, grpc.StatusCode.UNAUTHENTICATED),
+            (place.tokens, (bearer(token),), "User:etl"),
+            (place.broker, (bearer(token),), "User:admin"),
+        ):
+            with grpc.secure_channel(address, shown) as channel:
+                ask = channel.unary_unary(BROKER.path("CreateTopic"), pb.CreateTopicRequest.SerializeToString, None)
+                request = pb.CreateTopicRequest(name="x", partitions=0)
+                with pytest.raises(grpc.RpcError) as error:
+                    ask(request, metadata=headers, timeout=5)
+            found = from_call(error.value, "")
+            match expected:
+                case "User:etl":
+                    assert isinstance(found, PermissionDenied), found
+                    assert "User:etl" in str(found)
+                case "User:admin":
+                    assert isinstance(found, InvalidRequest | InvalidSetting), found
+                case _:
+                    assert error.value.code() is expected
+
+    beside(tmp_path, job)
+
+
+def test_each_port_tells_the_addresses_of_its_own_kind(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        token = prepared(place)
+        with place.admin() as admin:
+            assert [each.address for each in admin.describe_cluster().brokers] == [place.broker]
+        with Admin(place.tokens, security=place.security(token)) as admin:
+            assert [each.address for each in admin.describe_cluster().brokers] == [place.tokens]
+
+    beside(tmp_path, job)
+
+
+def test_a_broker_without_the_port_is_not_told_there(tmp_path: Path, zookeeper: str) -> None:
+    certs = Certs(tmp_path / "certs", 1, 2)
+    make = lambda: ZooKeeperCoordination(zookeeper, 6_000, root=f"/{tmp_path.name}")  # noqa: E731
+
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path, certs, coordination=make, token_advertised="elsewhere:1") as place:
+            other = BrokerConfig(2, f"{HOST}:0", tmp_path / "other", certs=certs.path, coordination=make)
+            second = await Broker(other).start()
+            try:
+                token = await asyncio.to_thread(prepared, place)
+                async with Shown(certs, place.tokens, bearer(token)) as etl:
+                    assert [each.address for each in (await etl.metadata("t")).brokers] == ["elsewhere:1"]
+                with place.admin() as admin:
+                    described = await asyncio.to_thread(admin.describe_cluster)
+                assert [each.address for each in described.brokers] == [place.broker, second.address]
+            finally:
+                await second.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("how", ["revoked", "deleted", "expired"])
+def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path) as place:
+            token = await asyncio.to_thread(prepared, place, 4 if how == "expired" else 3_600)
+            began = time.monotonic()
+            async with Shown(place.certs, place.tokens, bearer(token)) as etl:
+                calls = [await opening(etl) for opening, _ in OPEN.values()]  # type: ignore[arg-type]
+                for call in calls:
+                    assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                async with etl.producing() as stream:
+                    await stream.send("t", encode_batch(rows(1)), 1)
+                    await stream.result()
+                    with place.admin() as admin:
+                        if how == "revoked":
+                            await asyncio.to_thread(admin.revoke_token, token[4:20])
+                        elif how == "deleted":
+                            await asyncio.to_thread(admin.delete_user, "etl")
+                    began = time.monotonic() if how != "expired" else began + 4
+                    for call in (*calls, stream.call):
+                        error = await ended(call)
+                        assert isinstance(error, NotAuthenticated)
+                        assert str(error) == "not authenticated"
+                    assert time.monotonic() - began < WITHIN_S
+                with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
+                    await etl.metadata("t")
+
+    asyncio.run(main())
+
+
+TRIES = 20
+
+
+def test_a_token_is_gone_in_time_at_a_broker_that_was_not_asked(zookeeper: str, tmp_path: Path) -> None:
+    """Through ZooKeeper; the longest of some."""
+    certs = Certs(tmp_path / "certs", 1)
+    make = lambda: ZooKeeperCoordination(zookeeper, 6_000, root=f"/{tmp_path.name}")  # noqa: E731
+
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path / "1", certs, coordination=make) as first:
+            asked = BrokerConfig(
+                2, f"{HOST}:0", tmp_path / "2", authorize=True, superusers=(ANONYMOUS,), coordination=make
+            )
+            await asyncio.to_thread(prepared, first)  # first, so that what is watched is there
+            second = await Broker(asked).start()
+            try:
+                await measured(first, second)
+            finally:
+                await second.stop()
+
+    async def measured(first: Place, second: Broker) -> None:
+        longest = 0.0
+        for _ in range(TRIES):
+            made = await asyncio.to_thread(new_token, first)
+            async with Shown(certs, first.tokens, bearer(made.secret.reveal())) as etl:
+                await until(lambda etl=etl: etl.metadata("t"))
+                call = watching(etl)  # type: ignore[arg-type]
+                assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                began = time.monotonic()
+                await second.ask("AlterTokens", pb.AlterTokensRequest(revoke_token=made.id))
+                assert isinstance(await ended(call), NotAuthenticated)
+                longest = max(longest, time.monotonic() - began)
+        assert longest < WITHIN_S
+        print(f"longest {longest * 1000:.0f} ms")
+
+    def new_token(place: Place) -> Any:
+        with place.admin() as admin:
+            return admin.create_token("etl")
+
+    asyncio.run(main())
+
+
+def test_who_fails_often_waits_and_others_do_not(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path) as place:
+            token = await asyncio.to_thread(prepared, place)
+
+            async def seconds(*headers: Any) -> float:
+                async with Shown(place.certs, place.tokens, *headers) as client:
+                    began = time.monotonic()
+                    with contextlib.suppress(NotAuthenticated):
+                        await client.metadata("t")
+                    return time.monotonic() - began
+
+            for _ in range(FAILURES):
+                await seconds()
+            many = await asyncio.gather(*(seconds(bearer("x")) for _ in range(20)))
+            assert min(many) >= DELAY_S
+            assert max(many) < 5 * DELAY_S, "they wait side by side"
+            assert await seconds(bearer(token)) < DELAY_S, "whoever has a good one does not wait"
+
+    asyncio.run(main())
+
+
+def test_a_token_is_never_sent_in_plain_text(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs")
+    heard: list[bytes] = []
+
+    def serve(listening: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listening.accept()
+            except OSError:
+                return
+            with connection:
+                connection.settimeout(1)
+                with contextlib.suppress(OSError):
+                    while data := connection.recv(65_536):
+                        heard.append(data)
+                        connection.sendall(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")  # settings of HTTP/2
+
+    token = new_api_token()[1].reveal()
+    with socket.create_server((HOST, 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,), daemon=True)
+        thread.start()
+        address = f"{HOST}:{listening.getsockname()[1]}"
+        security = Security(ca=certs.path / CA_FILE, token=token)
+        with pytest.raises(TritonMQError), Admin(address, timeout_ms=3_000, security=security) as admin:
+            admin.list_topics()
+        plain = grpc.insecure_channel(address)
+        call = plain.unary_unary("/a/b", None, None)
+        with plain, pytest.raises(grpc.RpcError):  # call credentials are refused there by gRPC itself
+            call(b"", timeout=2, credentials=grpc.access_token_call_credentials(token))
+        listening.shutdown(socket.SHUT_RDWR)
+    assert heard
+    assert token.encode() not in b"".join(heard)
+
+
+def test_a_client_is_told_what_is_wrong_with_the_port(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        token = prepared(place)
+        strange = Security(ca=Certs(tmp_path / "others").path / CA_FILE, token=token)
+        for address, security, told in (
+            (place.broker, place.security(token), "it demands a certificate: use the port that takes tokens"),
+            (place.tokens, strange, "the broker's certificate is not accepted"),
+        ):
+            with (
+                pytest.raises(NotAuthenticated, match=told),
+                Admin(address, timeout_ms=5_000, security=security) as admin,
+            ):
+                admin.list_topics()
+
+    beside(tmp_path, job)
+
+
+def test_a_producer_goes_on_with_the_token_that_takes_the_place_of_the_former(tmp_path: Path) -> None:
+    """The former is revoked right after the file is written: before anybody could have looked at it."""
+
+    def job(place: Place) -> None:
+        file = tmp_path / "token"
+        file.write_text(prepared(place))
+        former = file.read_text()[4:20]
+        security = place.security(file=file)
+        with place.admin() as admin, Producer(place.tokens, security=security, linger_ms=0) as producer:
+            assert producer.publish("t", "before").result(10).offset == 0
+            other = admin.create_token("etl")
+            file.write_text(other.secret.reveal())
+            admin.revoke_token(former)
+            assert producer.publish("t", "after").result(10).offset == 1
+            with Admin(place.tokens, security=security) as by_token:
+                assert by_token.list_topics()
+            admin.revoke_token(other.id)
+            with pytest.raises((NotAuthenticated, Unreachable)):
+                producer.publish("t", "never").result(3)
+
+    beside(tmp_path, job)
+
+
+def test_who_may_make_users_makes_no_superuser(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        prepared(place)
+        with place.admin() as admin:
+            admin.alter_acls(add=[AclRule("User:helpdesk", "Acls", "Cluster")])
+            helpdesk = admin.create_user("helpdesk")
+            root = admin.create_user("admin")
+        with Admin(place.tokens, security=place.security(helpdesk.secret.reveal())) as admin:
+            assert admin.create_user("bi").user == "bi"
+            for made in (lambda: admin.create_token("admin"), lambda: admin.create_user("admin")):
+                with pytest.raises(PermissionDenied, match="no token of a superuser"):
+                    made()
+            for locked_out in (lambda: admin.revoke_token(helpdesk.id), lambda: admin.delete_user("helpdesk")):
+                with pytest.raises(InvalidRequest, match="lock out"):
+                    locked_out()
+        with Admin(place.tokens, security=place.security(root.secret.reveal())) as admin:
+            admin.create_token("admin")
+        etl = place.certs.user("bi")
+        with Admin(place.broker, security=etl) as admin, pytest.raises(PermissionDenied):
+            admin.token_users()
+
+    beside(tmp_path, job)
+
+
+def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
+    """The answer may have been lost."""
+
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path) as place:
+            root = (await asyncio.to_thread(place.made, "admin")).secret.reveal()
+            async with Shown(place.certs, place.tokens, bearer(root)) as admin:
+                request = pb.AlterTokensRequest(
+                    create_user="etl", token=pb.NewApiToken(id="0" * 16, sha256=b"d" * 32, valid_s=60)
+                )
+                first = await admin.ask("AlterTokens", request)
+                again = await admin.ask("AlterTokens", request)
+                assert (first.changed, again.changed) == (True, False)
+                assert first.expires_s == again.expires_s
+                request.token.sha256 = b"e" * 32
+                wrong = [
+                    request,
+                    pb.AlterTokensRequest(),
+                    pb.AlterTokensRequest(create_user="x"),
+                    pb.AlterTokensRequest(user="etl"),
+                    pb.AlterTokensRequest(delete_user="a", revoke_token="b"),
+                    pb.AlterTokensRequest(token=request.token),
+                    pb.AlterTokensRequest(delete_user="etl", token=request.token),
+                    pb.AlterTokensRequest(user="etl", token=pb.NewApiToken(id="1" * 16, sha256=b"d", valid_s=60)),
+                ]
+                for each in wrong:
+                    with pytest.raises(InvalidRequest):
+                        await admin.ask("AlterTokens", each)
+
+    asyncio.run(main())
+
+
+def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def job(place: Place) -> None:
+        place.certs.user("admin")
+        for variable, value in (("CERTS", str(place.certs.path)), ("USER", "admin"), ("BOOTSTRAP", place.broker)):
+            monkeypatch.setenv(f"TRITONMQ_{variable}", value)
+        monkeypatch.delenv("TRITONMQ_TOKEN_FILE", raising=False)
+        out = tmp_path / "etl.token"
+
+        def says(*words: str, code: int = 0) -> str:
+            capsys.readouterr()
+            assert run(words) == code, capsys.readouterr().err
+            said = capsys.readouterr()
+            return said.out if code == 0 else said.err
+
+        assert says("user", "create", "etl", "--out", str(out)) == ""
+        assert (out.stat().st_mode & 0o777, len(out.read_text())) == (0o600, 65)
+        assert "cannot be made" in says("token", "create", "etl", "--out", str(out), code=1)
+        shown = says("token", "create", "etl", "--days", "1").strip()
+        assert shown.startswith("tmq_")
+        assert "as many as may be valid at once" in says("token", "create", "etl", code=1)
+        listed = says("token", "list", "etl")
+        assert shown[4:20] in listed
+        assert shown not in listed
+        assert "etl" in says("user", "list")
+        says("acl", "allow", "User:etl", "--describe", "--topic", "*")
+        by_token = ("--token-file", str(out), "--bootstrap", place.tokens)
+        says("topic", "list", *by_token)
+        monkeypatch.delenv("TRITONMQ_TOKEN_FILE")
+        assert says("token", "revoke", out.read_text()[4:20]) == f"{out.read_text()[4:20]}: revoked\n"
+        assert "Error: not authenticated" in says("topic", "list", *by_token, code=1)
+        monkeypatch.delenv("TRITONMQ_TOKEN_FILE")
+        assert says("user", "delete", "etl") == "etl: deleted, with all tokens\n"
+        assert "etl" not in says("user", "list")
+        assert "there is no user" in says("user", "delete", "etl", code=1)
+
+    monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")  # what --token-file leaves there goes with the test
+    beside(tmp_path, job)
+
+
+def test_a_port_for_tokens_needs_certificates(tmp_path: Path) -> None:
+    for fields, told in (
+        ({"listen_token": f"{HOST}:0"}, "--listen-token goes with --certs"),
+        ({"token_advertised": "h:1", "certs": tmp_path}, "--advertise-token goes with --listen-token"),
+        ({"listen_token": "nonsense", "certs": tmp_path}, "--listen-token"),
+    ):
+        with pytest.raises(InvalidSetting, match=told):
+            BrokerConfig(1, f"{HOST}:0", tmp_path / "data", **fields)  # type: ignore[arg-type]
