@@ -42,6 +42,7 @@ _SHOWN_MAX = 50
     cls=CommandGroup,
     lazy={
         "log-level": ("mq_cli.log_level:log_level", "Have a broker log more, or less, for a while."),
+        "security": ("mq_cli.security_floor:security", "What the cluster demands of each broker."),
         "secure-zookeeper": (
             "mq_cli.secure_zookeeper:secure_zookeeper",
             "Close the cluster's nodes in ZooKeeper to all but the brokers.",
@@ -85,6 +86,8 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
     click.echo()
     click.echo(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
     click.echo(f"level of features: {described.level}{_level_advice(described)}")
+    if described.security_floor:
+        click.echo(f"security floor: {', '.join(described.security_floor)}")
     click.echo(summary.counts())
     if summary.out_of_sync:
         click.echo()

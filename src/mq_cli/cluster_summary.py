@@ -86,6 +86,7 @@ class ClusterSummary:
             "coordination": self._described.coordination,
             "coordination_access": self._described.coordination_access or None,
             "level": self._described.level,
+            "security_floor": list(self._described.security_floor),
             "brokers": [
                 {
                     "id": broker.id,

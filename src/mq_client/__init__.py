@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         Upgrade,
     )
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
+    from mq_client.floor_admin import SecurityFloor
     from mq_client.group_descriptions import GroupCursor, GroupDescription
     from mq_client.lock import Lock
     from mq_client.observation import (
@@ -131,6 +132,7 @@ __all__ = [
     "NewApiToken",
     "ApiTokenDescription",
     "TokenUser",
+    "SecurityFloor",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
@@ -235,6 +237,7 @@ _HOMES = {
     ),
     "consumer": ("Consumer", "ConsumerRecord", "RecordQueue", "Skipped"),
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
+    "floor_admin": ("SecurityFloor",),
     "group_descriptions": ("GroupCursor", "GroupDescription"),
     "lock": ("Lock",),
     "observation": (

@@ -27,6 +27,7 @@ from mq_client.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from mq_client.floor_admin import FloorAdministrator
 from mq_client.group_descriptions import GroupDescription, described_group, freshness
 from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
@@ -66,7 +67,12 @@ _LEADER_MS = 1_000.0
 
 
 class Admin(
-    QueueAdministrator, ObservingAdministrator, TransactionAdministrator, TokenAdministrator, QuotaAdministrator
+    QueueAdministrator,
+    ObservingAdministrator,
+    TransactionAdministrator,
+    TokenAdministrator,
+    QuotaAdministrator,
+    FloorAdministrator,
 ):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
@@ -408,8 +414,8 @@ class Admin(
         found = self._connection.metadata(Deadline(self._timeout_ms))
         brokers = [described_broker(broker) for broker in found.brokers]
         in_order = tuple(sorted(brokers, key=lambda broker: broker.id))
-        level, access = max(found.level, 1), found.coordination_access
-        return ClusterDescription(in_order, found.coordination, found.answered_by, level, access)
+        level, access, floor = max(found.level, 1), found.coordination_access, tuple(found.security_floor)
+        return ClusterDescription(in_order, found.coordination, found.answered_by, level, access, floor)
 
     def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
         """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say

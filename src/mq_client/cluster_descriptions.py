@@ -25,13 +25,15 @@ class BrokerDescription:
 class ClusterDescription:
     """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it. `level`: of features.
     `coordination_access`: who may read and write what ZooKeeper keeps: "open" (everybody who reaches it), "closing" or
-    "closed" (the brokers alone); empty where there is no ZooKeeper, and for a broker that does not tell."""
+    "closed" (the brokers alone); empty where there is no ZooKeeper, and for a broker that does not tell.
+    `security_floor`: what the cluster demands of each broker."""
 
     brokers: tuple[BrokerDescription, ...]
     coordination: str
     answered_by: int
     level: int = 1
     coordination_access: str = ""
+    security_floor: tuple[str, ...] = ()
 
     def _repr_html_(self) -> str:
         rows = [(b.id, b.address, b.incarnation, b.rack, b.release, b.level) for b in self.brokers]

@@ -217,6 +217,13 @@ BROKER: Final = Service(
     Method("Revoked", pb.RevokedRequest, pb.RevokedResponse),
     Method("Tokens", pb.TokensRequest, pb.TokensResponse),
     Method("AlterTokens", pb.AlterTokensRequest, pb.AlterTokensResponse),
+    Method("SecurityFloor", pb.SecurityFloorRequest, pb.SecurityFloorResponse),
+    Method(
+        "AlterSecurityFloor",
+        pb.AlterSecurityFloorRequest,
+        pb.SecurityFloorResponse,
+        bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_SETTINGS_MAX))),
+    ),
     Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
     Method(
         "Fetch",

@@ -688,6 +688,7 @@ class MetadataResponse(_message.Message):
     ANSWERED_BY_FIELD_NUMBER: _builtins.int
     COORDINATION_FIELD_NUMBER: _builtins.int
     COORDINATION_ACCESS_FIELD_NUMBER: _builtins.int
+    SECURITY_FLOOR_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
@@ -712,6 +713,10 @@ class MetadataResponse(_message.Message):
     def topics(self) -> _containers.RepeatedCompositeFieldContainer[Global___TopicInfo]: ...
     @_builtins.property
     def unknown_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def security_floor(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what the cluster demands of each broker"""
+
     def __init__(
         self,
         *,
@@ -721,6 +726,7 @@ class MetadataResponse(_message.Message):
         answered_by: _builtins.int = ...,
         coordination: _builtins.str = ...,
         coordination_access: _builtins.str = ...,
+        security_floor: _abc.Iterable[_builtins.str] | None = ...,
         level: _builtins.int = ...,
         protocol: _builtins.int = ...,
         protocol_oldest: _builtins.int = ...,
@@ -729,7 +735,7 @@ class MetadataResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5693,6 +5699,62 @@ class RevokedResponse(_message.Message):
 Global___RevokedResponse: _TypeAlias = RevokedResponse  # noqa: Y015
 
 @_typing.final
+class CheckAclRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    principal: _builtins.str
+    operation: _builtins.str
+    kind: _builtins.str
+    name: _builtins.str
+    def __init__(
+        self,
+        *,
+        principal: _builtins.str = ...,
+        operation: _builtins.str = ...,
+        kind: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "operation", b"operation", "principal", b"principal"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAclRequest: _TypeAlias = CheckAclRequest  # noqa: Y015
+
+@_typing.final
+class CheckAclResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ALLOWED_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    allowed: _builtins.bool
+    why: _builtins.str
+    @_builtins.property
+    def rule(self) -> Global___AclRule:
+        """the one that decided, if it was one"""
+
+    def __init__(
+        self,
+        *,
+        allowed: _builtins.bool = ...,
+        why: _builtins.str = ...,
+        rule: Global___AclRule | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "rule", b"rule", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckAclResponse: _TypeAlias = CheckAclResponse  # noqa: Y015
+
+@_typing.final
 class ApiToken(_message.Message):
     """---------------------------------------------------------------- API tokens
     Who has which. The token itself is made by whoever asks for one: brokers are told its SHA-256 and keep no more (mq_protocol/secrets.py).
@@ -5887,60 +5949,117 @@ class AlterTokensResponse(_message.Message):
 Global___AlterTokensResponse: _TypeAlias = AlterTokensResponse  # noqa: Y015
 
 @_typing.final
-class CheckAclRequest(_message.Message):
+class BrokerOffer(_message.Message):
+    """---------------------------------------------------------------- security floor
+    What the cluster demands of each broker: names of mq_broker/security/floor.py.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
-    PRINCIPAL_FIELD_NUMBER: _builtins.int
-    OPERATION_FIELD_NUMBER: _builtins.int
-    KIND_FIELD_NUMBER: _builtins.int
-    NAME_FIELD_NUMBER: _builtins.int
-    principal: _builtins.str
-    operation: _builtins.str
-    kind: _builtins.str
-    name: _builtins.str
+    ID_FIELD_NUMBER: _builtins.int
+    OFFERS_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    @_builtins.property
+    def offers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
         *,
-        principal: _builtins.str = ...,
-        operation: _builtins.str = ...,
-        kind: _builtins.str = ...,
-        name: _builtins.str = ...,
+        id: _builtins.int = ...,
+        offers: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "name", b"name", "operation", b"operation", "principal", b"principal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "offers", b"offers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckAclRequest: _TypeAlias = CheckAclRequest  # noqa: Y015
+Global___BrokerOffer: _TypeAlias = BrokerOffer  # noqa: Y015
 
 @_typing.final
-class CheckAclResponse(_message.Message):
+class SecurityFloorRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    ALLOWED_FIELD_NUMBER: _builtins.int
-    WHY_FIELD_NUMBER: _builtins.int
-    RULE_FIELD_NUMBER: _builtins.int
-    allowed: _builtins.bool
-    why: _builtins.str
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SecurityFloorRequest: _TypeAlias = SecurityFloorRequest  # noqa: Y015
+
+@_typing.final
+class SecurityFloorResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEMANDS_FIELD_NUMBER: _builtins.int
+    BEFORE_FIELD_NUMBER: _builtins.int
+    BROKERS_FIELD_NUMBER: _builtins.int
+    ABSENT_FIELD_NUMBER: _builtins.int
+    COORDINATION_ACCESS_FIELD_NUMBER: _builtins.int
+    coordination_access: _builtins.str
+    """as in MetadataResponse"""
     @_builtins.property
-    def rule(self) -> Global___AclRule:
-        """the one that decided, if it was one"""
+    def demands(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def before(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """the change"""
+
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerOffer]:
+        """those that are registered"""
+
+    @_builtins.property
+    def absent(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """they hold replicas and are not registered"""
 
     def __init__(
         self,
         *,
-        allowed: _builtins.bool = ...,
-        why: _builtins.str = ...,
-        rule: Global___AclRule | None = ...,
+        demands: _abc.Iterable[_builtins.str] | None = ...,
+        before: _abc.Iterable[_builtins.str] | None = ...,
+        brokers: _abc.Iterable[Global___BrokerOffer] | None = ...,
+        absent: _abc.Iterable[_builtins.int] | None = ...,
+        coordination_access: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["rule", b"rule"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed", b"allowed", "rule", b"rule", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absent", b"absent", "before", b"before", "brokers", b"brokers", "coordination_access", b"coordination_access", "demands", b"demands"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___CheckAclResponse: _TypeAlias = CheckAclResponse  # noqa: Y015
+Global___SecurityFloorResponse: _TypeAlias = SecurityFloorResponse  # noqa: Y015
+
+@_typing.final
+class AlterSecurityFloorRequest(_message.Message):
+    """All of it or nothing. `force`: although brokers are absent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    FORCE_FIELD_NUMBER: _builtins.int
+    force: _builtins.bool
+    @_builtins.property
+    def add(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        add: _abc.Iterable[_builtins.str] | None = ...,
+        remove: _abc.Iterable[_builtins.str] | None = ...,
+        force: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "force", b"force", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AlterSecurityFloorRequest: _TypeAlias = AlterSecurityFloorRequest  # noqa: Y015
 
 @_typing.final
 class Quota(_message.Message):

@@ -315,6 +315,8 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "Revoked": Row((_cluster(_O.ACLS),)),
     "Tokens": Row((_cluster(_O.ACLS),)),
     "AlterTokens": Row((_cluster(_O.ACLS),), changes=True, says="A superuser's tokens are for superusers to make."),
+    "SecurityFloor": Row((_cluster(_O.ACLS),)),
+    "AlterSecurityFloor": Row((_cluster(_O.ACLS),), changes=True),
     "Produce": Row(
         (_topic(pb.ProduceHeader, _O.WRITE), *_transaction(_O.WRITE, _staging_key)),
         says="Judged for each batch; the transaction is that of a batch which is staged.",

@@ -10,7 +10,7 @@ import mq_client
 from mq_protocol import errors
 
 NAMES = {
-    "Admin", "Producer", "Consumer", "Reader", "Rows", "Lock", "Security",
+    "Admin", "Producer", "Consumer", "Reader", "Rows", "Lock", "Security", "SecurityFloor",
     "Secret", "NewApiToken", "ApiTokenDescription", "TokenUser",
     "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
@@ -34,7 +34,8 @@ METHODS = {
         "recover_partition transactions abort_transaction upgrade_cluster "
         "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "
         "redrive_topic delete_queue peek_queue pop_queue queue_records scheduled observe describe_topics set_log_level "
-        "quotas set_quotas delete_quotas create_user delete_user token_users create_token revoke_token"
+        "quotas set_quotas delete_quotas create_user delete_user token_users create_token revoke_token "
+        "security_floor raise_security_floor lower_security_floor"
     ),
     "Producer": "publish publish_batch cancel flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",

@@ -167,6 +167,7 @@ class Ports:
             self.tls_link_address,
             zookeeper_auth=config.zookeeper_auth is not None,
             token_address=self.token_address,
+            judges=config.judges,
         )
 
     def peer_address_of(self, registration: BrokerRegistration) -> str:

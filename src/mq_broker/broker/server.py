@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
+from mq_broker.broker.administration.floor import Floor, FloorSettings
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.purging import Purging
 from mq_broker.broker.administration.quotas import QuotaSettings
@@ -255,18 +256,21 @@ class _Broker:
         door = TokenDoor((ApiTokens(self._authority),), self._audit)
         self._ports.serve(for_clients, for_peers, self._links.accept, door)
 
-    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings]:
+    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:
         """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
         self._authority = Authority(on=config.judges, superusers=config.superusers)
         self._audit = None
         if self._authority.on:
             self._audit = Audit(config.data_dir / AUDIT_LOG, config.broker, reads=config.audit_reads)
         quotas = QuotaSettings(self._coordination, self._quotas, self._audit)
-        self._acls = Acls(self._coordination, self._authority, self._audit, quotas.taken)
-        quotas.refresh = self._acls.refresh
+        floor = self._floor = Floor(lambda: self._coordination.access, self.cluster.read_again)
+        self._acls = Acls(self._coordination, self._authority, self._audit, (floor.taken, quotas.taken))
+        quotas.refresh = floor.read = self._acls.refresh
+        self.cluster.demanding = floor
         self._gate = Gate(self._authority, self._audit, self._quotas)
         kept = self._coordination, self._authority, self._acls, self._audit
-        return self._acls, quotas, Revoking(*kept), TokenSettings(*kept)
+        settings = FloorSettings(self._coordination, floor, self._topics, self._audit)
+        return self._acls, quotas, Revoking(*kept), TokenSettings(*kept), settings
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""
@@ -393,11 +397,10 @@ class _Broker:
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
-        if self._ports.token_address:
-            await self._acls.refresh()
-        if self._authority.on:
-            await self._begin_to_judge()
-        self.cluster.security_changed.set()  # read once, whether rights are judged or not: there may be quotas
+        await self._acls.refresh()  # whether rights are judged or not: there may be quotas, and a floor
+        self._floor.check_here(self.cluster.me)
+        self._floor.check_nodes()
+        self._begin_to_judge()
         self._shell.spawn(self._acls.follow(self.cluster.security_changed), "follow rules")
         await self._ports.start()
         await self._topics.refresh()
@@ -434,9 +437,8 @@ class _Broker:
             self._ports.tls_link_address or self._ports.link_address or "no port",
         )
 
-    async def _begin_to_judge(self) -> None:
-        """Before anybody is served: the rules are known, and the audit log can be written."""
-        await self._acls.refresh()
+    def _begin_to_judge(self) -> None:
+        """Before anybody is served, where rights are judged: the audit log can be written."""
         if self._audit is not None:
             try:
                 self._audit.start()

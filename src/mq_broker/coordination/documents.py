@@ -213,6 +213,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "link_address": registration.link_address,
         **{name: address for name in _FURTHER_ADDRESSES if (address := getattr(registration, name))},
         **({"zookeeper_auth": True} if registration.zookeeper_auth else {}),
+        **({"judges": True} if registration.judges else {}),
     }
 
 
@@ -244,6 +245,7 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         link_address=link_address,
         **further,
         zookeeper_auth=document.get("zookeeper_auth", False) is True,
+        judges=document.get("judges", False) is True,
     )
 
 

@@ -34,7 +34,7 @@ class BrokerRegistration:
 
     `token_address`: where clients reach it that show a token; empty if they do not.
 
-    `zookeeper_auth`: it has a credential for ZooKeeper."""
+    `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights."""
 
     broker: int
     incarnation: int
@@ -49,6 +49,7 @@ class BrokerRegistration:
     tls_link_address: str = ""
     zookeeper_auth: bool = False
     token_address: str = ""
+    judges: bool = False
 
     def address_for(self, port: ClientPort) -> str:
         """Where clients reach it that use ports of this kind; empty if they do not."""
@@ -168,7 +169,7 @@ class TopicChanges(NamedTuple):
 
 
 ACL_DOCUMENTS = tuple(f"acls/{number}" for number in range(16))
-SECURITY_DOCUMENTS = (*ACL_DOCUMENTS, "revoked", "quotas", "tokens")
+SECURITY_DOCUMENTS = (*ACL_DOCUMENTS, "revoked", "quotas", "tokens", "floor")
 """Their names. What they say is not for the coordination service to know."""
 
 SECURITY_DOCUMENT_BYTES_MAX = 512 << 10

@@ -1,7 +1,7 @@
 """Security documents in ZooKeeper: a node each, and one that changes with every change, which alone is watched.
 
-<root>/security/acls/<0..15>, revoked, quotas, tokens     the documents
-<root>/security/changes                           its version counts the changes
+<root>/security/acls/<0..15>, revoked, quotas, tokens, floor    the documents
+<root>/security/changes                                         its version counts the changes
 """
 
 from __future__ import annotations

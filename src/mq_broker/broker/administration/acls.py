@@ -10,7 +10,7 @@ import asyncio
 import json
 import logging
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Generic, TypeVar
 
 from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
@@ -73,14 +73,14 @@ class _Kept(Generic[T]):
 
 
 class Acls:
-    """Owns the rules as they were read last, by document. `others` is told of all documents that were read."""
+    """Owns the rules as they were read last, by document. `others` are told of all documents that were read."""
 
     def __init__(
         self,
         coordination: CoordinationService,
         authority: Authority,
         audit: Audit | None = None,
-        others: Callable[[SecurityDocuments], None] = lambda _: None,
+        others: Sequence[Callable[[SecurityDocuments], None]] = (),
     ) -> None:
         self._others = others
         self._coordination = coordination
@@ -109,7 +109,8 @@ class Acls:
             self._rules, book = taken
             self._version = found.version
             self._authority.take(found.version, book, revoked, tokens)
-            self._others(found)
+            for told in self._others:
+                told(found)
 
     def _taken(self, found: SecurityDocuments) -> tuple[tuple[Rule, ...], RuleBook]:
         readable = True

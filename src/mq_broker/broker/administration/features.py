@@ -7,6 +7,7 @@ lowered: from then on a broker that does not know it is treated as if it were no
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
@@ -28,6 +29,12 @@ def describe_broker(registration: BrokerRegistration, into: pb.BrokerInfo) -> No
     into.protocol, into.protocol_oldest = versions.protocol, versions.protocol_oldest
 
 
+def absent_holders(topics: Topics, registered: Collection[int]) -> list[int]:
+    """Brokers that hold replicas and are not registered."""
+    holders = {broker for topic in topics.all() for replicas in topic.spec.assignment for broker in replicas}
+    return sorted(holders.difference(registered))
+
+
 class Features:
     """Owns nothing: the level is in the coordination service."""
 
@@ -43,8 +50,7 @@ class Features:
         level = await self._coordination.level()
         brokers = await self._coordination.brokers()
         target = max(level, min((each.versions.level for each in brokers.values()), default=level))
-        holders = {broker for topic in self._topics.all() for replicas in topic.spec.assignment for broker in replicas}
-        response = pb.UpgradeResponse(level=level, target=target, absent=sorted(holders - set(brokers)))
+        response = pb.UpgradeResponse(level=level, target=target, absent=absent_holders(self._topics, brokers))
         for broker in sorted(brokers):
             describe_broker(brokers[broker], response.brokers.add())
         if request.plan or target == level:

@@ -165,6 +165,7 @@ class Admin:
             answered_by=self._shell.broker,
             coordination=self._coordination.condition,
             coordination_access=self._coordination.access,
+            security_floor=self._cluster.demanding.demands,
             level=self._cluster.level,
             protocol=mine.protocol,
             protocol_oldest=mine.protocol_oldest,

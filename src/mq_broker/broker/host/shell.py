@@ -35,6 +35,7 @@ from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol.errors import (
     CoordinationUnavailable,
     IncompatibleVersion,
+    InvalidSetting,
     NotLeader,
     StorageFailed,
     TritonMQError,
@@ -127,7 +128,7 @@ class Shell:
     async def _guarded(self, work: Coroutine[Any, Any, None], name: str) -> None:
         try:
             await work
-        except IncompatibleVersion as error:  # no fault of this broker: the error says what to do
+        except (IncompatibleVersion, InvalidSetting) as error:  # no fault of this broker: the error says what to do
             log.error("this broker stops: %s", error)  # noqa: TRY400 - a traceback would hide that
             self.fail(error)
         except Exception as error:

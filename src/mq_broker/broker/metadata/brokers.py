@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.core.messages import LeaderName
@@ -23,8 +23,36 @@ SWEEP_S: Final = 30.0
 """Watches can be missed; half a minute bounds for how long."""
 
 
+class Demanding(Protocol):
+    """What the cluster demands of each broker: the security floor."""
+
+    demands: frozenset[str]
+
+    async def refresh(self) -> None:
+        """Anew. Raises `CoordinationUnavailable`."""
+
+    def check_here(self, registration: BrokerRegistration) -> None:
+        """Raises `InvalidSetting` if this broker is below it."""
+
+    def missing(self, registration: BrokerRegistration) -> list[str]:
+        """What a broker lacks of it."""
+
+
+class _NothingDemanded:
+    demands: frozenset[str] = frozenset()
+
+    async def refresh(self) -> None:
+        pass
+
+    def check_here(self, registration: BrokerRegistration) -> None:
+        pass
+
+    def missing(self, _registration: BrokerRegistration) -> list[str]:
+        return []
+
+
 class Cluster:
-    """Owns this broker's registration and its copy of the list of registered brokers.
+    """Owns this broker's registration and its copy of the list of registered brokers. `demanding` is to be set.
 
     `on_brokers` is called after every successful read, `on_session_lost` at once when the session ended.
     `peer_address_of`: where this broker dials another one.
@@ -38,9 +66,10 @@ class Cluster:
         on_session_lost: Callable[[], None],
         peer_address_of: Callable[[BrokerRegistration], str] = lambda registration: registration.peer_address,
     ) -> None:
+        self.demanding: Demanding = _NothingDemanded()
         self._peer_address_of = peer_address_of
         self._coordination = coordination
-        self._me = me
+        self.me = me
         self._on_brokers = on_brokers
         self._on_session_lost = on_session_lost
         self._changed = asyncio.Event()
@@ -50,7 +79,7 @@ class Cluster:
         self.brokers: dict[int, BrokerRegistration] = {}
         self.level = FIRST
         self._level_read = False
-        self._too_old: set[tuple[int, int]] = set()  # lives of brokers that the log has told of
+        self._told_of: set[tuple[int, int]] = set()  # lives of brokers that take no part, and that the log has told of
 
     @property
     def live(self) -> tuple[LeaderName, ...]:
@@ -92,7 +121,7 @@ class Cluster:
                     "again"
                 )
                 self._registered = False
-                self.brokers.pop(self._me.broker, None)
+                self.brokers.pop(self.me.broker, None)
                 self._on_session_lost()
                 self._changed.set()
             case CoordinationEvent.SUSPENDED:
@@ -105,19 +134,22 @@ class Cluster:
 
     async def _read(self) -> None:
         level_unread = await self._read_level()
+        if not self._registered:  # while this broker was away the floor may have been raised
+            await self.demanding.refresh()
+        self.demanding.check_here(self.me)
         await self._register()
         found = await self._coordination.brokers()
-        if self._registered and self._me.broker not in found:
+        if self._registered and self.me.broker not in found:
             log.warning(
-                "the registration of broker %d was removed, or cannot be read: registering again", self._me.broker
+                "the registration of broker %d was removed, or cannot be read: registering again", self.me.broker
             )
             self._registered = False
             await self._register()
             found = await self._coordination.brokers()
         if not self._registered:
-            found.pop(self._me.broker, None)
+            found.pop(self.me.broker, None)
         self.brokers = {
-            broker: registration for broker, registration in found.items() if self._knows_level(registration)
+            broker: registration for broker, registration in found.items() if self._takes_part(registration)
         }
         self._on_brokers()
         if level_unread is not None:
@@ -134,22 +166,25 @@ class Cluster:
                 raise
             return error
         self._level_read = True
-        if self.level > self._me.versions.level:
+        if self.level > self.me.versions.level:
             raise IncompatibleVersion(
-                f"the cluster is at level {self.level} of features, and this broker ({self._me.versions}) knows up to "
-                f"{self._me.versions.level}: start a release that knows it; `tritonmq cluster status` names those that "
+                f"the cluster is at level {self.level} of features, and this broker ({self.me.versions}) knows up to "
+                f"{self.me.versions.level}: start a release that knows it; `tritonmq cluster status` names those that "
                 "run"
             )
         return None
 
-    def _knows_level(self, registration: BrokerRegistration) -> bool:
+    def _takes_part(self, registration: BrokerRegistration) -> bool:
         """Whether that broker may take part: one that does not know the level cannot read all that leaders may
-        write."""
-        if registration.versions.level >= self.level:
+        write, and one below the security floor may show to strangers what it is sent."""
+        too_old, missing = registration.versions.level < self.level, self.demanding.missing(registration)
+        if not too_old and not missing:
             return True
         life = registration.broker, registration.incarnation
-        if life not in self._too_old:
-            self._too_old.add(life)
+        if life in self._told_of:
+            return False
+        self._told_of.add(life)
+        if too_old:
             log.error(
                 "broker %d (%s) knows features up to level %d, and the cluster is at level %d: it takes no part. Start "
                 "a newer release there",
@@ -158,6 +193,13 @@ class Cluster:
                 registration.versions.level,
                 self.level,
             )
+        else:
+            log.error(
+                "broker %d (%s) is below the cluster's security floor, and takes no part: it does not offer %s",
+                registration.broker,
+                registration.versions,
+                ", ".join(missing),
+            )
         return False
 
     async def _register(self) -> None:
@@ -165,7 +207,7 @@ class Cluster:
             # Set before the wait: a session that ends meanwhile clears it, and then this is done again.
             self._registered = True
             try:
-                await self._coordination.register(self._me)
+                await self._coordination.register(self.me)
             except (CoordinationUnavailable, InvalidRequest):
                 self._registered = False
                 raise
@@ -173,7 +215,8 @@ class Cluster:
     async def follow(self) -> None:
         """Keep registered and read again on every hint, and now and then without one. Runs until cancelled.
 
-        Raises `InvalidRequest` when another process has taken this broker's id: this one must stop.
+        Raises `InvalidRequest` when another process has taken this broker's id, and `InvalidSetting` when this broker
+        is below the security floor: it must stop.
         """
         told = ""
         while True:

@@ -43,6 +43,7 @@ class World:
     def __init__(self, *names: str) -> None:
         self.broker = 1
         self.condition, self.access, self.level = "connected", "", 1
+        self.demanding = SimpleNamespace(demands=frozenset({"tls"}))
         self.brokers = {broker: self.registration(broker) for broker in (1, 2, 3)}
         self.known = {name: self.topic(name) for name in names or ("t",)}
         self.replicas: dict[int, Any] = {}

@@ -1,0 +1,112 @@
+"""`tritonmq cluster security`: what the cluster demands of each of its brokers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import bootstrap_option, json_option, open_admin, say, timeout_option, write_json, write_table
+
+if TYPE_CHECKING:
+    from mq_client.floor_admin import SecurityFloor
+
+_DEMANDS: Final = ("tls", "authorize", "zk_auth")
+
+
+@click.group(cls=CommandGroup, short_help="What the cluster demands of each broker.")
+def security() -> None:
+    """The security floor: what the cluster demands of each broker. One that does not offer it does not start.
+
+    `tls`: no port is in plain text. `authorize`: rights are judged. `zk_auth`: the broker has a credential for
+    ZooKeeper, and the cluster's nodes there are closed to others.
+    """
+
+
+@security.command()
+@json_option
+@bootstrap_option
+@timeout_option
+def show(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Show what is demanded, and what each broker offers."""
+    with open_admin(bootstrap, timeout_s) as admin:
+        found = admin.security_floor()
+    if as_json:
+        write_json(
+            {
+                "demands": list(found.demands),
+                "can_demand": list(found.can_demand),
+                "brokers": [{"id": broker, "offers": list(offers)} for broker, offers in found.offers.items()],
+                "absent_brokers": list(found.absent),
+            }
+        )
+        return
+    _write_offers(found)
+    click.echo()
+    click.echo(f"demanded: {_listed(found.demands)}")
+    if found.can_demand:
+        click.echo(
+            f"every broker that is registered offers {_listed(found.can_demand)}: `tritonmq cluster security raise` "
+            "demands it"
+        )
+    if found.absent:
+        click.echo(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows what they offer")
+
+
+@security.command("raise")
+@click.argument("demands", nargs=-1, metavar="[tls|authorize|zk_auth]...")
+@click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
+@bootstrap_option
+@timeout_option
+def raise_(demands: tuple[str, ...], force: bool, bootstrap: str, timeout_s: float) -> int:
+    """Demand more of every broker: what is named, or all that every broker offers.
+
+    It is refused unless every broker that is registered offers it. From then on a broker that does not offer it does
+    not start, and stops if it runs. Only `lower` takes that back.
+
+    Exit status 3: nothing was named, and there is nothing more that every broker offers.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        named = demands or admin.security_floor().can_demand
+        found = admin.raise_security_floor(*named, force=force) if named else admin.security_floor()
+    _say_change(found)
+    if named:
+        return 0
+    say("nothing more is offered by every broker:")
+    _write_offers(found)
+    return 3
+
+
+@security.command()
+@click.argument("demands", nargs=-1, required=True, metavar="tls|authorize|zk_auth...")
+@click.option("--yes", is_flag=True, help="Really do it.")
+@bootstrap_option
+@timeout_option
+def lower(demands: tuple[str, ...], yes: bool, bootstrap: str, timeout_s: float) -> int:
+    """Demand less: brokers may be started that do not offer what is named."""
+    if not yes:
+        raise click.UsageError(
+            f"one broker that is started without {_listed(demands)} may then open the cluster: say --yes if you mean it"
+        )
+    with open_admin(bootstrap, timeout_s) as admin:
+        _say_change(admin.lower_security_floor(*demands))
+    return 0
+
+
+def _say_change(found: SecurityFloor) -> None:
+    if found.before == found.demands:
+        click.echo(f"demanded as before: {_listed(found.demands)}")
+    else:
+        click.echo(f"demanded before: {_listed(found.before)}; now: {_listed(found.demands)}")
+
+
+def _write_offers(found: SecurityFloor) -> None:
+    rows = [
+        (broker, *("yes" if each in offers else "no" for each in _DEMANDS)) for broker, offers in found.offers.items()
+    ]
+    write_table(["#broker", *_DEMANDS], rows)
+
+
+def _listed(demands: tuple[str, ...]) -> str:
+    return ", ".join(demands) or "nothing"

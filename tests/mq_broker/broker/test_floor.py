@@ -1,0 +1,462 @@
+"""The security floor: raised where every broker offers it, kept by brokers that start, run, and come back, and lowered
+only by whoever may."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.client import KazooClient
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from mq_broker.broker import BrokerConfig
+from mq_broker.broker.administration.floor import Floor, offered_by
+from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.coordination.credential import Credential
+from mq_broker.coordination.file import FileCoordination
+from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, SecurityDocuments
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.security.names import Principal
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
+from mq_protocol.versions import ours
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
+from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.mq_broker.broker.test_versions import Registered
+from tests.mq_broker.coordination.wire import Heard
+from tests.securing import HOST, Certs
+
+SESSION_MS = 2_000
+
+Make = Callable[[], ZooKeeperCoordination]
+
+
+def alter(add: tuple[str, ...] = (), remove: tuple[str, ...] = (), *, force: bool = False) -> Any:
+    return pb.AlterSecurityFloorRequest(add=add, remove=remove, force=force)
+
+
+async def floor_of(who: Broker) -> list[str]:
+    return list((await who.ask("SecurityFloor", pb.SecurityFloorRequest())).demands)
+
+
+async def does_not_start(config: BrokerConfig, error: type[Exception], match: str) -> None:
+    broker = Broker(config)
+    try:
+        with pytest.raises(error, match=match):
+            await broker.start()
+    finally:
+        await broker.abandon()
+
+
+async def ended(broker: Broker) -> BaseException | None:
+    """What a broker ended with by itself."""
+    assert broker._task is not None
+    await asyncio.wait({broker._task}, timeout=DEADLINE_S)
+    assert broker._task.done(), "it still runs"
+    task, broker._task = broker._task, None
+    return task.exception()
+
+
+def a_broker(number: int, data: Path, make: Make, **settings: Any) -> BrokerConfig:
+    return BrokerConfig(number, f"{HOST}:0", data, superusers=(Principal.parse(ROOT),), coordination=make, **settings)
+
+
+@contextlib.asynccontextmanager
+async def running(*configs: BrokerConfig) -> AsyncIterator[list[Broker]]:
+    async with contextlib.AsyncExitStack() as undo:
+        brokers = []
+        for config in configs:
+            broker = Broker(config)
+            undo.push_async_callback(broker.stop)
+            brokers.append(await broker.start())
+        yield brokers
+
+
+@pytest.mark.usefixtures("named")
+def test_only_who_may_lowers_the_floor_and_a_broker_below_does_not_start(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with judging(tmp_path) as broker:
+            root, etl = As(broker, ROOT), As(broker, "User:etl")
+            for method, request in (
+                ("SecurityFloor", pb.SecurityFloorRequest()),
+                ("AlterSecurityFloor", alter(add=("authorize",))),
+            ):
+                with pytest.raises(PermissionDenied):
+                    await etl.ask(method, request)
+            answer = await root.ask("AlterSecurityFloor", alter(add=("authorize",)))
+            assert (list(answer.before), list(answer.demands)) == ([], ["authorize"])
+            assert list((await root.metadata()).security_floor) == ["authorize"]
+            with pytest.raises(PermissionDenied):
+                await etl.ask("AlterSecurityFloor", alter(remove=("authorize",)))
+            config = broker.config
+        below = dataclasses.replace(config, authorize=False)
+        await does_not_start(below, InvalidSetting, "does not offer authorize: start it .* or with --authorize ")
+        async with running(config) as (broker,):
+            root = As(broker, ROOT)
+            assert await floor_of(root) == ["authorize"]
+            await root.ask("AlterSecurityFloor", alter(remove=("authorize",)))
+            assert await floor_of(root) == []
+        async with running(below) as (broker,):
+            assert await floor_of(broker) == []
+        lines = (tmp_path / "audit.log").read_text()
+        assert '"authorize -> nothing"' in lines
+        assert lines.count('"User:etl"') == 3  # what was denied
+
+    asyncio.run(main())
+
+
+@pytest.mark.usefixtures("named")
+def test_what_cannot_be_demanded_is_refused_whole(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with judging(tmp_path) as broker:
+            root = As(broker, ROOT)
+            for request, told in (
+                (alter(), "nothing is named"),
+                (alter(add=("authorize", "autorize")), "did you mean 'authorize'"),
+                (alter(add=("authorize", "tls")), "broker 1 does not offer tls. To offer it, start it with --certs"),
+                (alter(add=("authorize", "zk_auth")), "--zookeeper-auth"),
+                (alter(add=("authorize",), remove=("authorize",)), "choose one"),
+            ):
+                with pytest.raises(InvalidRequest, match=told):
+                    await root.ask("AlterSecurityFloor", request)
+                assert await floor_of(root) == []
+
+    asyncio.run(main())
+
+
+def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    root = Principal.parse("User:admin")
+
+    async def main() -> None:
+        data = FileCoordination(tmp_path / "data")
+        await data.start(Heard())
+        await data.security.write({"floor": (-1, b'{"demands":["tls","authorize"]}')})
+        await data.stop()
+        secure = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path, superusers=(root,))
+        beside = dataclasses.replace(secure, also_plaintext=f"{HOST}:0", authorize=True)
+        plain = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", authorize=True)
+        for below in (beside, plain):
+            await does_not_start(below, InvalidSetting, "offer tls: start it with --certs DIR and without --also-plain")
+        async with running(secure):
+            pass
+
+    asyncio.run(main())
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("named")
+def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        first, second = (
+            a_broker(1, tmp_path / "1", make, authorize=True),
+            a_broker(2, tmp_path / "2", make),
+        )
+        async with running(first) as (broker,):
+            root = As(broker, ROOT)
+            async with running(second):
+                await until(lambda: _live(broker, 2))
+                await root.create_topic("t", replicas=2)
+                with pytest.raises(InvalidRequest, match="broker 2 does not offer authorize"):
+                    await root.ask("AlterSecurityFloor", alter(add=("authorize",), force=True))
+            await until(lambda: _live(broker, 1))
+            with pytest.raises(InvalidRequest, match=r"brokers \[2\] hold replicas and are not registered"):
+                await root.ask("AlterSecurityFloor", alter(add=("authorize",)))
+            assert await floor_of(root) == []
+            answer = await root.ask("AlterSecurityFloor", alter(add=("authorize",), force=True))
+            assert (list(answer.demands), list(answer.absent)) == (["authorize"], [2])
+            await does_not_start(second, InvalidSetting, "does not offer authorize")
+            assert await _live(broker, 1)
+            async with running(dataclasses.replace(second, authorize=True)):
+                await until(lambda: _live(broker, 2))
+
+    asyncio.run(main())
+
+
+async def _live(root: Broker, count: int) -> bool:
+    return len((await root.metadata()).brokers) == count
+
+
+class Relay:
+    """Owns a port that leads to ZooKeeper, while it is `open`."""
+
+    def __init__(self, hosts: str) -> None:
+        host, _, port = hosts.rpartition(":")
+        self._to = host, int(port)
+        self._open = True
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> str:
+        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
+
+    def cut(self) -> None:
+        self._open = False
+        for writer in self._writers:
+            writer.close()
+
+    def mend(self) -> None:
+        self._open = True
+
+    async def stop(self) -> None:
+        self.cut()
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._open:
+            writer.close()
+            return
+        there, back = await asyncio.open_connection(*self._to)
+        self._writers |= {writer, back}
+        await asyncio.gather(_copy(reader, back), _copy(there, writer))
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("named")
+def test_a_broker_that_was_cut_off_while_the_floor_was_raised_stops_when_it_hears_of_it(
+    zookeeper: str, tmp_path: Path
+) -> None:
+    """It is not registered again, not for a moment: the floor is read first."""
+
+    async def main() -> None:
+        async with contextlib.AsyncExitStack() as undo:
+            relay = Relay(zookeeper)
+            hosts = await relay.start()
+            undo.push_async_callback(relay.stop)
+            direct = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+            through = lambda: ZooKeeperCoordination(hosts, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+            first = a_broker(1, tmp_path / "1", direct, authorize=True)
+            (broker,) = await undo.enter_async_context(running(first))
+            cut_off = Broker(a_broker(2, tmp_path / "2", through))
+            undo.push_async_callback(cut_off.abandon)
+            await cut_off.start()
+            await until(lambda: _live(broker, 2))
+            relay.cut()
+            await until(lambda: _live(broker, 1))
+            await As(broker, ROOT).ask("AlterSecurityFloor", alter(add=("authorize",)))
+            watching = KazooClient(zookeeper)
+            undo.callback(watching.close)
+            undo.callback(watching.stop)
+            await asyncio.to_thread(watching.start)
+            registered: list[list[str]] = []
+            watching.ChildrenWatch(f"/{tmp_path.name}/brokers/live")(registered.append)
+            relay.mend()
+            error = await ended(cut_off)
+            assert isinstance(error, InvalidSetting), error
+            assert "this broker does not offer authorize" in str(error)
+            assert registered == [["1"]]
+
+    asyncio.run(main())
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("named")
+def test_a_broker_that_runs_below_the_floor_stops(zookeeper: str, tmp_path: Path) -> None:
+    """As if it had been registered just when the floor was raised."""
+
+    async def main() -> None:
+        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        async with contextlib.AsyncExitStack() as undo:
+            below = Broker(a_broker(2, tmp_path / "2", make))
+            undo.push_async_callback(below.abandon)
+            await below.start()
+            other = make()
+            undo.push_async_callback(other.stop)
+            await other.start(Heard())
+            await other.security.write({"floor": (-1, b'{"demands":["authorize"]}')})
+            error = await ended(below)
+            assert isinstance(error, InvalidSetting), error
+
+    asyncio.run(main())
+
+
+@pytest.mark.cluster
+def test_nodes_that_others_may_write_are_refused_where_the_floor_demands_it(zookeeper: str, tmp_path: Path) -> None:
+    credential = tmp_path / "zookeeper.auth"
+    Credential.make(credential)
+    ours_ = Credential.read(credential)
+    root = f"/{tmp_path.name}"
+
+    async def main() -> None:
+        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=root, credential=ours_)  # noqa: E731
+        config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
+        async with running(config) as (broker,):
+            answer = await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
+            assert list(answer.demands) == ["zk_auth"]
+        with_auth = KazooClient(zookeeper, auth_data=[ours_.auth])
+        await asyncio.to_thread(with_auth.start)
+        await asyncio.to_thread(with_auth.set_acls, root, OPEN_ACL_UNSAFE)
+        await does_not_start(config, InvalidSetting, "are open to others than its brokers: .* secure-zookeeper")
+        await asyncio.to_thread(with_auth.set_acls, root, ours_.acl)
+        async with running(config):
+            pass
+        with_auth.stop()
+        with_auth.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.cluster
+def test_zk_auth_is_not_demanded_before_the_nodes_are_closed(zookeeper: str, tmp_path: Path) -> None:
+    credential = tmp_path / "zookeeper.auth"
+    Credential.make(credential)
+    root = f"/{tmp_path.name}"
+
+    async def main() -> None:
+        begun = ZooKeeperCoordination(zookeeper, SESSION_MS, root=root)  # without a credential, so open
+        await begun.start(Heard())
+        await begun.stop()
+        make = lambda: ZooKeeperCoordination(  # noqa: E731
+            zookeeper, SESSION_MS, root=root, credential=Credential.read(credential)
+        )
+        config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
+        async with running(config) as (broker,):
+            with pytest.raises(InvalidRequest, match="are not closed yet: `tritonmq cluster secure-zookeeper`"):
+                await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- what is read
+
+
+def documents(data: bytes | None) -> SecurityDocuments:
+    return SecurityDocuments(1, {} if data is None else {"floor": (0, data)})
+
+
+def a_floor(*reads: bytes | None) -> Floor:
+    found = Floor(lambda: "closed", lambda: None)
+    for each in reads:
+        found.taken(documents(each))
+    return found
+
+
+RAISED = b'{"demands":["tls"]}'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"demands":"tls"}',
+        b'{"demands":[1]}',
+        b'{"demands":[""]}',
+        b'{"demands":["tls"],"more":1}',
+        b'{"demands":[' + b'"a",' * 100 + b'"a"]}',
+    ],
+)
+def test_a_floor_that_cannot_be_read_keeps_a_broker_from_starting_and_leaves_one_that_runs_as_it_is(
+    data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(CoordinationUnavailable, match="the security document floor"):
+        a_floor(data)
+    assert a_floor(RAISED, data, data).demands == {"tls"}
+    assert sum("stays as it was read last" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_floor_that_is_removed_past_us_stays(caplog: pytest.LogCaptureFixture) -> None:
+    assert a_floor(RAISED, None, None).demands == {"tls"}
+    assert sum("removed in ZooKeeper" in record.getMessage() for record in caplog.records) == 1
+    assert a_floor(RAISED, b'{"demands":[]}', None).demands == frozenset()
+
+
+def test_what_a_newer_release_demands_is_offered_by_nobody_and_can_be_taken_away(tmp_path: Path) -> None:
+    found = a_floor(b'{"demands":["tls","quantum"]}')
+    secure = BrokerRegistration(1, 1, "h:1", tls_address="h:1")
+    assert found.missing(secure) == ["quantum"]
+    with pytest.raises(InvalidSetting, match="'quantum' is unknown to this release"):
+        found.check_here(secure)
+
+
+@pytest.mark.parametrize(
+    ("registration", "offers"),
+    [
+        (BrokerRegistration(1, 1, "h:1", peer_address="h:2"), set()),  # as release 0.2.0 has it
+        (BrokerRegistration(1, 1, "h:1", tls_address="h:2"), set()),  # with --also-plaintext
+        (BrokerRegistration(1, 1, "h:1", tls_address="h:1"), {"tls"}),
+        (BrokerRegistration(1, 1, "h:1", judges=True, zookeeper_auth=True), {"authorize", "zk_auth"}),
+    ],
+)
+def test_what_a_registration_offers(registration: BrokerRegistration, offers: set[str]) -> None:
+    assert offered_by(registration) == offers
+
+
+@contextlib.asynccontextmanager
+async def clustered(
+    data: Path, me: BrokerRegistration, *others: BrokerRegistration
+) -> AsyncIterator[tuple[Cluster, Floor, Registered]]:
+    service = Registered(data)
+    service.others = others
+    await service.start(Heard())
+    cluster = Cluster(service, me, lambda: None, lambda: None)
+    floor = cluster.demanding = Floor(lambda: "", cluster.read_again)
+
+    async def read() -> None:
+        floor.taken(await service.security.read())
+
+    floor.read = read
+    try:
+        yield cluster, floor, service
+    finally:
+        await service.stop()
+
+
+AUTHORIZE = {"floor": (-1, b'{"demands":["authorize"]}')}
+
+
+def test_a_broker_below_the_floor_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One of an older release knows no floor, and does not stop by itself."""
+    me = BrokerRegistration(1, 1, "h:1", versions=ours(), judges=True)
+    below = BrokerRegistration(2, 5, "h:2", peer_address="h:3", versions=ours())
+
+    async def main() -> None:
+        async with clustered(tmp_path, me, below, dataclasses.replace(me, broker=3)) as (cluster, floor, service):
+            await cluster.join()
+            assert sorted(cluster.brokers) == [1, 2, 3]
+            await service.security.write(AUTHORIZE)
+            await floor.refresh()
+            await cluster.join()
+            await cluster.join()
+            assert sorted(cluster.brokers) == [1, 3]
+            told = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+            assert [line.partition(") ")[2] for line in told] == [
+                "is below the cluster's security floor, and takes no part: it does not offer authorize"
+            ]
+
+    asyncio.run(main())
+
+
+def test_a_broker_whose_session_was_lost_reads_the_floor_before_it_is_registered_again(tmp_path: Path) -> None:
+    me = BrokerRegistration(1, 1, "h:1", versions=ours())
+
+    async def main() -> None:
+        async with clustered(tmp_path, me) as (cluster, _, service):
+            await cluster.join()
+            assert cluster.is_live(1, 1)
+            await service.security.write(AUTHORIZE)
+            cluster.hear(CoordinationEvent.SESSION_LOST)
+            with pytest.raises(InvalidSetting, match="authorize"):
+                await cluster.join()
+            assert not cluster.is_live(1, 1)
+
+    asyncio.run(main())
