@@ -14,7 +14,7 @@ from grpc import aio
 
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_broker.security.client_port import ClientPort
-from mq_broker.security.names import ANONYMOUS, Principal, of_auth_context
+from mq_broker.security.names import ANONYMOUS, Principal, member_of, of_auth_context
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
@@ -60,6 +60,11 @@ def client_port() -> ClientPort:
     if _verified.get() is not None:
         return ClientPort.TOKEN
     return ClientPort.TLS if _principal.get() != ANONYMOUS else ClientPort.PLAIN
+
+
+def own_member(member: str) -> str:
+    """What the brokers call the member of a group that the asker is under that id."""
+    return member_of(_asker.get().principal, member)
 
 
 def check_is_broker(broker: int, speaker: Principal) -> None:

@@ -78,6 +78,22 @@ ANONYMOUS: Final = Principal("User", "ANONYMOUS")
 """Everybody who comes in plain text."""
 
 
+_OF: Final = "\x00"
+"""Neither ids nor names have it. Members are in the order of their ids, which clients know."""
+
+
+def member_of(user: Principal, member: str) -> str:
+    """A member of a group as brokers know it: by its id, and by its user if that has a name. So it belongs to the user
+    who joined with it. Under the same id another user is another member, which can neither take its place nor settle
+    what it was lent."""
+    return member if user == ANONYMOUS else f"{member}{_OF}{user}"
+
+
+def member_shown(member: str) -> str:
+    """The id of a member that brokers know as that."""
+    return member.partition(_OF)[0]
+
+
 def client_uri(name: str) -> str:
     """The URI in the certificate of `User:<name>`. Raises `InvalidRequest` for a name that nobody can have."""
     if Principal("User", name) == ANONYMOUS:

@@ -20,7 +20,7 @@ from mq_broker.broker.runtime.streams import asked_of_each, in_turns
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Refused, Result
-from mq_broker.rpc.callers import asker
+from mq_broker.rpc.callers import asker, own_member
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup
@@ -188,7 +188,7 @@ class Groups:
                 self._check_unread(partition, group, "move")
             return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
         if kind in OF_CONSUMERS:
-            if self._counts(partition, group, request.member_id, request.member_key, offset):
+            if self._counts(partition, group, own_member(request.member_id), request.member_key, offset):
                 kept = cursor.kind if cursor is not None and cursor.kind in OF_CONSUMERS else kind
                 return MoveCursor(group, offset, kept, forward=True)
             log.info(

@@ -22,6 +22,7 @@ from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
 from mq_broker.broker.host.partition import Partition
 from mq_broker.core.machine.admission import too_many_groups
 from mq_broker.core.machine.state import EPHEMERAL
+from mq_broker.security.names import member_shown
 from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyMembers, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
 from mq_protocol.names import quoted
@@ -66,7 +67,8 @@ class Share:
 
     @property
     def members(self) -> list[str]:
-        return sorted(self._members)
+        """Their ids, in order."""
+        return [member_shown(each) for each in sorted(self._members)]
 
     def has_room_for(self, member_id: str) -> bool:
         return member_id in self._members or len(self._members) < GROUP_MEMBERS_MAX
@@ -113,8 +115,8 @@ class Share:
         member = self._members.get(member_id)
         if member is not None and member.member_key and not hmac.compare_digest(member.member_key, member_key):
             raise MemberInUse(
-                f"group {self._group!r} has a living member {member_id!r} with another key: choose another member id, "
-                "or none. If that member is yours and its machine was lost, its id is free in 15 s"
+                f"group {self._group!r} has a living member {member_shown(member_id)!r} with another key: choose "
+                "another member id, or none. If that member is yours and its machine was lost, its id is free in 15 s"
             )
 
     def end(self, error: TritonMQError) -> None:
@@ -159,7 +161,7 @@ class Share:
                 "%s: group %s takes it from %s, which has not settled in time",
                 self._partition.name,
                 quoted(self._group),
-                quoted(owner.member_id),
+                quoted(member_shown(owner.member_id)),
             )
         self._release()
         owner.deactivate()

@@ -22,9 +22,10 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
 from mq_broker.measured import TOPIC_BYTES_OUT
-from mq_broker.rpc.callers import caller
+from mq_broker.rpc.callers import caller, own_member
 from mq_broker.rpc.pacing import chunk_bytes, room_to_send
 from mq_broker.rpc.service import Batches, Send
+from mq_broker.security.names import member_shown
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
@@ -260,11 +261,12 @@ class _Session:
             check_member_id(request.member_id)
             check_member_key(request.member_key)
         self._check_broadcast(request)
-        named = request.group, request.member_id, request.member_key, request.broadcast, request.priority
+        member = own_member(request.member_id)
+        named = request.group, member, request.member_key, request.broadcast, request.priority
         if self._named and named != (self.group, self.member_id, self.member_key, self.broadcast, self.priority):
             raise InvalidRequest(
-                f"this stream is member {self.member_id!r} of group {self.group or self.broadcast!r}: open another "
-                "stream for another"
+                f"this stream is member {member_shown(self.member_id)!r} of group {self.group or self.broadcast!r}: "
+                "open another stream for another"
             )
         self._named = True
         self.group, self.member_id, self.member_key, self.broadcast, self.priority = named

@@ -21,6 +21,7 @@ from mq_broker.broker.queues.declaring import queue_told
 from mq_broker.broker.queues.key_reading import shown_key
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import LeaseId
+from mq_broker.security.names import member_shown
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, RequestTooLarge, TritonMQError, WrongGroupKind
@@ -120,7 +121,7 @@ def _tell_totals(told: pb.QueuePartition, state: WorkState) -> None:
     for held in state.leases.values():
         records[held.member] += held.records
     for member, count in records.most_common(MEMBERS_TOLD_MAX):
-        told.members.add(member=member, records=count)
+        told.members.add(member=member_shown(member), records=count)
     told.more_members = max(len(records) - MEMBERS_TOLD_MAX, 0)
 
 
@@ -162,7 +163,7 @@ async def _tell_runs(
                     failures=known.failures,
                     due_us=known.due_us,
                     error=known.error,
-                    member=state.leases[lease].member if lease is not None else "",
+                    member=member_shown(state.leases[lease].member) if lease is not None else "",
                 )
 
 

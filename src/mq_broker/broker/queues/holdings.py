@@ -21,6 +21,7 @@ from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.settling import Answer, Failed, Release, Settle
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import LeaseId
+from mq_broker.security.names import member_shown
 from mq_protocol.names import quoted
 
 log = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ def tell_expired(partition: str, group: str, settles: Sequence[Settle]) -> None:
             "%s: a lease of group %s ran out: %s did not settle it in time",
             partition,
             quoted(group),
-            quoted(settle.member),
+            quoted(member_shown(settle.member)),
         )
 
 
@@ -212,6 +213,6 @@ def tell_lost(partition: str, group: str, members: Sequence[str]) -> None:
         log.info(
             "%s: member %s of group %s did not come back after its connection broke: what it had is lent to others",
             partition,
-            quoted(member),
+            quoted(member_shown(member)),
             quoted(group),
         )

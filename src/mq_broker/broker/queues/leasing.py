@@ -13,6 +13,7 @@ from mq_broker.broker.queues.requests import Asking
 from mq_broker.broker.queues.told import answer_to_wire, lent_to_wire
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Answer
+from mq_broker.rpc.callers import own_member
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
@@ -34,12 +35,12 @@ class Leasing:
         """Lend the member what is ready, once the lease is committed. What it settles and its leases that it does not
         name are settled and returned first."""
         check_member_key(request.member_key)
-        partition = await self._asked.partition(request)
+        partition, member = await self._asked.partition(request), own_member(request.member)
         held = dict.fromkeys(map(lease_of, request.held), ())
         check_epochs(partition, held.keys())
         await self._asked.check_terms(partition, request)
         asking = Asking(
-            request.member,
+            member,
             request.member_key,
             request.records_max,
             bytes_max=request.bytes_max,
@@ -56,7 +57,7 @@ class Leasing:
         if request.settles:
             if any(each.outputs or each.number or each.outcome == pb.OUTCOME_EXTEND for each in request.settles):
                 raise InvalidRequest("outputs and extensions go by Settle: leave them out of Lease")
-            items = await self._asked.items(partition, request.member, request.settles)
+            items = await self._asked.items(partition, member, request.settles)
             answers, lent = await self._working.settled_and_lent(partition, request.group, items, asking, deadline)
         else:
             now = asyncio.get_running_loop().time()
@@ -64,7 +65,7 @@ class Leasing:
             lent = await self._working.lent(partition, request.group, asking, wait_until, deadline)
         # A process that took the place of another goes on with its numbers. That one's leases have ended by now, so it
         # has no further ones.
-        response = lent_to_wire(lent, last_number(partition, request.group, request.member))
+        response = lent_to_wire(lent, last_number(partition, request.group, member))
         response.answers.extend(map(answer_to_wire, answers))
         rows = lent_rows(partition, [(run.first, run.end) for run in lent.runs], request.rows_bytes_max)
         response.batches.extend(described for described, _ in rows)
@@ -74,15 +75,15 @@ class Leasing:
     async def settle(self, request: pb.SettleRequest, deadline: float) -> pb.SettleResponse:
         """What became of each of these, once it is committed. A request that cannot be right is refused whole. Outputs
         that cannot be published are refused by themselves."""
-        partition = await self._asked.partition(request)
-        items = await self._asked.items(partition, request.member, request.settles)
+        partition, member = await self._asked.partition(request), own_member(request.member)
+        items = await self._asked.items(partition, member, request.settles)
         timeout_ms = min(request.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
         until = min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000)
         refused: dict[int, Answer] = {}
         for number, settle in enumerate(request.settles):
             if settle.outputs:
                 try:
-                    await self._outputs.check(partition, request.group, request.member, settle, until)
+                    await self._outputs.check(partition, request.group, member, settle, until)
                 except TritonMQError as error:
                     refused[number] = Answer(error=error)
         judged = [item for number, item in enumerate(items) if number not in refused]

@@ -14,6 +14,7 @@ from mq_broker.core.work.ranges import Range
 from mq_broker.core.work.run_map import RunMap
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import LeaseId
+from mq_broker.security.names import member_shown
 from mq_protocol.errors import InvalidRequest, MemberInUse
 from mq_protocol.names import quoted
 
@@ -147,17 +148,17 @@ class Members:
 def replaced(member: str, group: str) -> MemberInUse:
     """What a process is told whose place another took."""
     return MemberInUse(
-        f"another process works as member {quoted(member)} of queue group {quoted(group)} by now: give each process a "
-        "member_id of its own, or give none for a random one. A process that is started anew under the member_id of "
-        "one that ended takes its place"
+        f"another process works as member {quoted(member_shown(member))} of queue group {quoted(group)} by now: give "
+        "each process a member_id of its own, or give none for a random one. A process that is started anew under the "
+        "member_id of one that ended takes its place"
     )
 
 
 def taken(member: str) -> InvalidRequest:
     """What the session of a process is told that has asked in another way since."""
     return InvalidRequest(
-        f"member {quoted(member)} has opened another session for this partition, or asks by Lease: a member has one at "
-        "a time"
+        f"member {quoted(member_shown(member))} has opened another session for this partition, or asks by Lease: a "
+        "member has one at a time"
     )
 
 

@@ -13,6 +13,7 @@ from mq_broker.broker.queues.requests import Asking, Item, Lent, Settling
 from mq_broker.core.work.ranges import Ranges
 from mq_broker.core.work.settling import Answer
 from mq_broker.core.work.steps import LeaseId
+from mq_broker.rpc.callers import own_member
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded, TritonMQError
 from mq_protocol.limits import CREDIT_BYTES_MAX, CREDIT_RECORDS_MAX, LEASES_HELD_MAX, SETTLES_MAX
@@ -169,7 +170,7 @@ class Session:
         self.number = number
         self.partition = partition
         self.group = opened.group
-        self.member = opened.member
+        self.member = own_member(opened.member)
         self.key = opened.member_key
         self.terms = terms
         self.watches = False

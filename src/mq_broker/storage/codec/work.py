@@ -138,8 +138,12 @@ def _reason(value: int) -> Reason:
         raise LaterWork(f"reason {value} is not known to this version") from None
 
 
+_MEMBER_CHARACTERS_MAX: Final = 2 * NAME_CHARACTERS_MAX + 16
+"""Of its id, and the name of its user."""
+
+
 def _member(name: str) -> str:
-    if not 0 < len(name) <= NAME_CHARACTERS_MAX:
+    if not 0 < len(name) <= _MEMBER_CHARACTERS_MAX:
         raise ValueError(f"a member's name has {len(name)} characters")
     return name
 

@@ -67,7 +67,7 @@ LINE = pb.OutputLine(topic_id="t", uuids=uuid_of(1))
         work(pb.WorkStep(accept=ACCEPT, ranges=[0, 1] * (RANGES_MAX + 1))),
         work(*[pb.WorkStep(accept=ACCEPT, ranges=[0, 1] * (RANGES_MAX // 2))] * 3),
         work(pb.WorkStep(lease=pb.WorkLease(), ranges=[0, 1])),
-        work(pb.WorkStep(lease=pb.WorkLease(member="m" * 256), ranges=[0, 1])),
+        work(pb.WorkStep(lease=pb.WorkLease(member="m" * 527), ranges=[0, 1])),
         work(pb.WorkStep(begin=pb.WorkBegin(offset=1 << 63))),
         work(pb.WorkStep(give_back=pb.WorkReturn(due_us=1 << 63), ranges=[0, 1])),
         work(pb.WorkStep(give_back=pb.WorkReturn(error="é" * 129), ranges=[0, 1])),

@@ -1,0 +1,140 @@
+"""A member of a group belongs to the user who joined with it: whoever else may use the group and knows its id can
+neither take its place nor settle what it was lent."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mq_protocol import mq_pb2 as pb
+from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.mq_broker.broker.queues.members import Member, ranges
+from tests.mq_broker.broker.queues.spoken import ack, speaking
+
+pytestmark = pytest.mark.usefixtures("named")
+
+ANN, BOB = "User:ann", "User:bob"
+KEY, OTHER_KEY = b"k" * 16, b"o" * 16
+
+
+def rights(who: str) -> list[pb.AclRule]:
+    return [
+        pb.AclRule(principal=who, operation=operation, kind=kind, name=name)
+        for operation, kind, name in (("Read", "Topic", "t"), ("Read", "Group", "g"))
+    ]
+
+
+@contextlib.asynccontextmanager
+async def with_both(data: Path, *, queue: bool = True) -> AsyncIterator[tuple[Broker, As, As]]:
+    """The broker, and two users who may read topic `t` in group `g`."""
+    async with judging(data) as broker:
+        root = As(broker, ROOT)
+        if not (await root.metadata("t")).topics:
+            await root.create_topic("t")
+            if queue:
+                await root.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
+            await root.allow(*rights(ANN), *rights(BOB))
+            await root.produce("t", *range(10))
+        yield broker, As(broker, ANN), As(broker, BOB)
+
+
+async def members_of(root: Broker) -> list[tuple[str, int]]:
+    request = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0])
+    [told] = (await root.ask("DescribeQueue", request)).partitions
+    return [(each.member, each.records) for each in told.members]
+
+
+def test_nobody_else_settles_what_a_member_was_lent(tmp_path: Path) -> None:
+    """Not at a later leader either, which knows no keys: whose a lease is, is in the journal."""
+
+    async def main() -> None:
+        async with with_both(tmp_path) as (broker, ann, bob):
+            lent = await Member(ann, "m").lease(4, member_key=KEY)
+            assert ranges(lent) == [0, 4]
+            await _stays_anns(bob, lent.lease)
+            assert await members_of(As(broker, ROOT)) == [("m", 4)]
+        async with with_both(tmp_path) as (broker, ann, bob):
+            await until(lambda: members_of(As(broker, ROOT)))
+            await _stays_anns(bob, lent.lease)
+            held = await Member(ann, "m").lease(0, member_key=KEY, held=[lent.lease])
+            assert not held.gone, "the member goes on with what it has"
+            await Member(ann, "m").ack(lent.lease, 0, 4)
+            assert await members_of(As(broker, ROOT)) == []
+
+    asyncio.run(main())
+
+
+async def _stays_anns(bob: As, lease: pb.LeaseId) -> None:
+    for outcome in (pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_REJECT, pb.OUTCOME_RELEASE, pb.OUTCOME_EXTEND):
+        settle = pb.SettleOne(lease=lease, ranges=[0, 4], outcome=outcome)
+        [answer] = await Member(bob, "m").settle(settle)
+        assert list(answer.lost) == [0, 4], outcome
+    lent = await Member(bob, "m").lease(0, member_key=KEY, settles=[ack(lease, 0, 4)])
+    assert [list(answer.lost) for answer in lent.answers] == [[0, 4]]
+
+
+def test_nobody_else_takes_a_members_place(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with with_both(tmp_path) as (_, ann, bob), speaking(ann) as at_work, speaking(bob) as other:
+            await at_work.open(member="m", records=4)
+            mine = await at_work.lease()
+            await other.open(member="m", records=3, key=OTHER_KEY)
+            theirs = await other.lease()
+            assert (ranges(mine), ranges(theirs)) == ([0, 4], [4, 3])
+            await other.settle(ack(mine.lease, 0, 4))
+            answered = await other.hear(lambda said: said.answers)
+            assert list(answered.answers[0].answer.lost) == [0, 4]
+            asked = await Member(bob, "m").lease(1, member_key=OTHER_KEY)  # ends the session of bob's, not ann's
+            assert ranges(asked)
+            await at_work.settle(ack(mine.lease, 0, 4))
+            answered = await at_work.hear(lambda said: said.answers)
+            assert answered.answers[0].answer == pb.SettleAnswer()
+
+    asyncio.run(main())
+
+
+def test_a_process_of_the_same_user_takes_the_place_of_one_that_ended(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with with_both(tmp_path) as (_, ann, _bob):
+            first = await Member(ann, "m").lease(4, member_key=KEY)
+            second = await Member(ann, "m").lease(10, member_key=OTHER_KEY)
+            assert ranges(first) == [0, 4]
+            assert ranges(second)[0] < 4, "what the former process had is lent to it"
+
+    asyncio.run(main())
+
+
+def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Path) -> None:
+    """As clients of 0.2.0 have none."""
+
+    async def main() -> None:
+        async with with_both(tmp_path, queue=False) as (broker, ann, bob), ann.subscribing() as mine:
+            await mine.open("t", group="g", member="m", earliest=True)
+            assert await mine.read_numbers(10) == list(range(10))
+            async with bob.subscribing() as theirs:
+                await theirs.open("t", group="g", member="m", earliest=True)
+                [opened] = await theirs.read_opened()
+                assert not opened.active
+                cursors = (await As(broker, ROOT).ask("Groups", pb.GroupsRequest(group="g"))).cursors
+                assert [list(each.members) for each in cursors] == [["m", "m"]]
+                await As(broker, ROOT).produce("t", 10)
+                assert await mine.read_numbers(11) == list(range(11))
+                move = pb.MoveCursorsRequest(
+                    group="g",
+                    kind="consumer",
+                    member_id="m",
+                    positions=[pb.CursorPosition(topic="t", partition=0, offset=10)],
+                )
+                await bob.ask("MoveCursors", move)
+                [cursor] = (await As(broker, ROOT).ask("Groups", pb.GroupsRequest(group="g"))).cursors
+                assert cursor.offset == 0, "the word of another user's member does not count"
+                await ann.ask("MoveCursors", move)
+                [cursor] = (await As(broker, ROOT).ask("Groups", pb.GroupsRequest(group="g"))).cursors
+                assert cursor.offset == 10
+
+    asyncio.run(main())
