@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -25,6 +24,10 @@ from mq_cli.settings_file import client_settings
 from mq_cli.terminal import LINES, printable, printable_json
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
+from mq_protocol.shown import bytes_text as bytes_text
+from mq_protocol.shown import counted as counted
+from mq_protocol.shown import duration_text as duration_text
+from mq_protocol.shown import time_text as time_text
 
 if TYPE_CHECKING:
     from mq_client import Admin
@@ -229,38 +232,3 @@ def write(text: str) -> None:
 def say(text: str) -> None:
     """A remark, on standard error."""
     click.echo(printable(text, LINES), err=True)
-
-
-def counted(count: int, thing: str) -> str:
-    """`1 message`, `2 messages`."""
-    return f"{count:,} {thing}{'' if count == 1 else 's'}"
-
-
-def time_text(timestamp_us: int) -> str:
-    """Microseconds since 1970 as ISO 8601 in UTC; empty for 0."""
-    if not timestamp_us:
-        return ""
-    return (
-        datetime.fromtimestamp(timestamp_us / 1_000_000, tz=UTC)
-        .isoformat(timespec="milliseconds")
-        .replace("+00:00", "Z")
-    )
-
-
-def duration_text(milliseconds: int) -> str:
-    """`12s`, `14m`, `3h`, `2d`: whole units, rounded down."""
-    seconds = milliseconds // 1000
-    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= length:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
-
-
-def bytes_text(count: int) -> str:
-    """`1.5 MiB`."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Final
 
 from mq_process.logs import JsonLines
+from mq_protocol.shown import printable as printable
 
 LINES: Final = "\n\t"
 """What a text of several lines may keep."""
@@ -22,16 +23,6 @@ LINES: Final = "\n\t"
 _BEFORE_A_LINE: Final = "  | "
 
 _ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
-
-
-def printable(text: str, keep: str = "") -> str:
-    """The text with each character that is not seen as an escape (`\\x1b`, `\\u202e`), but for those to `keep`."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character if character in keep or character.isprintable() else character.encode("unicode_escape").decode()
-        for character in text
-    )
 
 
 def printable_bytes(data: bytes) -> bytes:

@@ -32,10 +32,10 @@ from mq_cli.output import (
     write_table,
 )
 from mq_cli.terminal import printable
-from mq_protocol.names import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
-    from mq_client import Admin, ClusterObservation
+    from mq_client import Admin
+    from mq_client.looks import Look
 
 ORDERS: Final = ("traffic", "records", "size", "name")
 _CTRL_C, _ESCAPE, _BACKSPACE = "\x03", "\x1b", ("\x7f", "\b")
@@ -75,52 +75,6 @@ class Wish:
                 return self
 
 
-class Look:
-    """One observation, as sums by topic, and when it was made."""
-
-    def __init__(self, observed: ClusterObservation, at_s: float) -> None:
-        self.observed = observed
-        self.at_s = at_s
-        self.ends: dict[str, int] = {}
-        self.kept: dict[str, int] = {}
-        self.sizes: dict[str, int] = {}
-        self.leads: dict[int, int] = {}
-        for each in observed.partitions:
-            # The brokers' own topics are not listed, and not counted: so does `tritonmq cluster status`.
-            if each.leads and not each.topic.startswith(INTERNAL_PREFIX):
-                self.leads[each.told_by] = self.leads.get(each.told_by, 0) + 1
-                self.ends[each.topic] = self.ends.get(each.topic, 0) + each.log_end_offset
-                self.kept[each.topic] = self.kept.get(each.topic, 0) + each.log_end_offset - each.log_start_offset
-                self.sizes[each.topic] = self.sizes.get(each.topic, 0) + each.size_bytes
-
-    def per_second(self, before: Look | None) -> dict[str, float]:
-        """Records that came into each topic since; none of those that were not known then."""
-        if before is None or self.at_s <= before.at_s:
-            return {}
-        took_s = self.at_s - before.at_s
-        # Less than before: a leader did not answer this time
-        return {
-            topic: max(0, end - before.ends[topic]) / took_s for topic, end in self.ends.items() if topic in before.ends
-        }
-
-
-def problems(look: Look) -> list[str]:
-    """What a person must look at, the worst first."""
-    observed = look.observed
-    found = [f"{address} does not answer" for address in observed.silent]
-    suspended = [each.id for each in observed.brokers if each.coordination == "suspended"]
-    found += [f"broker {broker} has no session with ZooKeeper" for broker in suspended]
-    leaderless = sum(each.leader == 0 for each in observed.partitions)
-    behind = [each for each in observed.partitions if each.leads and not set(each.replicas) <= set(each.isr)]
-    if leaderless:
-        found.append(f"{leaderless:,} partitions without a leader")
-    if behind:
-        unheard = max((ms for each in behind for ms in each.unheard_ms.values()), default=0)
-        since = f", not heard of for up to {duration_text(unheard)}" if unheard >= 1000 else ""
-        found.append(f"{len(behind):,} partitions not fully in sync{since}")
-    return found
-
-
 Rows = tuple[list[str], list[tuple[object, ...]]]
 
 
@@ -130,7 +84,7 @@ def brokers(look: Look) -> Rows:
         free, size = each.values.get("disk_free_bytes", 0), each.values.get("disk_size_bytes", 0)
         disk = f"{100 * free / size:.0f} %" if size else ""
         memory = bytes_text(int(each.values.get("client_memory_bytes", 0)))
-        rows.append((each.id, each.address, each.state, each.version, look.leads.get(each.id, 0), memory, disk))
+        rows.append((each.id, each.address, each.state, each.version, look.leads[each.id], memory, disk))
     return ["#broker", "address", "state", "version", "#leads", "#for clients", "#disk free"], rows
 
 
@@ -197,11 +151,19 @@ def top(once: bool, every_s: float, bootstrap: str, timeout_s: float) -> None:
 
 
 def _look(admin: Admin) -> Look:
+    from mq_client.looks import Look
+
     return Look(admin.observe("partitions"), time.monotonic())
 
 
+def _wrong(look: Look) -> list[str]:
+    from mq_client.looks import problems
+
+    return [each.text for each in problems(look)]
+
+
 def _write_once(look: Look, before: Look) -> None:
-    for problem in problems(look):
+    for problem in _wrong(look):
         write(f"wrong: {problem}")
     for columns, rows in (brokers(look), topics(look, before, Wish()), groups(look, Wish())):
         write_table(columns, rows[:_ROWS_ONCE_MAX])
@@ -231,7 +193,7 @@ def _draw(admin: Admin, every_s: float, pressed: _Keys) -> None:
 
 def _screen(look: Look, before: Look | None, wish: Wish, lost: str, height: int) -> Group:
     """Sections that fit: the brokers whole, what is left is shared by topics and groups."""
-    wrong = [lost, *problems(look)] if lost else problems(look)
+    wrong = [lost, *_wrong(look)] if lost else _wrong(look)
     parts: list[Text | Table] = [Text(printable(each), style="bold red") for each in wrong[: max(1, height // 4)]]
     parts.append(_table(brokers(look), max(2, height // 4)))
     left = max(6, height - 8 - len(parts) - min(len(look.observed.brokers), height // 4))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
+import socket
 from typing import Final
 
 from mq_protocol.errors import InvalidSetting
@@ -20,3 +22,22 @@ def parse_address(text: str) -> tuple[str, int]:
     if not _HOST.fullmatch(host) or host.lower() in _SCHEMES or not _PORT.fullmatch(port) or int(port) > 65535:
         raise InvalidSetting(f"{quoted(text)} is not HOST:PORT: give e.g. localhost:7400")
     return host, int(port)
+
+
+ANY_ADDRESS: Final = frozenset({"0.0.0.0", "[::]", "::", ""})  # noqa: S104 - compared with, not bound to
+"""Bound to these, every address of the machine is."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether no other machine reaches what is bound to it. A name counts if all of its addresses do."""
+    if host in ANY_ADDRESS:
+        return False
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        pass
+    try:
+        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+    except OSError:
+        return False  # binding to it will fail, and say so
+    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)

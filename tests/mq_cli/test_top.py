@@ -17,8 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from mq_cli import top
-from mq_cli.top import Look, Wish, brokers, groups, problems, topics
+from mq_cli.top import Wish, brokers, groups, topics
 from mq_client import BrokerObservation, ClusterObservation, GroupObservation, PartitionObservation, Producer
+from mq_client.looks import Look, problems
 from tests.mq_broker.broker.cluster import standalone
 
 BROKER = BrokerObservation(1, "b1:1", 1, "0.3.0", "serving", "connected", 1, {}, {})
@@ -95,10 +96,10 @@ def test_what_is_wrong_is_said() -> None:
         partition("a", 1, replicas=(1, 2), unheard_ms={2: 61_000}),
         silent=("b2:1",),
     )
-    assert problems(sick) == [
-        "b2:1 does not answer",
-        "1 partitions without a leader",
-        "1 partitions not fully in sync, not heard of for up to 1m",
+    assert [each.text for each in problems(sick)] == [
+        "the broker at b2:1 does not answer",
+        "1 partition without a leader",
+        "1 partition not fully in sync, not heard of for up to 1m",
     ]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.security.names import Principal
-from mq_protocol.addresses import parse_address
+from mq_protocol.addresses import ANY_ADDRESS, is_loopback, parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
@@ -34,7 +33,6 @@ ADMIN = Principal("User", "admin")
 """The superuser, unless others are named."""
 
 _BROKER_MAX = (1 << 31) - 1
-_ANY_ADDRESS = ("0.0.0.0", "[::]", "::", "")  # noqa: S104 - compared with, not bound to
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +178,7 @@ class BrokerConfig:
             ("--link-listen", self.link_listen),
         )
         open_to_all = [
-            (option, address)
-            for option, address in listened
-            if address and not _is_loopback(_split(address, option)[0])
+            (option, address) for option, address in listened if address and not is_loopback(_split(address, option)[0])
         ]
         if open_to_all and not self.insecure:
             option, address = open_to_all[0]
@@ -217,7 +213,7 @@ class BrokerConfig:
         if self.peer_advertised:
             return self.peer_advertised
         host, _ = _split(self.peers_at, "--peer-listen")
-        if self.advertised and host in _ANY_ADDRESS:
+        if self.advertised and host in ANY_ADDRESS:
             host, _ = _split(self.advertised, "--advertise")
         return f"{_dialled(host)}:{port}"
 
@@ -232,7 +228,7 @@ class BrokerConfig:
         if self.link_advertised:
             return self.link_advertised
         host, _ = _split(self.links_at, "--link-listen")
-        if host in _ANY_ADDRESS or not self.link_listen:
+        if host in ANY_ADDRESS or not self.link_listen:
             host, _ = _split(self.peer_address(port), "--peer-advertise")
         return f"{host}:{port}"
 
@@ -271,11 +267,6 @@ class BrokerConfig:
         return FileCoordination(self.data_dir)
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach it."""
-    return host == "localhost" or host == "[::1]" or (host.startswith("127.") and host.count(".") == 3)
-
-
 def http_listener(address: str) -> socket.socket:
     """A socket that listens at `--http`. Raises `InvalidSetting` if that cannot be."""
     host, port = _split(address, "--http")
@@ -292,28 +283,13 @@ def http_listener(address: str) -> socket.socket:
 
 
 def _dialled(host: str) -> str:
-    return socket.gethostname() if host in _ANY_ADDRESS else host
-
-
-def _is_loopback(host: str) -> bool:
-    """Whether no other machine reaches what is bound to it. A name counts if all of its addresses do."""
-    if host in _ANY_ADDRESS:
-        return False
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        pass
-    try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
-    except OSError:
-        return False  # binding to it will fail, and say so
-    return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in found)
+    return socket.gethostname() if host in ANY_ADDRESS else host
 
 
 def _split(address: str, option: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     try:
-        parse_address(f"localhost:{port}" if host in _ANY_ADDRESS else address)
+        parse_address(f"localhost:{port}" if host in ANY_ADDRESS else address)
     except InvalidSetting as error:
         raise InvalidSetting(f"{option}: {error}") from None
     return host, int(port)
