@@ -497,11 +497,14 @@ class Admin(
         while self._cursors(name)[0] and not spread.expired:
             spread.pause(0.05)
 
-    def reset_group(self, name: str, topic: str, to: str | int | datetime = "earliest") -> dict[int, int]:
+    def reset_group(
+        self, name: str, topic: str, to: str | int | datetime = "earliest", *, unless_read: bool = False
+    ) -> dict[int, int]:
         """Move the group's place in all partitions of the topic: to "earliest", "latest", an offset or a time (by the
         brokers' clocks). `{partition: offset}` where it is then; an offset outside a log is moved to its nearer end.
 
-        Members that are running go on from where they are. Raises `UnknownTopic`, `InvalidRequest`.
+        Members that are running go on from where they are; with `unless_read`, `GroupInUse` is raised if there are any.
+        Raises `UnknownTopic`, `InvalidRequest`.
         """
         check_group_name(name)
         check_topic_name(topic)
@@ -517,7 +520,7 @@ class Admin(
                 places[number] = min(max(to, first), end)
             else:
                 places[number] = {"earliest": first, "latest": end}.get(str(to), found.offset_at_timestamp)
-        self.move_group(name, {topic: places})
+        self.move_group(name, {topic: places}, unless_read=unless_read)
         return dict(sorted(places.items()))
 
     def move_group(self, name: str, positions: Mapping[str, Mapping[int, int]], *, unless_read: bool = False) -> None:
