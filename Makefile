@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
+.PHONY: demo test quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -132,10 +132,19 @@ build/prometheus/usr/bin/promtool:
 	mkdir -p build/prometheus
 	cd build/prometheus && apt-get download prometheus && dpkg -x prometheus_*.deb .
 
+# Debian's packages again; chromium's libraries too, where the machine has none
+browser: $(VENV)/.ready build/chromium/usr/bin/chromedriver ## the console's pages in a real browser; takes the pictures of docs/console.md anew
+	TRITONMQ_TEST_BROWSER=1 $(BIN)/python -m pytest tests/mq_console/test_in_a_browser.py
+
+build/chromium/usr/bin/chromedriver:
+	mkdir -p build/chromium/debs/partial
+	apt-get install -q --yes --no-install-recommends --download-only -o Debug::NoLocking=1 -o Dir::Cache::archives=$(CURDIR)/build/chromium/debs chromium chromium-driver fonts-inter
+	cd build/chromium && for package in debs/*.deb; do dpkg -x $$package . || exit 1; done && rm -rf debs
+
 lock:                         ## pin every dependency anew
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip -q install pip-tools
-	.venv-lock/bin/pip-compile -q --extra security --extra spark --extra connect --extra demo --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --extra security --extra spark --extra connect --extra console --extra demo --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
 	rm -rf .venv-lock
 
 $(VENV)/.ready: requirements.lock pyproject.toml

@@ -35,6 +35,7 @@ PACKAGES: Final = (
     "mq_spark",
     "mq_dev",
     "mq_cli",
+    "mq_console",
     "mq_pytest",
     "pyspark_tritonmq",
     "tritonmq",
@@ -43,6 +44,9 @@ IN_THE_WHEEL: Final = (
     *(f"{package}/py.typed" for package in PACKAGES),
     "mq_protocol/mq.proto",
     "mq_protocol/mq_pb2.pyi",
+    "mq_console/templates/base.html",
+    "mq_console/static/console.css",
+    "mq_console/static/vendor/VERSIONS",
 )
 READY_SECONDS: Final = 30
 

@@ -12,12 +12,13 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 import click
 
+from mq_cli.dev_console import running_console
 from mq_cli.output import say
 from mq_dev.local_cluster import BrokerProcess, ClusterFailed, LocalCluster
 
@@ -58,6 +59,7 @@ TRIAL = "trial"
     is_flag=True,
     help=f"With --secure: make a user `{TRIAL}` too, with rules for what begins with `{TRIAL}-`, to try rights with.",
 )
+@click.option("--console/--no-console", default=True, show_default=True, help="Serve pages that show it to a browser.")
 def dev(
     count: int,
     port: int,
@@ -66,6 +68,7 @@ def dev(
     auto_create: bool,
     secure: bool,
     authorize: bool,
+    console: bool,
 ) -> int:
     """Run a local cluster in the foreground, for trials.
 
@@ -103,7 +106,8 @@ def dev(
             if cluster.certs is not None:
                 _say_who(cluster.certs, authorize=authorize)
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
-            _watch(cluster, stop)
+            with running_console(cluster, directory, port) if console else nullcontext():
+                _watch(cluster, stop)
         except ClusterFailed as error:
             raise click.ClickException(str(error)) from error
         except _Stopped:

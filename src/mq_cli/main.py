@@ -66,6 +66,7 @@ class _Root(CommandGroup):
             "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
         ),
         "doctor": ("mq_cli.doctor:doctor", "Look for what is wrong, here and in the cluster, and say what to do."),
+        "console": ("mq_cli.console:console", "Serve pages that show the cluster to a browser."),
         "top": ("mq_cli.top:top", "Watch brokers, topics by traffic, and groups by lag."),
         "config": ("mq_cli.config:config", "Show the settings that hold and where each is from; check a file."),
         "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),

@@ -23,7 +23,7 @@ TEXT = "plain\nGrüße aus Köln\n\n雪 ☃ 🎿\n  blanks kept  \n\ttab\nno end
 @pytest.fixture(scope="module")
 def bootstrap() -> Iterator[str]:
     """A cluster of one, by `tritonmq dev`."""
-    with Command("dev", "--port", "0") as dev:
+    with Command("dev", "--port", "0", "--no-console") as dev:
         yield dev.line().removeprefix("ready bootstrap=")
 
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -28,9 +29,13 @@ def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data(
         assert ready.startswith("ready bootstrap=127.0.0.1:")
         assert "," not in ready
         (data,) = tmp_path.glob("tritonmq-dev-*")
+        console = dev.remark_with("console http://127.0.0.1:").removeprefix("console ")
         children = children_of(dev)
-        assert len(children) == 1
-        assert int((data / "broker-1" / "broker.pid").read_text()) == children[0].pid
+        pid = int((data / "broker-1" / "broker.pid").read_text())
+        assert [each.pid for each in children if "console" not in each.cmdline()] == [pid]
+        assert len(children) == 2
+        told = httpx.get(f"{console}/api/v1/overview", trust_env=False, timeout=30).json()
+        assert [each["state"] for each in told["brokers"]] == ["serving"]
         assert dev.end(signal.SIGINT) == 0
         assert dev.rest() == []
         assert not any(child.is_running() for child in children)
@@ -38,7 +43,7 @@ def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data(
 
 
 def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path: Path) -> None:
-    with Command("dev", "--brokers", "3", "--port", "0", "--data", str(tmp_path / "d")) as dev:
+    with Command("dev", "--brokers", "3", "--port", "0", "--no-console", "--data", str(tmp_path / "d")) as dev:
         ready = dev.line()
         assert len(ready.removeprefix("ready bootstrap=").split(",")) == 3
         credential = tmp_path / "d" / "zookeeper.auth"
@@ -68,7 +73,9 @@ def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "d"
-    with Command("dev", "--brokers", "2", "--port", "0", "--data", str(data), "--secure", "--authorize") as dev:
+    with Command(
+        "dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(data), "--secure", "--authorize"
+    ) as dev:
         ready = dev.line()
         bootstrap, _, certs = ready.removeprefix("ready bootstrap=").partition(" certs=")
         assert certs == str(data / "certs")
@@ -100,7 +107,7 @@ def test_rules_without_names_are_refused() -> None:
 
 
 def test_it_can_be_ended_while_it_starts(tmp_path: Path) -> None:
-    with Command("dev", "--brokers", "2", "--port", "0", "--data", str(tmp_path)) as dev:
+    with Command("dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path)) as dev:
         dev.remark_with("starting broker 1")
         children = children_of(dev)
         assert dev.end(signal.SIGINT) == 0
@@ -110,7 +117,7 @@ def test_it_can_be_ended_while_it_starts(tmp_path: Path) -> None:
 
 
 def test_a_killed_dev_takes_its_brokers_with_it() -> None:
-    with Command("dev", "--port", "0") as dev:
+    with Command("dev", "--port", "0", "--no-console") as dev:
         dev.line()
         children = children_of(dev)
         dev.process.kill()
@@ -119,9 +126,9 @@ def test_a_killed_dev_takes_its_brokers_with_it() -> None:
 
 
 def test_a_port_that_is_taken_is_named_and_the_other_cluster_is_not_taken_for_ours(tmp_path: Path) -> None:
-    with Command("dev", "--port", "0") as first:
+    with Command("dev", "--port", "0", "--no-console") as first:
         port = first.line().rpartition(":")[2]
-        with Command("dev", "--port", port, "--data", str(tmp_path)) as second:
+        with Command("dev", "--port", port, "--no-console", "--data", str(tmp_path)) as second:
             assert second.process.wait(60) == 1
             assert second.rest() == []
             assert f"127.0.0.1:{port}" in second.remark_with("Error: ")
@@ -132,6 +139,6 @@ def test_without_java_several_brokers_are_refused_with_what_to_install(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with Command("dev", "--brokers", "2", "--port", "0", stdin=subprocess.DEVNULL) as dev:
+    with Command("dev", "--brokers", "2", "--port", "0", "--no-console", stdin=subprocess.DEVNULL) as dev:
         assert dev.process.wait(60) == 1
         assert "install Java 17" in dev.remark_with("Error: ")
