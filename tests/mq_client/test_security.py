@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_client import Admin, Security
+from mq_client import Admin, Secret, Security
 from mq_client.cluster import credentials
 from mq_client.errors import InvalidSetting
 from mq_client.security import given
@@ -97,3 +97,68 @@ def test_a_clients_key_that_others_read_is_told_once_and_used(tmp_path: Path, ca
     credentials.current(security)
     credentials.current(security)
     assert caplog.text.count("chmod 600") == 1
+
+
+# ------------------------------------------------------------------ tokens
+
+MARKER = "marker.of-a-token"
+
+
+def test_a_token_is_given_or_read_and_shown_nowhere(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f" {MARKER}\n")
+    given_, read = Security(ca="ca.crt", token=MARKER), Security(tmp_path, token_file=file)
+    assert given_.read_token() == read.read_token() == Secret(MARKER)
+    assert given_ == Security(ca="ca.crt", token=Secret(f"{MARKER}\n"))
+    assert hash(given_) == hash(Security(ca="ca.crt", token=MARKER))
+    assert given_ != Security(ca="ca.crt", token=f"{MARKER}x")
+    assert read.authorities() == tmp_path / "ca.crt"
+    for security in (given_, read):
+        again = pickle.loads(pickle.dumps(security))
+        assert again == security
+        assert again.read_token() == Secret(MARKER)
+        assert MARKER not in f"{security} {security!r}" + pickle.dumps(security).decode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"token": MARKER}, "ca= names the authorities"),
+        ({"ca": "c", "token": MARKER, "token_file": "t"}, "leave one out"),
+        ({"certs": "c", "user": "etl", "token": MARKER}, "user belongs to a certificate"),
+        ({"ca": "c", "certificate": "x", "token": MARKER}, "certificate belongs to a certificate"),
+        ({"certs": "c", "ca": "c", "token": MARKER}, "leave out ca"),
+        ({"ca": "c", "token": f"{MARKER}\n{MARKER}"}, "characters that no token has"),
+        ({"ca": "c", "token": MARKER * 1_000}, "at most"),
+        ({"ca": "c", "token": ""}, "empty"),
+        ({"ca": "c", "token": 7}, "no text"),
+        ({"ca": "c", "token_file": ""}, "token_file is empty"),
+    ],
+)
+def test_a_token_that_says_too_little_or_too_much_is_refused_and_not_shown(
+    fields: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        Security(**fields)  # type: ignore[arg-type]
+    assert told in str(refused.value)
+    assert MARKER not in str(refused.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"a b", b"\xff\xfe", b"a" * 10_000, None])
+def test_a_file_with_something_else_is_refused_and_not_shown(data: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    if data is not None:
+        file.write_bytes(MARKER.encode() + data if data else data)
+    with pytest.raises(InvalidSetting, match="token file") as refused:
+        Security(ca="c", token_file=file).read_token()
+    assert MARKER not in str(refused.value)
+
+
+def test_the_environment_names_a_token_file_beside_the_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "t")
+    monkeypatch.setenv("TRITONMQ_USER", "etl")
+    monkeypatch.delenv("TRITONMQ_CERTS", raising=False)
+    with pytest.raises(InvalidSetting, match="TRITONMQ_CERTS is not"):
+        given(None)
+    monkeypatch.setenv("TRITONMQ_CERTS", "c")
+    assert given(None) == Security("c", token_file="t")

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructField, StructType
 
-from mq_protocol.errors import InvalidRequest, LeaseLost, TritonMQError
+from mq_protocol.errors import InvalidRequest, InvalidSetting, LeaseLost, TritonMQError
 from mq_spark.datasource.cluster import connect
 from mq_spark.datasource.lease_rows import LeasedProjection, Work, read_work
 from mq_spark.datasource.leasing import Leasing
@@ -27,7 +27,7 @@ from mq_spark.datasource.schemas import Topic
 from mq_spark.planning.lease_options import LeaseOptions
 from mq_spark.planning.leases import Lease, LeaseKey, from_json, planned_work, to_json
 from mq_spark.planning.options import SourceOptions
-from mq_spark.planning.security_options import SecurityOptions
+from mq_spark.planning.security_options import TOKEN_LOCATION, SecurityOptions
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,11 @@ class Lent:
     def lend(cls, options: SourceOptions, topics: Sequence[Topic]) -> Lent:
         """Be lent what is ready, as a member of its own. Raises `TritonMQError`."""
         assert options.lease is not None
+        if options.security is not None and options.security.token is not None:
+            raise InvalidSetting(
+                "a batch read of a queue group notes with its columns how brokers are reached, and a plan shows that: "
+                f"give {TOKEN_LOCATION} instead of the token"
+            )
         lease = replace(options.lease, member=f"spark-read-{uuid.uuid4().hex}")
         leasing = connect(options).leasing(lease, topics)
         try:
@@ -65,7 +70,7 @@ class Lent:
             "bootstrap": self.bootstrap,
             "timeout_ms": self.timeout_ms,
             "lease_ms": self.options.lease_ms,
-            "security": asdict(self.security) if self.security is not None else None,
+            "security": asdict(self.security) if self.security is not None else None,  # paths alone: see lend
             **to_json(self.options.group, self.options.member, self.leases),
         }
         mark = {METADATA: json.dumps(told, separators=(",", ":"))}

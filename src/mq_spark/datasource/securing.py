@@ -13,18 +13,21 @@ from pathlib import Path
 
 from pyspark import SparkFiles
 
-from mq_client.security import CERTS_VARIABLE, USER_VARIABLE, Security
+from mq_client.security import CERTS_VARIABLE, TOKEN_FILE_VARIABLE, USER_VARIABLE, Security
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.pem import CA_FILE
-from mq_spark.planning.security_options import CERTS, SECURITY, USER, SecurityOptions
+from mq_spark.planning.security_options import CERTS, SECURITY, TOKEN_LOCATION, USER, SecurityOptions
 
 
 def with_environment(options: Mapping[str, str]) -> dict[str, str]:
-    """The options, and what the driver's environment says if none of them is about certificates."""
+    """The options, and what the driver's environment says if none of them is about certificates or tokens."""
     written = {name.lower() for name in options}
     certs = os.environ.get(CERTS_VARIABLE)
     if not certs or any(name.lower() in written for name in SECURITY):
         return dict(options)
+    token_file = os.environ.get(TOKEN_FILE_VARIABLE)
+    if token_file:
+        return {**options, CERTS: str(Path(certs).absolute()), TOKEN_LOCATION: str(Path(token_file).absolute())}
     user = os.environ.get(USER_VARIABLE)
     return {**options, CERTS: str(Path(certs).absolute()), **({USER: user} if user else {})}
 
@@ -33,6 +36,11 @@ def on_this_machine(options: SecurityOptions | None) -> Security | None:
     """The files, as paths of this machine. Raises `InvalidSetting` naming the places where they are not."""
     if options is None:
         return None
+    if options.token_file or options.token is not None:
+        ca = _directory(options.certs) / CA_FILE if options.certs else _file(options.ca)
+        if options.token is not None:
+            return Security(ca=ca, token=options.token)
+        return Security(ca=ca, token_file=_file(options.token_file))
     if options.certs:
         return Security(_directory(options.certs), options.user or None)
     return Security(ca=_file(options.ca), certificate=_file(options.certificate), key=_file(options.key))

@@ -1,17 +1,22 @@
-"""The options that say with which certificate the brokers are spoken with: this package's names, and Kafka's.
+"""The options that say with which certificate or token the brokers are spoken with: this package's names, and Kafka's.
 
-No option holds a secret: all are paths, and the files are read on each machine. Kafka's options that would hold one are
-refused by name, and an error never shows their values. Pure.
+Nearly all are paths, and the files are read on each machine. Those that hold a token (`SECRETS`) are kept as a
+`Secret`, and no error shows their values. Kafka's options that would hold a key are refused by name. Pure.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
+from mq_protocol.secrets import API_TOKEN_PREFIX, Secret, api_token, api_token_id
+
+log = logging.getLogger(__name__)
 
 CERTS: Final = "certs"
 USER: Final = "user"
@@ -24,6 +29,17 @@ KEYSTORE: Final = "kafka.ssl.keystore.location"
 TRUSTSTORE_TYPE: Final = "kafka.ssl.truststore.type"
 KEYSTORE_TYPE: Final = "kafka.ssl.keystore.type"
 HOST_CHECK: Final = "kafka.ssl.endpoint.identification.algorithm"
+TOKEN_LOCATION: Final = "tritonmq.token.location"  # noqa: S105 - a name
+MECHANISM: Final = "kafka.sasl.mechanism"
+USERNAME: Final = "kafka.sasl.username"
+PASSWORD: Final = "kafka.sasl.password"  # noqa: S105 - a name
+JAAS: Final = "kafka.sasl.jaas.config"
+
+_OF_TOKENS: Final = (TOKEN_LOCATION, MECHANISM, USERNAME, PASSWORD, JAAS)
+_OF_CERTIFICATES: Final = (USER, CERTIFICATE, KEY, KEYSTORE, KEYSTORE_TYPE)
+
+SECRETS: Final = (PASSWORD, JAAS)
+"""Their values are shown nowhere."""
 
 SECURITY: Final = (
     CERTS,
@@ -37,11 +53,19 @@ SECURITY: Final = (
     TRUSTSTORE_TYPE,
     KEYSTORE_TYPE,
     HOST_CHECK,
+    *_OF_TOKENS,
 )
 
 _PLAINTEXT: Final = "PLAINTEXT"
 _SSL: Final = "SSL"
-_PROTOCOLS: Final = (_PLAINTEXT, _SSL)
+_SASL_SSL: Final = "SASL_SSL"
+_PROTOCOLS: Final = (_PLAINTEXT, _SSL, _SASL_SSL)
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_JAAS_CLASS: Final = re.compile(
+    r"(kafkashaded\.)?org\.apache\.kafka\.common\.security\.(plain\.PlainLoginModule|scram\.ScramLoginModule)"
+)
+_JAAS_VALUE: Final = re.compile(r"""\s+(username|password)\s*=\s*(?:"([^"\\]*)"|'([^'\\]*)')""")
+_JAAS_MAX: Final = 4_096
 _GIVE_LOCATIONS: Final = f"give {CERTS}, or {KEY} and {CERTIFICATE}: paths, so that no plan and no log can hold the key"
 _OPEN_KEY: Final = (
     "keys are read without a password: `openssl pkey -in KEY -out OPEN_KEY` opens one; keep it at mode 0600"
@@ -56,31 +80,40 @@ _REFUSED: Final = {
     "kafka.ssl.truststore.certificates": f"give {CA}, a path",
 }
 _SASL: Final = "kafka.sasl."
-_NO_SASL: Final = f"brokers know clients by certificates alone: give {CERTS} and leave kafka.sasl.* out"
+_NO_SASL: Final = (
+    f"brokers know clients by certificates ({CERTS}) and by tokens ({TOKEN_LOCATION}, or {MECHANISM}=PLAIN with "
+    f"{USERNAME} and {PASSWORD})"
+)
+_IS_SECRET: Final = "its value is a secret and not shown"  # noqa: S105 - no secret
 
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
     """Where the files are: all in the directory `certs`, of `user` if there are several; or each by itself. Paths are
-    as they were given: relative ones are looked for on each machine."""
+    as they were given: relative ones are looked for on each machine. `token_file` or `token`: what is shown instead of
+    a certificate."""
 
     certs: str = ""
     user: str = ""
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    token_file: str = ""
+    token: Secret | None = None
 
 
 def parse_security(options: Mapping[str, str]) -> SecurityOptions | None:
     """What a connection is secured with; None for plain text. `options` are under their documented names. Raises
     `InvalidSetting`."""
     given = [name for name in SECURITY if name in options and name != PROTOCOL]
-    protocol = options.get(PROTOCOL, _SSL if given else _PLAINTEXT).strip().upper()
-    if protocol.startswith("SASL_"):
-        raise InvalidSetting(f"{PROTOCOL}={protocol[:20]}: {_NO_SASL}")
+    of_tokens = [name for name in given if name in _OF_TOKENS]
+    default = _SASL_SSL if of_tokens else _SSL if given else _PLAINTEXT
+    protocol = options.get(PROTOCOL, default).strip().upper()
+    if protocol == "SASL_PLAINTEXT":
+        raise InvalidSetting(f"{PROTOCOL}={protocol}: a token is never sent in plain text; give SASL_SSL")
     if protocol not in _PROTOCOLS:
         raise InvalidSetting(
-            f"{PROTOCOL}={protocol[:20]!r} is not known{did_you_mean(protocol, _PROTOCOLS)} (PLAINTEXT or SSL)"
+            f"{PROTOCOL}={protocol[:20]!r} is not known{did_you_mean(protocol, _PROTOCOLS)} (PLAINTEXT, SSL, SASL_SSL)"
         )
     if protocol == _PLAINTEXT:
         if given:
@@ -89,7 +122,11 @@ def parse_security(options: Mapping[str, str]) -> SecurityOptions | None:
     _check_types(options)
     for name in given:
         if not options[name].strip():
-            raise InvalidSetting(f"{name} is empty: give a path, or leave it out")
+            raise InvalidSetting(f"{name} is empty: give a value, or leave it out")
+    if protocol == _SASL_SSL:
+        return _of_token(options)
+    if of_tokens:
+        raise InvalidSetting(f"{of_tokens[0]} goes with {PROTOCOL}={_SASL_SSL}: give that, or leave one out")
     return _of_directory(options) if CERTS in options else _of_files(options)
 
 
@@ -111,6 +148,63 @@ def _check_types(options: Mapping[str, str]) -> None:
             )
     if options.get(HOST_CHECK, "https").strip().lower() != "https":
         raise InvalidSetting(f"{HOST_CHECK} can only be https: the names of brokers are always checked")
+
+
+def _of_token(options: Mapping[str, str]) -> SecurityOptions:
+    for name in _OF_CERTIFICATES:
+        if name in options:
+            raise InvalidSetting(f"{name} belongs to a certificate, and a token is shown instead: leave one out")
+    mechanism = options.get(MECHANISM, "PLAIN").strip().upper()
+    if mechanism not in _MECHANISMS:
+        near = did_you_mean(mechanism, _MECHANISMS)
+        raise InvalidSetting(f"{MECHANISM}={mechanism[:20]!r} is not known{near}: {_NO_SASL}")
+    where = [name for name in (CA, TRUSTSTORE, CERTS) if name in options]
+    if len(where) != 1:
+        fault = f"{' and '.join(where)} are given: leave one out" if where else f"{CERTS} is missing"
+        raise InvalidSetting(f"{fault}: it says where the authorities are that are believed ({CERTS}/ca.crt, or {CA})")
+    ca = "" if where == [CERTS] else options[where[0]]
+    given = [name for name in (TOKEN_LOCATION, PASSWORD, JAAS) if name in options]
+    if len(given) != 1:
+        raise InvalidSetting(
+            f"{' and '.join(given)} are given: leave one out"
+            if given
+            else f"the token is missing: give {TOKEN_LOCATION}"
+        )
+    if given == [TOKEN_LOCATION]:
+        if USERNAME in options:
+            raise InvalidSetting(f"{USERNAME} goes with {PASSWORD}: leave it out, the token says who it is")
+        return SecurityOptions(options.get(CERTS, ""), ca=ca, token_file=options[TOKEN_LOCATION])
+    if given == [JAAS]:
+        if USERNAME in options:
+            raise InvalidSetting(f"{USERNAME} and {JAAS} are given: leave one out")
+        return SecurityOptions(options.get(CERTS, ""), ca=ca, token=_of_jaas(options[JAAS]))
+    token = _of_password(options.get(USERNAME, "").strip(), options[PASSWORD].strip(), f"{USERNAME} and {PASSWORD}")
+    return SecurityOptions(options.get(CERTS, ""), ca=ca, token=token)
+
+
+def _of_password(username: str, password: str, where: str) -> Secret:
+    """`password`: the part behind the id, or the whole token."""
+    token = Secret(password) if password.startswith(API_TOKEN_PREFIX) else api_token(username, password)
+    if not username or api_token_id(token.reveal()) != username:
+        raise InvalidSetting(
+            f"{where} are not the id and the secret of an API token, which is tmq_ID_SECRET: `tritonmq token create` "
+            f"makes one ({_IS_SECRET})"
+        )
+    return token
+
+
+def _of_jaas(line: str) -> Secret:
+    """`CLASS required username="..." password="...";`, of two classes and no other: what a class does with the rest is
+    not for a text to choose."""
+    name, _, rest = line.strip().partition(" ")
+    if len(line) > _JAAS_MAX or not _JAAS_CLASS.fullmatch(name):
+        raise InvalidSetting(f"{JAAS} is read for PlainLoginModule and ScramLoginModule of Kafka alone: {_NO_SASL}")
+    rest = rest.strip().removesuffix(";")
+    found = {match[1]: match[2] or match[3] or "" for match in _JAAS_VALUE.finditer(rest)}
+    if _JAAS_VALUE.sub("", rest).strip() != "required" or found.keys() != {"username", "password"}:
+        raise InvalidSetting(f'{JAAS} is to be: CLASS required username="ID" password="SECRET"; ({_IS_SECRET})')
+    log.warning("%s holds a secret under a name that Spark does not hide: give %s and %s", JAAS, USERNAME, PASSWORD)
+    return _of_password(found["username"], found["password"], f"username and password in {JAAS}")
 
 
 def _of_directory(options: Mapping[str, str]) -> SecurityOptions:

@@ -8,6 +8,7 @@ import pytest
 from pyspark import SparkFiles
 
 from mq_protocol.errors import InvalidSetting
+from mq_protocol.secrets import Secret
 from mq_spark.datasource.securing import on_this_machine, with_environment
 from mq_spark.planning.security_options import SecurityOptions
 
@@ -74,10 +75,31 @@ def test_what_is_nowhere_is_named_with_the_places(root: Path) -> None:
 
 def test_the_drivers_environment_counts_where_no_option_is_given(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITONMQ_CERTS", raising=False)
+    monkeypatch.delenv("TRITONMQ_TOKEN_FILE", raising=False)
     assert with_environment({"a": "b"}) == {"a": "b"}
     monkeypatch.setenv("TRITONMQ_CERTS", "certs")
     monkeypatch.setenv("TRITONMQ_USER", "etl")
     sent = {"a": "b", "certs": str(root / "here/certs"), "user": "etl"}
     assert with_environment({"a": "b"}) == sent
     for given in ({"CERTS": "mine"}, {"kafka.ssl.ca.location": "x"}, {"kafka.security.protocol": "PLAINTEXT"}):
+        assert with_environment(given) == given
+
+
+def test_a_token_is_read_on_each_machine_and_its_path_alone_is_sent(root: Path) -> None:
+    touch(root / "brought/etl.token")
+    touch(root / "here/certs/ca.crt")
+    security = on_this_machine(SecurityOptions(certs="certs", token_file="etl.token"))
+    assert security is not None
+    assert (security.ca, security.token_file) == (str(root / "here/certs/ca.crt"), str(root / "brought/etl.token"))
+    security = on_this_machine(SecurityOptions(ca=touch(root / "a"), token=Secret("abc")))
+    assert security is not None
+    assert (security.ca, security.token) == (str(root / "a"), Secret("abc"))
+
+
+def test_the_drivers_token_counts_before_its_user(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("CERTS", "certs"), ("USER", "etl"), ("TOKEN_FILE", "t")):
+        monkeypatch.setenv(f"TRITONMQ_{name}", value)
+    here = root / "here"
+    assert with_environment({}) == {"certs": str(here / "certs"), "tritonmq.token.location": str(here / "t")}
+    for given in ({"tritonmq.token.location": "mine"}, {"kafka.sasl.password": "x"}):
         assert with_environment(given) == given

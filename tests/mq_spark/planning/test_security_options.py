@@ -1,12 +1,17 @@
-"""The options for certificates, by this package's names and by Kafka's. No secret is an option."""
+"""The options for certificates and tokens, by this package's names and by Kafka's. No key is an option, and no secret
+is shown."""
 
 from __future__ import annotations
+
+import pickle
+import re
 
 import pytest
 
 from mq_protocol.errors import InvalidSetting
+from mq_protocol.secrets import Secret
 from mq_spark.planning.options import parse_sink, parse_source
-from mq_spark.planning.security_options import SecurityOptions, parse_security
+from mq_spark.planning.security_options import SECRETS, SecurityOptions, parse_security
 
 FILES = {
     "kafka.ssl.ca.location": "ca.pem",
@@ -48,8 +53,7 @@ def test_source_and_sink_take_them_however_spark_writes_them() -> None:
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"kafka.security.protocol": "SASL_SSL"}, "by certificates alone"),
-        ({"kafka.security.protocol": "SASL_PLAINTEXT"}, "by certificates alone"),
+        ({"kafka.security.protocol": "SASL_PLAINTEXT"}, "never sent in plain text"),
         ({"kafka.security.protocol": "SLS"}, "did you mean 'SSL'"),
         ({"kafka.security.protocol": "PLAINTEXT", "certs": "c"}, "contradict each other"),
         ({"kafka.security.protocol": "SSL"}, "kafka.ssl.ca.location is missing"),
@@ -78,8 +82,7 @@ def test_what_contradicts_itself_is_refused_and_says_what_to_give(options: dict[
         "kafka.ssl.truststore.password",
         "kafka.ssl.keystore.key",
         "kafka.ssl.keystore.certificate.chain",
-        "kafka.sasl.jaas.config",
-        "kafka.sasl.password",
+        "kafka.sasl.oauthbearer.client.assertion",
         "KAFKA.SASL.OAUTHBEARER.CLIENT.SECRET",
         "kafka.ssl.provider",
         "kafka.ssl.key.pasword",
@@ -89,3 +92,88 @@ def test_what_would_hold_a_secret_is_refused_and_its_value_not_shown(name: str) 
     told = error(**{name.replace(".", "__"): MARKER})
     assert MARKER not in told
     assert name in told
+
+
+ID, HIDDEN = "0123456789abcdef", MARKER.replace("-", "_") + "x" * (43 - len(MARKER))
+TOKEN = Secret(f"tmq_{ID}_{HIDDEN}")
+PLAIN = {"kafka.sasl.username": ID, "kafka.sasl.password": HIDDEN}
+CA = {"kafka.ssl.ca.location": "ca.pem"}
+MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+
+
+def jaas(name: str = MODULE, rest: str = "") -> dict[str, str]:
+    return {"kafka.sasl.jaas.config": f'{name} required username="{ID}" password="{HIDDEN}"{rest};'}
+
+
+def test_a_token_is_in_a_file_or_given_by_its_id_and_secret() -> None:
+    by_file = {"certs": "c", "tritonmq.token.location": "t"}
+    assert parse_security(by_file) == SecurityOptions(certs="c", token_file="t")
+    assert parse_security({**by_file, "kafka.security.protocol": "sasl_ssl"}) == parse_security(by_file)
+    by_secret = SecurityOptions(ca="ca.pem", token=TOKEN)
+    assert parse_security({**CA, **PLAIN}) == by_secret
+    assert parse_security({**CA, **PLAIN, "kafka.sasl.mechanism": "scram-sha-512"}) == by_secret
+    assert parse_security({**CA, **PLAIN, "kafka.sasl.password": TOKEN.reveal()}) == by_secret
+    assert parse_security({"kafka.ssl.truststore.location": "ca.pem", **PLAIN}) == by_secret
+    for name in (MODULE, f"kafkashaded.{MODULE}", "org.apache.kafka.common.security.scram.ScramLoginModule"):
+        assert parse_security({**CA, **jaas(name)}) == by_secret
+
+
+SASL = {"kafka.security.protocol": "SASL_SSL"}
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({**SASL}, "certs is missing"),
+        ({**SASL, **CA}, "the token is missing"),
+        ({**CA, **PLAIN, "certs": "c"}, "leave one out"),
+        ({**CA, **PLAIN, "tritonmq.token.location": "t"}, "leave one out"),
+        ({**CA, **PLAIN, **jaas()}, "leave one out"),
+        ({**CA, **jaas(), "kafka.sasl.username": ID}, "leave one out"),
+        ({**CA, **PLAIN, "kafka.ssl.key.location": "k"}, "belongs to a certificate"),
+        ({"certs": "c", "user": "etl", "tritonmq.token.location": "t"}, "belongs to a certificate"),
+        ({**CA, **PLAIN, "kafka.security.protocol": "SSL"}, "goes with kafka.security.protocol=SASL_SSL"),
+        ({**CA, **PLAIN, "kafka.security.protocol": "PLAINTEXT"}, "contradict"),
+        ({**CA, **PLAIN, "kafka.security.protocol": "SASL_PLAINTEXT"}, "never sent in plain text"),
+        ({**CA, **PLAIN, "kafka.sasl.mechanism": "GSSAPI"}, "is not known"),
+        ({**CA, **PLAIN, "kafka.sasl.username": "alice"}, "not the id and the secret of an API token"),
+        ({**CA, **PLAIN, "kafka.sasl.username": "f" * 16, "kafka.sasl.password": TOKEN.reveal()}, "not the id"),
+        ({**CA, **PLAIN, "kafka.sasl.password": MARKER}, "not the id and the secret of an API token"),
+        ({**CA, "kafka.sasl.password": HIDDEN}, "not the id and the secret"),
+        ({**CA, **jaas("com.sun.security.auth.module.JndiLoginModule")}, "alone"),
+        ({**CA, **jaas(f"{MODULE}Evil")}, "alone"),
+        ({**CA, **jaas(rest=' user.provider.url="ldap://x"')}, "is to be: CLASS required"),
+        ({**CA, "kafka.sasl.jaas.config": f'{MODULE} required password="{HIDDEN}";'}, "is to be: CLASS required"),
+        ({**CA, "kafka.sasl.jaas.config": f"{MODULE} {HIDDEN}" + " " * 5_000}, "alone"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_token_is_refused_and_no_secret_is_shown(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        parse_security(options)
+    assert told in str(refused.value)
+    assert MARKER not in str(refused.value)
+    assert HIDDEN not in str(refused.value)
+
+
+def test_options_hold_a_secret_and_show_none(caplog: pytest.LogCaptureFixture) -> None:
+    for given in ({**CA, **PLAIN}, {**CA, **jaas()}):
+        source = parse_source({**GIVEN, **given, "subscribe": "t"}, streaming=True)
+        sink = parse_sink({**GIVEN, **given}, streaming=True)
+        for options in (source, sink):
+            assert options.security is not None
+            assert options.security.token == TOKEN
+            assert HIDDEN not in f"{options!r} {options}" + pickle.dumps(options).decode("latin-1")
+    assert "kafka.sasl.password" in caplog.text, "a jaas line is told of, as Spark does not hide it"
+    assert HIDDEN not in caplog.text
+
+
+def test_given_twice_shows_neither() -> None:
+    with pytest.raises(InvalidSetting, match="given twice") as refused:
+        parse_sink({**GIVEN, "kafka.sasl.password": HIDDEN, "KAFKA.SASL.PASSWORD": MARKER}, streaming=True)
+    assert MARKER not in str(refused.value)
+    assert HIDDEN not in str(refused.value)
+
+
+def test_spark_hides_every_option_that_holds_a_secret_but_the_one_that_is_warned_of() -> None:
+    redacted = re.compile("(?i)secret|password|token|access[.]?key|credential")  # spark.redaction.regex
+    assert [name for name in SECRETS if not redacted.search(name)] == ["kafka.sasl.jaas.config"]
