@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final
 
+from mq_client.awaiting import AsyncBlock, Taken
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
@@ -36,8 +37,9 @@ _SETTLE_MS: Final = 200.0
 __all__ = ["Consumer", "ConsumerRecord", "RecordQueue", "Skipped"]
 
 
-class Consumer:
-    """Subscribes to topics and yields their records. Thread-safe: iterate it, or take from the queues of `records()`.
+class Consumer(AsyncBlock):
+    """Subscribes to topics and yields their records. Thread-safe: iterate it (`for`, or `async for`), or take from the
+    queues of `records()`.
 
     A record is settled when the next one is asked for.
 
@@ -223,6 +225,16 @@ class Consumer:
         """Records as they come, until `stop`, or until nothing has come for `idle_ms`."""
         while (record := self.take(self._idle_ms)) is not None:
             yield record
+
+    def __aiter__(self) -> AsyncIterator[ConsumerRecord]:
+        """As `__iter__`, for a program of asyncio: who waits holds up no thread, and who is cancelled meanwhile has
+        taken no record."""
+        idle_s = None if self._idle_ms is None else self._idle_ms / 1000
+        return Taken(self._subscriptions.changed, self.start, self._take_deserialized, lambda: self._stopped, idle_s)
+
+    def _take_deserialized(self) -> ConsumerRecord | None:
+        record, deserialize = self._take_any(), self._subscriptions.deserialize
+        return record if record is None or deserialize is None else deserialize(record)
 
     def __enter__(self) -> Consumer:
         self.start()

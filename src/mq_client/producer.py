@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from mq_client.awaiting import AsyncBlock
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
@@ -73,7 +74,7 @@ def _check_sending(retries: int, max_in_flight: int, linger_ms: float) -> None:
         raise InvalidSetting(f"linger_ms={linger_ms} is negative: 0 means to send at once")
 
 
-class Producer:
+class Producer(AsyncBlock):
     """Publishes records and tables to topics. Thread-safe: one producer for a process is enough.
 
     Order is kept within a partition, also over retries and changes of leader. An acknowledged record is in the log

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Final, TypeVar
 
+from mq_client.awaiting import Wakeable
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
@@ -75,7 +76,7 @@ class Subscriptions:
         priority: int = 0,
     ) -> None:
         lock = threading.RLock()
-        self.changed = threading.Condition(lock)
+        self.changed = Wakeable(lock)
         self._work = threading.Condition(lock)
         self.queues: dict[str, RecordQueue] = {}
         self.connection = connection

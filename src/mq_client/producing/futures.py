@@ -7,9 +7,10 @@ never.
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
@@ -193,6 +194,10 @@ class RecordFuture(Future[RecordMetadata]):
         self.outcome.observed = True
         super().add_done_callback(fn)
 
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        """In any loop, and as often as one likes. Who is cancelled waits no longer; the record is sent all the same."""
+        return asyncio.wrap_future(self).__await__()
+
 
 class TableFuture(Future[BatchMetadata]):
     """A published table's future: done when every batch that it was split into is. Cannot be cancelled."""
@@ -216,6 +221,10 @@ class TableFuture(Future[BatchMetadata]):
     def add_done_callback(self, fn: Callable[[Future[BatchMetadata]], object]) -> None:
         self.observed = True
         super().add_done_callback(fn)
+
+    def __await__(self) -> Generator[Any, None, BatchMetadata]:
+        """As a record's."""
+        return asyncio.wrap_future(self).__await__()
 
 
 class TableOutcome:
