@@ -32,6 +32,7 @@ from mq_client.group_descriptions import GroupDescription, described_group, fres
 from mq_client.observation import ObservingAdministrator
 from mq_client.peek import PEEK_RECORDS_MAX, peek
 from mq_client.producing.batches import to_timestamp_us
+from mq_client.producing.classes import schema_of
 from mq_client.queueing.administrator import QueueAdministrator
 from mq_client.quota_admin import QuotaAdministrator
 from mq_client.security import Security
@@ -96,25 +97,22 @@ class Admin(
         *,
         partitions: int = 1,
         replicas: int = 1,
-        schema: pa.Schema | str | None = None,
+        schema: pa.Schema | str | type | None = None,
         if_not_exists: bool = False,
         **settings: object,
     ) -> TopicDescription:
         """Make a topic; it can be written to and read from when this returns. `if_not_exists`: one that is there stays
         as it is, whatever its columns and settings.
 
-        `schema`: an Arrow schema or Spark's words (`"a long, b string"`); None for a topic of records. `settings`: see
+        `schema`: an Arrow schema, Spark's words (`"a long, b string"`), or a dataclass, TypedDict, NamedTuple or
+        pydantic model (producing/classes.py has the types); None for a topic of records. `settings`: see
         `mq_protocol.names.SETTINGS`, e.g. `durability="os"`. Raises `TopicExists`, `InvalidTopicName`, `InvalidSetting`
         with the nearest right name, `InvalidRequest` for a schema that cannot be stored, `NotEnoughBrokers`.
         """
         check_new_topic_name(name)
         given = {setting: str(value) for setting, value in settings.items()}
         parse_settings(given, replicas)
-        if not isinstance(schema, pa.Schema | str | None):
-            raise InvalidRequest(
-                f"schema is {type(schema).__name__}: give a pyarrow.Schema, or words such as 'id long, name string'"
-            )
-        stored = None if schema is None else parse_schema(schema) if isinstance(schema, str) else check_schema(schema)
+        stored = None if schema is None else schema_of(schema)
         check_column_names(stored or ())
         request = pb.CreateTopicRequest(
             name=name,

@@ -8,7 +8,7 @@ import functools
 import time
 import uuid as uuids
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Final
@@ -182,9 +182,10 @@ class Producer(AsyncBlock):
     ) -> RecordFuture:
         """Send one record; its future tells where it is, or why it is not there.
 
-        `value`: bytes or text for a topic of records (what `value_serializer` takes, if there is one), a dict of
-        columns for a topic with its own schema. `key` decides the partition (as Kafka's default partitioner does)
-        unless `partition` is given; without either, records go to the partitions in turn, some dozens at a time.
+        `value`: bytes or text for a topic of records (what `value_serializer` takes, if there is one); for a topic with
+        its own schema a dict of columns, or an object of a dataclass, a NamedTuple or a pydantic model. `key` decides
+        the partition (as Kafka's default partitioner does) unless `partition` is given; without either, records go to
+        the partitions in turn, some dozens at a time.
         Another `partitioner` may choose otherwise. `timestamp`: microseconds since 1970 or a datetime with a zone; the
         clock's time if not given. `uuid`: the record's own. Sent again, by anyone and among whatever others, it is
         answered with the first one's place, as long as the partition remembers it (`dedup_uuids_max`). Without key or
@@ -334,15 +335,12 @@ class Producer(AsyncBlock):
         attributes: Attributes,
     ) -> RecordFuture:
         name = target.view.name
-        if not isinstance(row, Mapping):
-            raise InvalidRequest(
-                f"topic {name!r} has its own schema: give a dict of its columns ({', '.join(target.view.schema.names)})"
-            )
         if headers is not None or timestamp is not None:
             raise InvalidRequest(
                 f"topic {name!r} has its own schema: it has no place for headers or timestamp; make them columns"
             )
         assert target.rows is not None
+        row = row if type(row) is dict else target.rows.columns_of(row)
         try:
             values, size = target.rows.fit(row)
         except SchemaMismatch:

@@ -113,7 +113,7 @@ def test_what_cannot_be_made_says_why(admin: Admin, topic: str) -> None:
         admin.create_topic(topic + "2", replicas=3)
     with pytest.raises(InvalidRequest, match="did you mean 'long'"):
         admin.create_topic(topic + "2", schema="a lng")
-    with pytest.raises(InvalidRequest, match="schema is dict: give a pyarrow"):
+    with pytest.raises(InvalidRequest, match=r"schema is .*give words"):
         admin.create_topic(topic + "2", schema={"a": "long"})  # type: ignore[arg-type]
     with pytest.raises(InvalidRequest, match="use long"):
         admin.create_topic(topic + "2", schema=pa.schema([("a", pa.uint32())]))

@@ -1,5 +1,5 @@
-"""Rows given as dicts, fitted to a topic's schema one value at a time: each is stored as the value that it is, or
-refused.
+"""Rows given as dicts or objects, fitted to a topic's schema one value at a time: each is stored as the value that it
+is, or refused.
 
 Arrow's own conversion of Python values would cut 1.5 to 1 and a datetime to its day without a word, and would refuse a
 whole column for one value. So a row is checked when it is published, and what is left for Arrow cannot fail. Pure.
@@ -14,7 +14,8 @@ What a column takes, beside None where it allows nulls:
     date                       date that is no datetime
     timestamp                  datetime with a zone, or int: microseconds since 1970
     timestamp_ntz              datetime without a zone, or int
-    array, map, struct         list or tuple; dict or pairs; dict. What they hold likewise
+    array, map, struct         list or tuple; dict or pairs; dict, or an object that stands for one (classes.py). What
+                               they hold likewise
 
 numpy's scalars are taken for the Python value that they stand for.
 """
@@ -30,7 +31,8 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from mq_client.errors import SchemaMismatch
+from mq_client.errors import InvalidRequest, SchemaMismatch
+from mq_client.producing.classes import as_mapping
 from mq_protocol.names import did_you_mean
 from mq_protocol.sql.ddl import format_type
 
@@ -106,6 +108,17 @@ class RowShape:
         if found != len(row):
             raise self._unknown(row)
         return values, size
+
+    def columns_of(self, row: object) -> Mapping[str, object]:
+        """The row as columns. Raises `InvalidRequest` for what is none."""
+        found = as_mapping(row)
+        if found is None:
+            many = "; a table goes by publish_batch" if isinstance(row, pa.RecordBatch | pa.Table) else ""
+            raise InvalidRequest(
+                f"topic {self._topic!r} has its own schema, and the value is {type(row).__name__}: give a dict of its "
+                f"columns ({', '.join(self._schema.names)}), a dataclass or a pydantic model{many}"
+            )
+        return found
 
     def knows(self, names: Iterable[str]) -> bool:
         """Whether the topic has all these columns."""
@@ -328,12 +341,13 @@ def _maps(key: Check, item: Check) -> Check:
 
 def _structs(fields: Mapping[str, Check]) -> Check:
     def check(value: Any) -> dict[str, Any]:
-        if not isinstance(value, Mapping):
+        given = as_mapping(value)
+        if given is None:
             raise _Unfit(value, f"is no dict of its fields, {', '.join(fields)}")
-        for name in value:
+        for name in given:
             if name not in fields:
                 raise _Unfit(value, f"has a field {name!r}{did_you_mean(str(name), fields)} that it lacks")
-        return {name: check_field(value.get(name)) for name, check_field in fields.items()}
+        return {name: check_field(given.get(name)) for name, check_field in fields.items()}
 
     return check
 

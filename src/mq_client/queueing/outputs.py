@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -178,12 +177,10 @@ class Outputs:
         return view
 
     def _fitted(self, view: TopicView, row: object) -> tuple[list[Any], int]:
-        if not isinstance(row, Mapping):
-            columns = ", ".join(view.schema.names)
-            raise InvalidRequest(f"topic {view.name!r} has its own schema: give a dict of its columns ({columns})")
         if view.name not in self._shapes:
             self._shapes[view.name] = RowShape(view.schema, view.name)
-        return self._shapes[view.name].fit(row)
+        shape = self._shapes[view.name]
+        return shape.fit(shape.columns_of(row))
 
     @staticmethod
     def _check_row(view: TopicView, size: int) -> None:
