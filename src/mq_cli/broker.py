@@ -117,6 +117,19 @@ class _BrokerId(click.IntRange):
     help="Address that other brokers connect to for links. Default: --link-listen.",
 )
 @click.option(
+    "--stream-listen",
+    default="",
+    metavar="HOST:PORT",
+    help="Address where Python clients and Spark send records without gRPC. Default: a free port of the host of "
+    "--listen. Clients that cannot reach it use --listen.",
+)
+@click.option(
+    "--stream-advertise",
+    default="",
+    metavar="HOST:PORT",
+    help="Address that they connect to for that. Default: --stream-listen.",
+)
+@click.option(
     "--certs",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
@@ -318,6 +331,7 @@ def broker(
     advertise_token: str,
     peer_advertise: str,
     link_advertise: str,
+    stream_advertise: str,
     data: Path,
     zookeeper: str | None,
     standalone: bool,
@@ -354,6 +368,7 @@ def broker(
             token_advertised=advertise_token,
             peer_advertised=peer_advertise,
             link_advertised=link_advertise,
+            stream_advertised=stream_advertise,
             auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
             memory_high=memory_high or 0,
             **fields,

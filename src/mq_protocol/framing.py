@@ -3,7 +3,7 @@ messages out.
 
 Each end first sends its preamble, which says what it speaks:
 
-    6 bytes   MAGIC
+    6 bytes   what is spoken: `LINK`, or `STREAM` (streams.py)
     1 byte    the newest version of this format that it speaks
     1 byte    the oldest
 
@@ -25,10 +25,13 @@ import struct
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+import pyarrow as pa
+
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import IncompatibleVersion, InvalidRequest, RequestTooLarge
 
-MAGIC: Final = b"\x93TMQ\r\n"
+LINK: Final = b"\x93TMQ\r\n"
+STREAM: Final = b"\x93TMS\r\n"
 VERSION: Final = 1
 VERSION_OLDEST: Final = 1
 
@@ -42,7 +45,9 @@ GATHER_BYTES: Final = 64 << 10
 LARGE_BYTES: Final = GATHER_BYTES // 2
 """From this size on a message has memory of its own."""
 
+_NAMES: Final = {LINK: "link", STREAM: "stream"}
 _EMPTY: Final = memoryview(b"")
+_UNTOUCHED: Final = pa.system_memory_pool()
 
 
 class Message(NamedTuple):
@@ -53,26 +58,27 @@ class Message(NamedTuple):
     payload: memoryview
 
 
-def preamble(newest: int = VERSION, oldest: int = VERSION_OLDEST) -> bytes:
+def preamble(newest: int = VERSION, oldest: int = VERSION_OLDEST, *, spoken: bytes = LINK) -> bytes:
     """What is sent before the first message."""
-    return _PREAMBLE.pack(MAGIC, newest, oldest)
+    return _PREAMBLE.pack(spoken, newest, oldest)
 
 
 PREAMBLE_BYTES: Final = _PREAMBLE.size
 
 
-def version_of(data: Buffer) -> int:
+def version_of(data: Buffer, *, spoken: bytes = LINK) -> int:
     """The version that both ends speak, given the other end's preamble. Raises `InvalidRequest` for other bytes,
     `IncompatibleVersion` if there is none."""
     magic, newest, oldest = _PREAMBLE.unpack_from(data)
-    if magic != MAGIC:
-        raise InvalidRequest("the far side does not begin as a link does: it is no link port of a broker")
+    what = _NAMES[spoken]
+    if magic != spoken:
+        raise InvalidRequest(f"the far side does not begin as a {what} does: it is no {what} port of a broker")
     if not 0 < oldest <= newest:
-        raise InvalidRequest(f"a link of versions {oldest} to {newest}: there is none")
+        raise InvalidRequest(f"a {what} of versions {oldest} to {newest}: there is none")
     chosen = min(newest, VERSION)
     if chosen < max(oldest, VERSION_OLDEST):
         raise IncompatibleVersion(
-            f"one broker speaks versions {VERSION_OLDEST} to {VERSION} of links, the other one {oldest} to {newest}: "
+            f"one end speaks versions {VERSION_OLDEST} to {VERSION} of {what}s, the other one {oldest} to {newest}: "
             "upgrade the one with the lower ones"
         )
     return int(chosen)
@@ -94,8 +100,9 @@ class Receiver:
     `next` has not looked at; set them whenever what is to come may be larger. After an error nothing more can be taken.
     """
 
-    def __init__(self, header_bytes_max: int, message_bytes_max: int) -> None:
+    def __init__(self, header_bytes_max: int, message_bytes_max: int, *, spoken: bytes = LINK) -> None:
         self.header_bytes_max = header_bytes_max
+        self._spoken = spoken
         self.message_bytes_max = message_bytes_max
         self.version = 0
         """What both ends speak; 0 before the preamble is there."""
@@ -147,7 +154,8 @@ class Receiver:
             header = bytes(self._gathered[begin:payload_at])
             return Message(header, memoryview(bytes(self._gathered[payload_at:end])) if payload_bytes else _EMPTY)
         if SIZES_BYTES + header_bytes + payload_bytes >= LARGE_BYTES:
-            self._large = memoryview(bytearray(header_bytes + payload_bytes))
+            # Not zeroed: who says that much will come, and sends nothing, has no memory that was touched
+            self._large = memoryview(pa.allocate_buffer(header_bytes + payload_bytes, _UNTOUCHED)).cast("B")
             self._large_end, self._large_header = self._end - begin, header_bytes
             self._large[: self._large_end] = self._gathered[begin : self._end]
             self._start = self._end = 0
@@ -156,7 +164,7 @@ class Receiver:
     def _take_preamble(self) -> bool:
         if self._end - self._start < PREAMBLE_BYTES:
             return False
-        self.version = version_of(self._gathered[self._start : self._end])
+        self.version = version_of(self._gathered[self._start : self._end], spoken=self._spoken)
         self._start += PREAMBLE_BYTES
         return True
 

@@ -477,6 +477,7 @@ class BrokerInfo(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
+    STREAM_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     address: _builtins.str
     incarnation: _builtins.int
@@ -486,6 +487,8 @@ class BrokerInfo(_message.Message):
     protocol_oldest: _builtins.int
     level: _builtins.int
     """the highest level of features that it knows"""
+    stream_address: _builtins.str
+    """its stream port (mq_protocol/streams.py), for clients that know it; empty: none that is of use to them"""
     def __init__(
         self,
         *,
@@ -497,10 +500,11 @@ class BrokerInfo(_message.Message):
         protocol: _builtins.int = ...,
         protocol_oldest: _builtins.int = ...,
         level: _builtins.int = ...,
+        stream_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "level", b"level", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "rack", b"rack", "release", b"release"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "level", b"level", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "rack", b"rack", "release", b"release", "stream_address", b"stream_address"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -637,6 +641,39 @@ class TopicInfo(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopicInfo: _TypeAlias = TopicInfo  # noqa: Y015
+
+@_typing.final
+class StreamOpen(_message.Message):
+    """The first message of each call at a stream port. Everything there is said with gRPC as well."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    METHOD_FIELD_NUMBER: _builtins.int
+    PROTOCOL_FIELD_NUMBER: _builtins.int
+    PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    method: _builtins.str
+    """of the service Broker"""
+    protocol: _builtins.int
+    protocol_oldest: _builtins.int
+    """of the client"""
+    timeout_ms: _builtins.int
+    """the call ends by then; 0: when the client ends it"""
+    def __init__(
+        self,
+        *,
+        method: _builtins.str = ...,
+        protocol: _builtins.int = ...,
+        protocol_oldest: _builtins.int = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StreamOpen: _TypeAlias = StreamOpen  # noqa: Y015
 
 @_typing.final
 class MetadataRequest(_message.Message):

@@ -44,6 +44,9 @@ class FireCluster(Cluster):
             link_port = free_port(HOST)
             linked = f"{HOST}:{self.network.listen(str(number), link_port)}"
             broker.arguments += ["--link-listen", f"{HOST}:{link_port}", "--link-advertise", linked]
+            stream_port = free_port(HOST)
+            streams = f"{HOST}:{self.network.listen(str(number), stream_port)}"
+            broker.arguments += ["--stream-listen", f"{HOST}:{stream_port}", "--stream-advertise", streams]
             zookeeper = f"{HOST}:{self.network.listen(ZOOKEEPER, self.zookeeper.port, dialler=str(number))}"
             broker.arguments += ["--advertise", advertised, "--zookeeper", zookeeper]  # the last word counts
             self._advertised.append(advertised)

@@ -11,7 +11,7 @@ from mq_protocol.errors import IncompatibleVersion, InvalidRequest, RequestTooLa
 from mq_protocol.framing import (
     GATHER_BYTES,
     LARGE_BYTES,
-    MAGIC,
+    LINK,
     PREAMBLE_BYTES,
     SIZES_BYTES,
     Message,
@@ -148,7 +148,7 @@ def test_both_ends_speak_the_newest_version_that_both_know() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"PRI * HTTP/2.0", b"GET / HT", bytes(8), MAGIC + b"\x00\x00", MAGIC + b"\x01\x00", MAGIC + b"\x01\x02"],
+    [b"PRI * HTTP/2.0", b"GET / HT", bytes(8), LINK + b"\x00\x00", LINK + b"\x01\x00", LINK + b"\x01\x02"],
 )
 def test_other_bytes_than_a_preamble_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidRequest):

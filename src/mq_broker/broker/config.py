@@ -57,9 +57,10 @@ class BrokerConfig:
     machine's name where that says "any address". `peer_listen` is where other brokers are served, by default a free
     port of the same host; `peer_advertised` is what they dial. `link_listen` is where they hold their links, by default
     a free port of the host of `peer_listen`; `link_advertised` is what they dial for that. A broker that stands alone
-    has no such ports. `zookeeper`
-    is `host:port,…`; empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms`
-    bounds handing over leadership at a clean stop. `message_bytes_max`: of one message from a client.
+    has no such ports. `stream_listen` is where clients of TritonMQ send and read records without gRPC, by default a
+    free port of the host of `listen`; `stream_advertised` is what they dial for that. `zookeeper` is `host:port,…`;
+    empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over
+    leadership at a clean stop. `message_bytes_max`: of one message from a client.
     `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
     from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that this broker is asked to make,
     in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
@@ -95,6 +96,8 @@ class BrokerConfig:
     peer_advertised: str = ""
     link_listen: str = ""
     link_advertised: str = ""
+    stream_listen: str = ""
+    stream_advertised: str = ""
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
     memory_high: int = 0
@@ -125,6 +128,8 @@ class BrokerConfig:
             (self.peer_advertised, "--peer-advertise"),
             (self.link_listen, "--link-listen"),
             (self.link_advertised, "--link-advertise"),
+            (self.stream_listen, "--stream-listen"),
+            (self.stream_advertised, "--stream-advertise"),
             (self.also_plaintext, "--also-plaintext"),
             (self.also_plaintext_peer, "--also-plaintext-peer"),
             (self.listen_token, "--listen-token"),
@@ -176,6 +181,7 @@ class BrokerConfig:
             ("--listen", self.listen),
             ("--peer-listen", self.peer_listen),
             ("--link-listen", self.link_listen),
+            ("--stream-listen", self.stream_listen),
         )
         open_to_all = [
             (option, address) for option, address in listened if address and not is_loopback(_split(address, option)[0])
@@ -231,6 +237,23 @@ class BrokerConfig:
         if host in ANY_ADDRESS or not self.link_listen:
             host, _ = _split(self.peer_address(port), "--peer-advertise")
         return f"{host}:{port}"
+
+    @property
+    def streams_at(self) -> str:
+        """Where to hold clients' streams; port 0 is a free one."""
+        return self.stream_listen or f"{_split(self.listen, '--listen')[0]}:0"
+
+    def stream_address(self, port: int, clients_port: int) -> str:
+        """What clients dial for streams, given the ports that were bound for these and for gRPC. Empty where something
+        stands before the latter, and it was not said what stands before the former."""
+        if self.stream_advertised:
+            return self.stream_advertised
+        host, _ = _split(self.streams_at, "--stream-listen")
+        if self.advertised and (host in ANY_ADDRESS or not self.stream_listen):
+            host, advertised = _split(self.advertised, "--advertise")
+            if advertised != clients_port and not self.stream_listen:
+                return ""
+        return f"{_dialled(host)}:{port}"
 
     def plain_address(self, port: int) -> str:
         """What clients dial that do not know TLS yet, given the port that was bound."""

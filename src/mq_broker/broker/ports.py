@@ -13,6 +13,7 @@ import contextlib
 import logging
 import signal
 import socket
+from collections.abc import Mapping
 from typing import Any, Final
 
 import grpc
@@ -24,7 +25,10 @@ from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.framed import Converse, LinkServer, bind
+from mq_broker.rpc.service import Conversation
+from mq_broker.rpc.streams import StreamServer
 from mq_broker.rpc.token_port import TokenDoor, TokenHandlers
+from mq_protocol.errors import InvalidSetting
 from mq_protocol.versions import ours
 
 log = logging.getLogger(__name__)
@@ -52,18 +56,24 @@ class Ports:
         self._link_listener: socket.socket | None = None
         self.address = self.tls_address = self.peer_address = self.tls_peer_address = ""
         self.link_address = self.tls_link_address = self.token_address = ""
+        self.stream_address = self.tls_stream_address = ""
+        self._streams: StreamServer | None = None
+        self._stream_listener: socket.socket | None = None
         for_clients = rpc_server.client_options(config.message_bytes_max, config.connections_max)
         if self.certificates is None:
-            self.address = config.address(self._open(self._clients, config.listen, "--listen", for_clients))
+            clients_port = self._open(self._clients, config.listen, "--listen", for_clients)
+            self.address = config.address(clients_port)
             if not alone:
                 port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.SERVER_OPTIONS)
                 self.peer_address = config.peer_address(port)
                 self._link_listener, port = bind(config.links_at, "--link-listen")
                 self.link_address = config.link_address(port)
+            self.stream_address = self._open_streams(clients_port)
             return
         aged = (*for_clients, *rpc_server.aged(config.connection_age_ms))
-        port = self._open(self._clients, config.listen, "--listen", aged, self.certificates.server_credentials())
-        self.address = self.tls_address = config.address(port)
+        given = self.certificates.server_credentials()
+        clients_port = self._open(self._clients, config.listen, "--listen", aged, given)
+        self.address = self.tls_address = config.address(clients_port)
         if not alone:
             port = self._open(
                 self._peers,
@@ -81,6 +91,17 @@ class Ports:
             self.token_address = config.token_address(port)
         if config.also_plaintext:
             self._open_plain(for_clients, alone=alone)
+        self.tls_stream_address = self._open_streams(clients_port)
+
+    def _open_streams(self, clients_port: int) -> str:
+        """What clients dial; empty if they are not told."""
+        try:
+            self._stream_listener, port = bind(self._config.streams_at, "--stream-listen")
+        except InvalidSetting:
+            if self._link_listener is not None:
+                self._link_listener.close()
+            raise
+        return self._config.stream_address(port, clients_port)
 
     def _open_plain(self, for_clients: tuple[tuple[str, int], ...], *, alone: bool) -> None:
         config = self._config
@@ -105,12 +126,24 @@ class Ports:
 
     # ------------------------------------------------------------------ serving
 
-    def serve(self, for_clients: tuple[Any, ...], for_peers: Any, links: Converse, door: TokenDoor) -> None:
-        """What is served, to be called before `start`: handlers of gRPC, and what holds links. `door`: what stands
-        before those for clients at the port for tokens."""
+    def serve(
+        self,
+        for_clients: tuple[Any, ...],
+        for_peers: Any,
+        links: Converse,
+        streams: Mapping[str, Conversation],
+        door: TokenDoor,
+    ) -> None:
+        """What is served, to be called before `start`: handlers of gRPC, and what holds links and clients' streams.
+        `door`: what stands before those for clients at the port for tokens."""
+        config = self._config
+        tls = self.certificates.server_context if self.certificates is not None else None
         if self._link_listener is not None:
-            tls = self.certificates.server_context if self.certificates is not None else None
             self._links = LinkServer(self._link_listener, links, tls)
+        age_ms = None if tls is None else config.connection_age_ms
+        bounds = config.message_bytes_max, config.connections_max
+        if self._stream_listener is not None:
+            self._streams = StreamServer(self._stream_listener, streams, *bounds, tls, age_ms)
         for server in self._clients:
             server.add_generic_rpc_handlers(for_clients)
         for server in self._with_tokens:
@@ -123,10 +156,14 @@ class Ports:
             await server.start()
         if self._links is not None:
             self._links.start()
+        if self._streams is not None:
+            self._streams.start()
 
     async def stop(self, grace_s: float) -> None:
         if self._links is not None:
             await self._links.stop()
+        if self._streams is not None:
+            await self._streams.stop()
         servers = (*self._clients, *self._with_tokens, *self._peers)
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
 
@@ -168,6 +205,8 @@ class Ports:
             zookeeper_auth=config.zookeeper_auth is not None,
             token_address=self.token_address,
             judges=config.judges,
+            stream_address=self.stream_address,
+            tls_stream_address=self.tls_stream_address,
         )
 
     def peer_address_of(self, registration: BrokerRegistration) -> str:

@@ -82,6 +82,7 @@ from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
+from mq_broker.rpc.streams import FRAMED, METHODS
 from mq_broker.rpc.token_port import TokenDoor
 from mq_broker.security.audit import Audit
 from mq_broker.security.authenticating import ApiTokens
@@ -251,10 +252,12 @@ class _Broker:
             Locks(coordination),
         )
         # Health alone is asked past the gate: it tells nothing of anything.
-        for_clients = (rpc_service.handlers(services, self._gate), health_handler(self._readiness.why_not))
+        room = rpc_service.Room()
+        for_clients = (rpc_service.handlers(services, self._gate, room), health_handler(self._readiness.why_not))
+        streams = rpc_service.conversations(services, self._gate, room, FRAMED, METHODS)
         for_peers = peer_handlers(services, self._links, proof, refusals)
         door = TokenDoor((ApiTokens(self._authority),), self._audit)
-        self._ports.serve(for_clients, for_peers, self._links.accept, door)
+        self._ports.serve(for_clients, for_peers, self._links.accept, streams, door)
 
     def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:
         """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
@@ -430,9 +433,10 @@ class _Broker:
         spawn(self._readiness.watch(), "readiness")
         spawn(self._systemd.keep(self._readiness), "systemd")
         log.info(
-            "broker %d serves at %s, other brokers at %s, links at %s",
+            "broker %d serves at %s, streams at %s, other brokers at %s, links at %s",
             self._shell.broker,
             self.address,
+            self._ports.tls_stream_address or self._ports.stream_address or "no port that is told",
             self._ports.tls_peer_address or self._ports.peer_address or "no port",
             self._ports.tls_link_address or self._ports.link_address or "no port",
         )

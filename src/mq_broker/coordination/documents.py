@@ -195,7 +195,9 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
     return brokers
 
 
-_FURTHER_ADDRESSES: Final = ("tls_address", "tls_peer_address", "tls_link_address", "token_address")
+_FURTHER_ADDRESSES: Final = (
+    "tls_address", "tls_peer_address", "tls_link_address", "token_address", "stream_address", "tls_stream_address",
+)  # fmt: skip
 
 
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:

@@ -28,9 +28,11 @@ class BrokerRegistration:
     that stands alone, and the last one for a broker of 0.2.0. `message_bytes_max`: what it takes in one message from a
     client. `versions`: what it speaks and knows.
 
-    `tls_address`, `tls_peer_address` and `tls_link_address` are those of its ports with TLS; empty if it has none. Then
-    `address` and `peer_address` are those of its ports in plain text, which it has while a cluster is being secured, or
-    else the same ones; and there is no `link_address`.
+    `stream_address` is for clients' streams without gRPC; empty for a broker that has none that they reach.
+
+    `tls_address`, `tls_peer_address`, `tls_link_address` and `tls_stream_address` are those of its ports with TLS;
+    empty if it has none. Then `address` and `peer_address` are those of its ports in plain text, which it has while a
+    cluster is being secured, or else the same ones; and there is neither `link_address` nor `stream_address`.
 
     `token_address`: where clients reach it that show a token; empty if they do not.
 
@@ -50,12 +52,24 @@ class BrokerRegistration:
     zookeeper_auth: bool = False
     token_address: str = ""
     judges: bool = False
+    stream_address: str = ""
+    tls_stream_address: str = ""
 
     def address_for(self, port: ClientPort) -> str:
         """Where clients reach it that use ports of this kind; empty if they do not."""
         if port is ClientPort.TOKEN:
             return self.token_address
         return _reached(self.address, self.tls_address, tls=port is ClientPort.TLS)
+
+    def stream_address_for(self, port: ClientPort) -> str:
+        """Where it holds streams of such clients; empty if they cannot use its stream port, as with a token."""
+        match port:
+            case ClientPort.PLAIN:
+                return self.stream_address
+            case ClientPort.TLS:
+                return self.tls_stream_address
+            case ClientPort.TOKEN:
+                return ""
 
     def peer_address_for(self, *, tls: bool) -> str:
         """Where other brokers reach it, likewise."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import socket
 import ssl
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
@@ -137,7 +139,7 @@ class FramedWire(asyncio.BufferedProtocol):
         """As `send`, without waiting: to be asked for where there is room. Nothing, once the connection has ended."""
         transport = self._transport
         assert transport is not None
-        for piece in _joined(encode(message.header.SerializeToString(), message.parts)):
+        for piece in joined(encode(message.header.SerializeToString(), message.parts)):
             transport.write(piece)
 
     async def listen(self, hear: Hear) -> None:
@@ -175,12 +177,7 @@ class FramedWire(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        connection = transport.get_extra_info("socket")
-        if connection is not None:
-            # asyncio sets it only where the socket was made with the number of its protocol, which no accepted one was
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        prepare(transport)
         transport.write(preamble())
 
     def get_buffer(self, sizehint: int) -> Any:
@@ -249,7 +246,7 @@ def _check_error(header: pb.LinkHeader) -> None:
         raise Unreachable(f"the far side has ended the link: {shortened(header.error.message, _REASON_BYTES_MAX)}")
 
 
-def _joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
     """The same bytes in fewer pieces: small ones are joined."""
     run: list[Buffer] = []
     size = 0
@@ -264,6 +261,16 @@ def _joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 # ---------------------------------------------------------------------- both ends
+
+
+def prepare(transport: asyncio.Transport) -> None:
+    """What every connection is set to."""
+    connection = transport.get_extra_info("socket")
+    if connection is not None:
+        # asyncio sets it only where the socket was made with the number of its protocol, which no accepted one was
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_MS)
+    transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
 
 
 async def connect(address: str, tls: Tls | None = None) -> FramedWire:
@@ -303,19 +310,23 @@ Converse: TypeAlias = Callable[[FramedWire, Callable[[], None]], Awaitable[None]
 """Holds a link over a connection until it ends. The second is to be called once it is proved who is there."""
 
 
-class LinkServer:
-    """Owns the link port, and a task for each connection that was made to it."""
+class Accepting(ABC):
+    """Owns a port, and a task for each connection that was made to it, of which `connections_max` are held at a time.
+    `per_second`: so many are accepted at most; others wait in TCP."""
 
-    def __init__(self, listener: socket.socket, converse: Converse, tls: Tls | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, name: str, *, connections_max: float = math.inf, per_second: float = math.inf
+    ) -> None:
         self._listener = listener
-        self._converse = converse
-        self._tls = tls
+        self._name = name
+        self._connections_max = connections_max
+        self._pause_s = 1 / per_second
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers: dict[asyncio.Task[None], None] = {}
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._accepting = asyncio.create_task(self._accept(), name="accept links")
+        self._accepting = asyncio.create_task(self._accept(), name=f"accept {self._name}s")
 
     async def stop(self) -> None:
         """No connection is made or held any more."""
@@ -325,16 +336,25 @@ class LinkServer:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._listener.close()
 
+    @abstractmethod
+    async def _serve(self, connection: socket.socket) -> None:
+        """One connection, from its handshake to its end. Calls `_known` once it is proved who is there."""
+
     async def _accept(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            if self._pause_s:
+                await asyncio.sleep(self._pause_s)
             try:
                 connection, _ = await loop.sock_accept(self._listener)
             except OSError as error:
-                log.warning("a link cannot be accepted: %s", error)
+                log.warning("a %s cannot be accepted: %s", self._name, error)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
                 continue
-            task = asyncio.create_task(self._serve(connection), name="link")
+            if len(self._tasks) >= self._connections_max:
+                connection.close()
+                continue
+            task = asyncio.create_task(self._serve(connection), name=self._name)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
             self._strangers[task] = None
@@ -345,13 +365,22 @@ class LinkServer:
     def _known(self, task: asyncio.Task[None]) -> None:
         self._strangers.pop(task, None)
 
+
+class LinkServer(Accepting):
+    """The link port."""
+
+    def __init__(self, listener: socket.socket, converse: Converse, tls: Tls | None = None) -> None:
+        super().__init__(listener, "link")
+        self._converse = converse
+        self._tls = tls
+
     async def _serve(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
         wire = FramedWire()
         error: TritonMQError | None = None
         try:
-            await _begin(wire, connection, self._tls)
+            await begin(wire, connection, self._tls)
             await self._converse(wire, lambda: self._known(task))
         except Unreachable as gone:
             log.debug("a link has ended: %s", gone)
@@ -364,8 +393,8 @@ class LinkServer:
             wire.close(error)
 
 
-async def _begin(wire: FramedWire, connection: socket.socket, tls: Tls | None) -> None:
-    """Raises `Unreachable` if whoever connected has gone, or does not speak TLS."""
+async def begin(wire: asyncio.BufferedProtocol, connection: socket.socket, tls: Tls | None) -> None:
+    """The handshake of an accepted connection. Raises `Unreachable` if whoever connected has gone, or speaks no TLS."""
     try:
         await asyncio.get_running_loop().connect_accepted_socket(
             lambda: wire,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Final, Generic, NoReturn, Protocol, TypeAlias, TypeVar, assert_never
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, assert_never
 
 import grpc
 from google.protobuf.message import Message
@@ -35,7 +35,7 @@ from mq_broker.security.authority import Asker
 from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
-from mq_protocol.errors import InternalError, Overloaded, TritonMQError
+from mq_protocol.errors import InternalError, InvalidRequest, Overloaded, TritonMQError
 from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STREAMS_MAX
 from mq_protocol.methods import BROKER, Kind, Method
 from mq_protocol.quotas import Quota
@@ -57,10 +57,28 @@ UNARY: Final = BROKER.unary
 path: Final = BROKER.path
 
 
+class Coding(NamedTuple):
+    """How the messages of a call are, as its connection gives and takes them: bytes of gRPC, or messages of a stream
+    port."""
+
+    encode: Callable[[Envelope[Any]], Any]
+    plain: Callable[[bytes], Any]  # of a message without payload, given its serialized form
+    decode: Callable[[Any, type[pb.ProduceHeader], int], Envelope[pb.ProduceHeader]]
+    body: Callable[[Any], bytes]  # serialized, of a message without payload
+    size: Callable[[Any], int]
+
+
+def _as_it_is(data: bytes) -> bytes:
+    return data
+
+
+BY_GRPC: Final = Coding(encode, _as_it_is, decode, _as_it_is, len)
+
+
 class Incoming(Generic[T]):
     """The requests of one stream, in order; ends when the client has said its last."""
 
-    def __init__(self, context: aio.ServicerContext[Any, Any], decoder: Callable[[bytes], T]) -> None:
+    def __init__(self, context: aio.ServicerContext[Any, Any], decoder: Callable[[Any], T]) -> None:
         self._context = context
         self._decoder = decoder
 
@@ -78,25 +96,30 @@ class _Produced(Incoming[T]):
     """The same of batches. Nothing is read while those that were are not paid for: what comes waits in TCP."""
 
     def __init__(
-        self, context: aio.ServicerContext[Any, Any], decoder: Callable[[bytes], T], meter: Meter | None
+        self,
+        context: aio.ServicerContext[Any, Any],
+        decoder: Callable[[Any], T],
+        meter: Meter | None,
+        size: Callable[[Any], int],
     ) -> None:
         super().__init__(context, decoder)
         self._meter = meter
+        self._size = size
 
     async def __anext__(self) -> T:
         await pacing.room(self._meter, Quota.PRODUCE)
         data = await self._context.read()
         if data is EOF:
             raise StopAsyncIteration
-        charge(self._meter, Quota.PRODUCE, len(data))
+        charge(self._meter, Quota.PRODUCE, self._size(data))
         return self._decoder(data)
 
 
-class _Room:
+class Room:
     """Owns the number of streams that clients may have open at this broker."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, most: int | None = None) -> None:
+        self._most = STREAMS_MAX if most is None else most
         self._open = 0
 
     def __enter__(self) -> None:
@@ -218,18 +241,20 @@ def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]])
     return grpc.unary_stream_rpc_method_handler(handle)
 
 
-def sender(context: aio.ServicerContext[Any, Any], method: Method, meter: Meter | None) -> Send[Any]:
+def sender(
+    context: aio.ServicerContext[Any, Any], method: Method, meter: Meter | None, coding: Coding = BY_GRPC
+) -> Send[Any]:
     """What writes to the stream. Bytes of records count for the quota of whoever is sent them."""
     if not _is_envelope(method.response):
 
         async def send(message: Message) -> None:
-            await context.write(message.SerializeToString())
+            await context.write(coding.plain(message.SerializeToString()))
 
         return send
 
     async def send_records(message: Envelope[Any]) -> None:
-        data = encode(message)
-        charge(meter, Quota.FETCH, len(data))
+        data = coding.encode(message)
+        charge(meter, Quota.FETCH, coding.size(data))
         await context.write(data)
 
     return send_records
@@ -252,9 +277,9 @@ def _refused(header: pb.ProduceHeader, error: TritonMQError) -> RefusedBatch:
     return refused
 
 
-def handlers(service: object, gate: Gate) -> grpc.GenericRpcHandler[Any, Any]:
+def handlers(service: object, gate: Gate, room: Room | None = None) -> grpc.GenericRpcHandler[Any, Any]:
     """The Broker service, answered by `service`: each of its methods behind the gate."""
-    room = _Room(STREAMS_MAX)
+    room = room or Room()
     methods = {}
     for name, method in BROKER.methods.items():
         door = gate.door(method)
@@ -272,8 +297,39 @@ def handlers(service: object, gate: Gate) -> grpc.GenericRpcHandler[Any, Any]:
     return grpc.method_handlers_generic_handler(BROKER.name, methods)
 
 
+def conversations(
+    service: object, gate: Gate, room: Room, coding: Coding, methods: Iterable[str]
+) -> dict[str, Conversation]:
+    """The same of some streams, for a connection that is not gRPC's: each reads what it is asked from the context,
+    counts as a stream, and raises what ends it."""
+    return {name: _counted(name, _held(BROKER.methods[name], service, gate, room, coding)) for name in methods}
+
+
+def _held(method: Method, service: object, gate: Gate, room: Room, coding: Coding) -> Conversation:
+    serve, door = getattr(service, method.attribute), gate.door(method)
+    if method.kind is Kind.CONVERSATION:
+        return _conversing(method, serve, door, room, coding)
+    give = _answering(method, serve, door, room, coding)
+
+    async def hold(context: aio.ServicerContext[Any, Any]) -> None:
+        data = await context.read()
+        if data is EOF:
+            raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
+        await give(coding.body(data), context)
+
+    return hold
+
+
+def _counted(name: str, hold: Conversation) -> Conversation:
+    async def counted(context: aio.ServicerContext[Any, Any]) -> None:
+        with Measured(name, stream=True):
+            await hold(context)
+
+    return counted
+
+
 def _answering(
-    method: Method, answer: Callable[..., Awaitable[None]], door: Door, room: _Room
+    method: Method, answer: Callable[..., Awaitable[None]], door: Door, room: Room, coding: Coding = BY_GRPC
 ) -> Callable[[bytes, Any], Awaitable[None]]:
     bounded: Bounded[Any] = Bounded(method.name, method.request)
 
@@ -283,12 +339,14 @@ def _answering(
         with door.under_way(asker) as call, room, door.present(asker, stream=True):
             await door.hold_back(asker, request)
             call.grants.update(await door.admit(asker, request))
-            await answer(request, sender(context, method, asker.meter))
+            await answer(request, sender(context, method, asker.meter, coding))
 
     return give
 
 
-def _conversing(method: Method, converse: Callable[..., Awaitable[None]], door: Door, room: _Room) -> Conversation:
+def _conversing(
+    method: Method, converse: Callable[..., Awaitable[None]], door: Door, room: Room, coding: Coding = BY_GRPC
+) -> Conversation:
     bounded: Bounded[Any] = Bounded(method.name, method.request)
 
     async def admitted(requests: AsyncIterator[Any], call: UnderWay) -> AsyncIterator[Any]:
@@ -302,19 +360,19 @@ def _conversing(method: Method, converse: Callable[..., Awaitable[None]], door: 
             await door.hold_back(asker, None)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
             if _is_envelope(method.request):
-                requests: Any = _Produced(context, _batches(door, call), asker.meter)
+                requests: Any = _Produced(context, _batches(door, call, coding), asker.meter, coding.size)
             else:
-                requests = admitted(bounded.read_all(Incoming(context, bytes)), call)
-            await converse(requests, sender(context, method, asker.meter))
+                requests = admitted(bounded.read_all(Incoming(context, coding.body)), call)
+            await converse(requests, sender(context, method, asker.meter, coding))
 
     return hold
 
 
-def _batches(door: Door, call: UnderWay) -> Callable[[bytes], Envelope[pb.ProduceHeader]]:
+def _batches(door: Door, call: UnderWay, coding: Coding) -> Callable[[Any], Envelope[pb.ProduceHeader]]:
     """Reads the batches of one stream, each judged by itself."""
 
-    def read(data: bytes) -> Envelope[pb.ProduceHeader]:
-        batch = decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
+    def read(data: Any) -> Envelope[pb.ProduceHeader]:
+        batch = coding.decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
         error = door.admit_batch(call, batch.header)
         return batch if error is None else _refused(batch.header, error)
 

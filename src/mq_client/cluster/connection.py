@@ -162,6 +162,7 @@ class Connection:
         self._held_back = HeldBack()
         self._brokers: dict[int, str] = {}
         self._racks: dict[int, str] = {}
+        self._stream_addresses: dict[str, str] = {}
         self._topics: dict[str, tuple[float, TopicView]] = {}
         self._answered: str | None = None  # who answered last is asked first: one that hangs is not met again and again
 
@@ -312,6 +313,10 @@ class Connection:
     def broker_address(self, broker: int) -> str | None:
         return self._brokers.get(broker)
 
+    def stream_address(self, address: str) -> str:
+        """The stream port of the broker at that address; empty if it has told none that is of use here."""
+        return self._stream_addresses.get(address, "")
+
     def leader_address(self, topic: TopicView, partition: int) -> str | None:
         """Where the partition's leader listens; None while nobody is known to lead."""
         return self._brokers.get(topic.leaders[partition])
@@ -323,6 +328,7 @@ class Connection:
             if response.brokers:
                 self._brokers = {broker.id: broker.address for broker in response.brokers}
                 self._racks = {broker.id: broker.rack for broker in response.brokers}
+                self._stream_addresses = {broker.address: broker.stream_address for broker in response.brokers}
             for info in response.topics:
                 self._topics[info.name] = (when, _newer(self._topics.get(info.name), _view(info)))
             for name in response.unknown_topics:

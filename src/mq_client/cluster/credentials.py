@@ -1,5 +1,5 @@
-"""What gRPC is given of a client's certificate or token, and when it has to be given another: once the files were
-replaced.
+"""What gRPC is given of a client's certificate or token, and `ssl` of its certificate, and when they have to be given
+another: once the files were replaced.
 
 Channels are keyed by the generation that is told here, since a channel keeps what it was made with.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -27,10 +28,11 @@ LOOK_S: Final = 1.0
 
 
 class Credentials(NamedTuple):
-    """`generation` 0 is plain text."""
+    """`generation` 0 is plain text. `tls`: the same for a connection that is not gRPC's."""
 
     generation: int
     channel: grpc.ChannelCredentials | None
+    tls: ssl.SSLContext | None = None
 
 
 PLAIN: Final = Credentials(0, None)
@@ -106,13 +108,13 @@ class _Kept:
         if found == self._seen:
             return
         pem = read(files)
-        context(pem, server=False)  # refuses a pair that does not match, as while two files are being replaced
+        tls = context(pem, server=False)  # refuses a pair that does not match, as while two files are being replaced
         if pem != self._known:
             if self._known is None and (fault := open_to_others(files.key)):
                 log.warning("%s", fault)  # not refused: Spark's files come to its workers open to others
             self._known = pem
             credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
-            self._now = Credentials(self._now.generation + 1, credentials)
+            self._now = Credentials(self._now.generation + 1, credentials, tls)
         self._seen, self._told = found, ""
 
 

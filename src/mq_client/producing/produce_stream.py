@@ -1,8 +1,12 @@
-"""One Produce stream to one broker: requests go out through a queue that gRPC reads, answers come in on a thread of its
-own."""
+"""One Produce stream to one broker: requests go out as they are given, answers come in on a thread of its own.
+
+It goes over the broker's stream port where that can be reached (cluster/streams.py), else by gRPC, which reads the
+requests from a queue.
+"""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -10,10 +14,15 @@ from typing import Any, Final
 
 import grpc
 
+from mq_client.cluster import streams
 from mq_client.cluster.channels import NOBODY, Client, channel, generation, meaning, open_produce
+from mq_client.cluster.streams import Duplex, NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
+from mq_protocol.streams import Kind, parsed, say_envelope
+
+log = logging.getLogger(__name__)
 
 _CONNECT_S: Final = 2.0
 _END: Final = None
@@ -24,6 +33,7 @@ class ProduceStream:
 
     `on_results` gets answers in the order they come; `on_broken` is called once, last, with whether anything can have
     reached the broker. Both in the stream's thread. `correlations` and `bytes` are the sender's, under its lock.
+    `stream_address`: the broker's stream port; empty if it has none.
     """
 
     def __init__(
@@ -32,8 +42,10 @@ class ProduceStream:
         on_results: Callable[[ProduceStream, Sequence[pb.ProduceResult]], None],
         on_broken: Callable[[ProduceStream, TritonMQError, bool], None],
         client: Client = NOBODY,
+        stream_address: str = "",
     ) -> None:
         self.address = address
+        self._stream_address = stream_address
         self._client = client
         self.correlations: dict[int, int] = {}  # unanswered: correlation -> bytes
         self.bytes = 0
@@ -41,18 +53,27 @@ class ProduceStream:
         self._on_broken = on_broken
         # Bounded by what the sender lets be unanswered on a stream.
         self._requests: queue.SimpleQueue[Envelope[pb.ProduceHeader] | None] = queue.SimpleQueue()
+        self._connecting = threading.Lock()
+        self._duplex: Duplex | None = None
         self._call: Any = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"tritonmq-produce-{address}", daemon=True)
         self._thread.start()
 
     def send(self, request: Envelope[pb.ProduceHeader]) -> None:
-        self._requests.put(request)
+        if self._duplex is None:
+            with self._connecting:  # else it might overtake those that wait for the connection
+                if self._duplex is None:
+                    self._requests.put(request)
+                    return
+        self._duplex.send(say_envelope(request))
 
     def close(self, timeout_s: float) -> None:
         """End the stream and its thread."""
         self._closed = True
         self._requests.put(_END)
+        if self._duplex is not None:
+            self._duplex.close()
         call = self._call
         if call is not None:
             call.cancel()
@@ -60,9 +81,49 @@ class ProduceStream:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        if not connected(self.address, _CONNECT_S, self._client):
-            self._on_broken(self, Unreachable(f"broker at {self.address} cannot be reached"), False)
+        try:
+            duplex = self._dialled()
+        except TritonMQError as error:
+            self._on_broken(self, error, False)
             return
+        if duplex is not None:
+            self._hear(duplex)
+        else:
+            self._hear_by_grpc()
+
+    def _dialled(self) -> Duplex | None:
+        """The connection; None if gRPC has one. Raises `Unreachable` if there is neither."""
+        tried = streams.usable(self._stream_address)
+        if tried:
+            try:
+                return Duplex(*streams.dial(self._stream_address, self._client), self.address)
+            except NoStreamPort as error:
+                log.debug("%s; gRPC is tried", error)
+        if not connected(self.address, _CONNECT_S, self._client):
+            raise Unreachable(f"broker at {self.address} cannot be reached")
+        if tried:
+            streams.avoid(self._stream_address)
+        return None
+
+    def _hear(self, duplex: Duplex) -> None:
+        error: TritonMQError = Unreachable(f"broker at {self.address} ended the stream")
+        try:
+            duplex.send(streams.open_message("Produce"))
+            with self._connecting:
+                while not self._requests.empty():
+                    request = self._requests.get()
+                    if request is not _END:
+                        duplex.send(say_envelope(request))
+                self._duplex = duplex
+            while not self._closed and (message := duplex.receive()).kind is Kind.MESSAGE:
+                self._on_results(self, parsed(message.body, pb.ProduceResponse).results)
+        except TritonMQError as cause:
+            error = cause
+        finally:
+            duplex.release()
+            self._on_broken(self, error, True)
+
+    def _hear_by_grpc(self) -> None:
         made_with = generation(self._client)
         self._call = open_produce(self.address, iter(self._requests.get, _END), self._client)
         if self._closed:

@@ -271,7 +271,11 @@ class Sender:
         stream = self._streams.get(address)
         if stream is None:
             stream = self._streams[address] = ProduceStream(
-                address, self._on_results, self._on_broken, self._connection.client
+                address,
+                self._on_results,
+                self._on_broken,
+                self._connection.client,
+                self._connection.stream_address(address),
             )
         return stream
 

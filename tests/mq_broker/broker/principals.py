@@ -24,7 +24,8 @@ _KEY = "principal-of-a-test"
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers of this process believe the names that `As` gives."""
+    """Brokers of this process believe the names that `As` gives. Only gRPC can: clients leave stream ports alone."""
+    monkeypatch.setenv("TRITONMQ_TRANSPORT", "grpc")
     real = callers.note_caller
 
     def note(context: Any) -> Principal:

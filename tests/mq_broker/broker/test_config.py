@@ -38,6 +38,8 @@ def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> Broke
         ({"peer_listen": "there:port"}, "--peer-listen"),
         ({"link_listen": "there:port"}, "--link-listen"),
         ({"link_advertised": "there"}, "--link-advertise"),
+        ({"stream_listen": "there:port"}, "--stream-listen"),
+        ({"stream_advertised": "there"}, "--stream-advertise"),
         ({"peer_advertised": "there:70000"}, "--peer-advertise"),
         ({"rack": "r" * (NAME_BYTES_MAX + 1)}, "rack"),
         ({"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX - 1}, "--message-bytes-max"),
@@ -129,3 +131,19 @@ def test_a_broker_without_a_zookeeper_stands_alone() -> None:
     assert isinstance(config(zookeeper="127.0.0.1:2181").make_coordination(), ZooKeeperCoordination)
     given: Any = object()
     assert config(zookeeper="127.0.0.1:2181", coordination=lambda: given).make_coordination() is given
+
+
+def test_clients_streams_are_held_at_a_free_port_of_the_host_of_clients_unless_another_place_is_given() -> None:
+    assert config("10.0.0.1:7400").streams_at == "10.0.0.1:0"
+    assert config("10.0.0.1:7400", stream_listen="10.0.0.3:7").streams_at == "10.0.0.3:7"
+    assert config("10.0.0.1:7400").stream_address(8, 7400) == "10.0.0.1:8"
+    assert config("0.0.0.0:7400").stream_address(8, 7400) == f"{HERE}:8"
+    assert config("0.0.0.0:7400", advertised="there:7400").stream_address(8, 7400) == "there:8"
+    assert config("0.0.0.0:7400", advertised="there:9", stream_listen="0.0.0.0:8").stream_address(8, 7400) == "there:8"
+    assert config("10.0.0.1:1", advertised="there:9", stream_listen="10.0.0.3:7").stream_address(7, 1) == "10.0.0.3:7"
+    assert config(stream_listen="10.0.0.3:7", stream_advertised="there:5").stream_address(7, 7400) == "there:5"
+
+
+def test_a_stream_port_behind_something_that_stands_before_the_clients_port_is_not_told() -> None:
+    assert config("127.0.0.1:7400", advertised="there:9").stream_address(8, 7400) == ""
+    assert config("127.0.0.1:0", advertised="there:9").stream_address(8, 30_000) == ""

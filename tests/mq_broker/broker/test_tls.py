@@ -21,7 +21,10 @@ from mq_broker.rpc import bounds
 from mq_cli.health import health
 from mq_client import Admin, Consumer, Producer, Reader, Security
 from mq_client.cluster import handshake
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import NotAuthenticated, PermissionDenied
+from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.methods import BROKER
@@ -242,6 +245,33 @@ def test_random_bytes_reach_no_protobuf_and_leave_nothing(tmp_path: Path, monkey
     with_broker(certs, tmp_path / "data", job)
 
 
+def test_a_stream_port_with_tls_is_told_to_those_who_can_use_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITONMQ_TRANSPORT", raising=False)
+    certs = Certs(tmp_path / "certs", 1)
+    security = certs.user("admin")
+    plain = f"{HOST}:{free_port(HOST)}"
+
+    def told(address: str, security: Security | None) -> str:
+        connection = Connection(address, security=security)
+        [broker] = connection.metadata(Deadline(TIMEOUT_MS)).brokers
+        return broker.stream_address
+
+    def job(address: str) -> None:
+        assert told(address, security)
+        assert told(plain, None) == ""
+        with Admin(address, security=security) as admin:
+            admin.create_topic("t", partitions=1, replicas=1)
+        for where, who in ((plain, None), (address, security)):
+            with Producer(where, security=who) as producer:
+                producer.publish("t", "x").result()
+                [stream] = producer._sender._streams.values()
+                assert (stream._duplex is not None) is (who is not None)
+
+    with_broker(certs, tmp_path / "data", job, also_plaintext=plain)
+
+
 def test_a_connection_that_is_too_old_ends_and_nobody_notices(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
     security = certs.user("admin")
@@ -274,7 +304,11 @@ def test_what_is_open_to_other_machines_needs_certificates_or_a_word(tmp_path: P
             config(anywhere)
         assert config(anywhere, insecure=True).is_open_to_all
         assert not config(anywhere, certs=tmp_path).is_open_to_all
-    for option, fields in (("--peer-listen", {"peer_listen": "0.0.0.0:1"}), ("--link-listen", {"link_listen": ":1"})):
+    for option, fields in (
+        ("--peer-listen", {"peer_listen": "0.0.0.0:1"}),
+        ("--link-listen", {"link_listen": ":1"}),
+        ("--stream-listen", {"stream_listen": ":1"}),
+    ):
         with pytest.raises(InvalidSetting, match=option):
             config(**fields)
     for senseless in (

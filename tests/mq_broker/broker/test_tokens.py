@@ -21,6 +21,8 @@ from mq_broker.security.failures import DELAY_S, FAILURES
 from mq_broker.security.names import ANONYMOUS
 from mq_cli.main import run
 from mq_client import AclRule, Admin, Consumer, Producer, Reader, Security
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InvalidRequest, InvalidSetting, NotAuthenticated, PermissionDenied, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
@@ -154,6 +156,9 @@ def test_each_port_tells_the_addresses_of_its_own_kind(tmp_path: Path) -> None:
             assert [each.address for each in admin.describe_cluster().brokers] == [place.broker]
         with Admin(place.tokens, security=place.security(token)) as admin:
             assert [each.address for each in admin.describe_cluster().brokers] == [place.tokens]
+        for address, security in ((place.tokens, place.security(token)), (place.broker, place.certs.user("admin"))):
+            [told] = Connection(address, security=security).metadata(Deadline(10_000)).brokers
+            assert bool(told.stream_address) is (address == place.broker)  # it demands a certificate
 
     beside(tmp_path, job)
 

@@ -39,7 +39,7 @@ class Clock:
 class Stream:
     """A broker's end of a produce stream: what was sent on it."""
 
-    def __init__(self, address: str, on_results: Any, on_broken: Any, _client: object) -> None:
+    def __init__(self, address: str, on_results: Any, on_broken: Any, *_client: object) -> None:
         self.address = address
         self.correlations: dict[int, int] = {}
         self.bytes = 0

@@ -115,6 +115,7 @@ class Machine:
             self.disk.path,
             peer_listen=f"{self.name}:9001",
             link_listen=f"{self.name}:9002",
+            stream_listen=f"{self.name}:9003",
             memory_high=MEMORY_HIGH,
             coordination=lambda: Session(self.cluster.zookeeper),
             stop_timeout_ms=5_000,

@@ -1,0 +1,432 @@
+"""The stream port: calls of clients on TCP, or on TLS above it, without gRPC. mq_protocol/streams.py has what is said.
+
+A connection is in the place of gRPC's context (`StreamWire`), so what answers a call, and the gate before it, are the
+same (service.py, gate.py). One call at a time; its task is the connection's, and ends with it. What is received waits
+in TCP while nobody reads it: little more than one message is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import socket
+import ssl
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from mq_broker.rpc.framed import Accepting, Tls, begin, joined, prepare
+from mq_broker.rpc.service import EOF, Coding, Conversation
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Buffer, Envelope
+from mq_protocol.error_messages import to_wire
+from mq_protocol.errors import InternalError, InvalidRequest, RequestTooLarge, TritonMQError, Unreachable
+from mq_protocol.framing import STREAM, Receiver
+from mq_protocol.limits import (
+    CONNECTION_AGE_GRACE_MS,
+    HANDSHAKE_TIMEOUT_MS,
+    PRODUCE_HEADER_BYTES_MAX,
+)
+from mq_protocol.methods import BROKER
+from mq_protocol.pem import names_in
+from mq_protocol.streams import (
+    KIND_BYTES,
+    OPEN_BYTES_MAX,
+    PING_S,
+    PREAMBLE,
+    SILENCE_S,
+    Kind,
+    Said,
+    parsed,
+    said,
+    say,
+    say_envelope,
+)
+from mq_protocol.versions import Versions, check_overlap, ours
+
+log = logging.getLogger(__name__)
+
+METHODS: Final = ("Produce",)
+"""What is served here. All else is asked by gRPC, and so may these be."""
+
+ACCEPTS_PER_S: Final = 500
+"""A handshake of TLS takes the loop about a millisecond. Whoever comes when there are more waits in TCP."""
+
+IDLE_MS: Final = 60_000
+"""Without a call for so long a connection is closed. Clients keep one for half of that."""
+
+UNREAD_BYTES: Final = 64 << 10
+"""Of messages that wait for whoever reads them; then no more is received."""
+
+LINGER_S: Final = 1.0
+"""How long the far side is given to read why a call ends."""
+
+_LEFT: Final = memoryview(bytearray(64 << 10))
+"""Where bytes go that nobody listens to any more. It is never read."""
+
+_LOOK_S: Final = 5.0
+_AGE_SPREAD: Final = 0.1
+
+
+def _message_of(data: Said, kind: type[pb.ProduceHeader], header_bytes_max: int) -> Envelope[pb.ProduceHeader]:
+    if len(data.body) > header_bytes_max:
+        raise RequestTooLarge(
+            f"a message's header of {len(data.body)} bytes is above {header_bytes_max}: only the payload may be large"
+        )
+    header = parsed(data.body, kind)
+    return Envelope(header, (data.payload,) if data.payload else ())
+
+
+def _body_of(data: Said) -> bytes:
+    if data.payload:
+        raise InvalidRequest("a request with a payload: this method has none")
+    return data.body
+
+
+def _plain(body: bytes) -> list[Buffer]:
+    return say(Kind.MESSAGE, body)
+
+
+def _size_of(message: Said | list[Buffer]) -> int:
+    if isinstance(message, Said):
+        return message.nbytes
+    return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in message)
+
+
+FRAMED: Final = Coding(say_envelope, _plain, _message_of, _body_of, _size_of)
+
+
+class StreamWire(asyncio.BufferedProtocol):
+    """Owns one connection. In a call it stands in the place of gRPC's context: `auth_context`, `peer`, `read`,
+    `write`."""
+
+    def __init__(self, message_bytes_max: int) -> None:
+        self._message_bytes_max = message_bytes_max
+        self._receiver = Receiver(OPEN_BYTES_MAX, OPEN_BYTES_MAX, spoken=STREAM)
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._task = asyncio.current_task()
+        self._unread: deque[Said] = deque()
+        self._unread_bytes = 0
+        self._reader: asyncio.Future[None] | None = None
+        self._reading = True
+        self._room = asyncio.Event()
+        self._room.set()
+        self._error: TritonMQError | None = None  # why nothing more is taken from this connection
+        self._gone = False
+        self._in_call = False
+        self._watched = False
+        self._old = False
+        self._heard_at = self._loop.time()
+        self._look: asyncio.TimerHandle | None = None
+
+    # ------------------------------------------------------------------ as gRPC's context
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """What the handshake has proved, as gRPC says it (security/names.py)."""
+        secured: ssl.SSLObject | None = self._up().get_extra_info("ssl_object")
+        if secured is None:
+            return {"transport_security_type": [b"insecure"]}
+        der = secured.getpeercert(binary_form=True)
+        uris, common_name = names_in(secured.getpeercert() or {})
+        proved = {
+            "transport_security_type": [b"ssl"],
+            "ssl_tls_version": [(secured.version() or "").encode()],
+            "peer_uri": [uri.encode() for uri in uris],
+            "x509_common_name": [common_name.encode()],
+        }
+        return proved if der is None else {**proved, "x509_pem_cert": [ssl.DER_cert_to_PEM_cert(der).encode()]}
+
+    def peer(self) -> str:
+        """Where it comes from, as gRPC writes it."""
+        host, port, *_ = self._up().get_extra_info("peername") or ("", 0)
+        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+    async def read(self) -> Any:
+        """The next message of the call, a `Said`; `EOF` once the client has said its last. Raises what ends the
+        call."""
+        message = await self._next()
+        if message.kind is Kind.END:
+            self._unread.appendleft(message)  # to be read as often as it is asked for
+            return EOF
+        if message.kind is not Kind.MESSAGE:
+            raise InvalidRequest(f"{message.kind.name} within a call: it has to be ended first")
+        return message
+
+    async def write(self, pieces: list[Buffer]) -> None:
+        """Waits while the client does not read."""
+        transport = self._up()
+        for piece in joined(pieces):
+            transport.write(piece)
+        if not self._room.is_set():
+            await self._room.wait()
+            self._up()
+
+    # ------------------------------------------------------------------ of the connection
+
+    async def opened(self) -> pb.StreamOpen | None:
+        """The next call; None if there will be none. Raises `InvalidRequest` and its like for what is no call."""
+        self._bound(OPEN_BYTES_MAX, OPEN_BYTES_MAX)
+        self._take()
+        try:
+            message = await self._next()
+        except Unreachable:
+            return None
+        if message.kind is not Kind.OPEN or message.payload:
+            raise InvalidRequest("a call begins with the name of a method")
+        return parsed(message.body, pb.StreamOpen)
+
+    def begin(self, method: str, *, watched: bool) -> None:
+        """A call begins. `watched`: the client answers when it is asked whether it is there."""
+        request = BROKER.methods[method].bound.bytes_max
+        if method == "Produce":
+            self._bound(PRODUCE_HEADER_BYTES_MAX, self._message_bytes_max)
+        else:
+            self._bound(request, request)
+        self._in_call, self._watched = True, watched
+        self._heard_at = self._loop.time()
+        self._take()
+
+    def end(self) -> bool:
+        """The call is over. Whether there may be another."""
+        self._in_call = self._watched = False
+        self._unread.popleft()  # the client's END, to which it was read
+        self._up().write(b"".join(say(Kind.END)))
+        return not self._old
+
+    def grow_old(self, grace_s: float) -> None:
+        """It ends with the call that is under way, and after the grace in any case."""
+        self._old = True
+        if not self._in_call:
+            self._fail(Unreachable("the connection has become too old: make another one"))
+        else:
+            self._loop.call_later(grace_s, self._cut)
+
+    def close(self, error: TritonMQError | None) -> None:
+        """End the connection, once what was written is sent; `LINGER_S` later in any case."""
+        transport, self._gone = self._transport, True
+        self._fail(error or Unreachable("the connection was ended here"))
+        if self._look is not None:
+            self._look.cancel()
+        if transport is None or transport.is_closing():
+            return
+        if error is None:
+            transport.close()
+            return
+        transport.write(b"".join(say(Kind.ERROR, to_wire(error).SerializeToString())))
+        # To close while there is something to read would reset the connection, and the client might not read this
+        if transport.can_write_eof():
+            transport.write_eof()
+            transport.resume_reading()
+        else:
+            transport.close()
+        self._loop.call_later(LINGER_S, transport.abort)
+
+    # ------------------------------------------------------------------ what asyncio tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        prepare(transport)
+        transport.write(PREAMBLE)
+        self._look = self._loop.call_later(_LOOK_S, self._look_after)
+
+    def get_buffer(self, sizehint: int) -> Any:
+        return _LEFT if self._error is not None else self._receiver.buffer()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._error is None:
+            self._heard_at = self._loop.time()
+            self._receiver.received(nbytes)
+            self._take()
+
+    def eof_received(self) -> None:
+        self._lost("the client has ended the connection")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost(f"the connection broke: {exc}")
+
+    def pause_writing(self) -> None:
+        self._room.clear()
+
+    def resume_writing(self) -> None:
+        self._room.set()
+
+    # ------------------------------------------------------------------ private
+
+    def _bound(self, header_bytes_max: int, message_bytes_max: int) -> None:
+        self._receiver.header_bytes_max = header_bytes_max + KIND_BYTES
+        self._receiver.message_bytes_max = message_bytes_max + KIND_BYTES
+
+    def _take(self) -> None:
+        """What is whole, up to the bound of what may wait. Of what opens a call no more than that is taken: what is
+        behind it may be larger."""
+        try:
+            while self._error is None and self._unread_bytes < UNREAD_BYTES:
+                if not self._in_call and self._unread:
+                    break
+                found = self._receiver.next()
+                if found is None:
+                    break
+                message = said(found)
+                if message.kind is Kind.PING:
+                    self._answer()
+                elif message.kind is not Kind.PONG:
+                    self._unread.append(message)
+                    self._unread_bytes += message.nbytes
+        except TritonMQError as error:
+            self._fail(error)
+        self._flow()
+        if (self._unread or self._error is not None) and self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _answer(self) -> None:
+        transport = self._up()
+        if self._room.is_set():  # else there is more than enough on its way to say that this end lives
+            transport.write(b"".join(say(Kind.PONG)))
+
+    def _flow(self) -> None:
+        """Receive, or leave what comes in TCP. What was received is taken to its last message before more is."""
+        transport = self._transport
+        reading = self._unread_bytes < UNREAD_BYTES and (self._in_call or not self._unread)
+        if transport is None or reading is self._reading or transport.is_closing() or self._error is not None:
+            return
+        self._reading = reading
+        if reading:
+            self._heard_at = self._loop.time()
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
+
+    async def _next(self) -> Said:
+        while not self._unread:
+            if self._error is not None:
+                raise self._error
+            self._reader = self._loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message = self._unread.popleft()
+        self._unread_bytes -= message.nbytes
+        if self._in_call:  # else what is behind it may have other bounds
+            self._take()
+        return message
+
+    def _look_after(self) -> None:
+        """Whether the client is still there. While nothing is received it may have spoken all the same."""
+        self._look = self._loop.call_later(_LOOK_S, self._look_after)
+        if not self._watched or not self._reading:
+            return
+        silent_s = self._loop.time() - self._heard_at
+        if silent_s >= SILENCE_S + _LOOK_S:
+            self._cut()
+        elif silent_s >= PING_S and self._room.is_set():
+            self._up().write(b"".join(say(Kind.PING)))
+
+    def _cut(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _lost(self, why: str) -> None:
+        self._fail(Unreachable(why))
+        if not self._gone:
+            self._gone = True
+            self._room.set()
+            if self._in_call and self._task is not None:
+                self._task.cancel()  # as gRPC does: nobody waits for the answer any more
+
+    def _fail(self, error: TritonMQError) -> None:
+        if self._error is None:
+            self._error = error
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _up(self) -> asyncio.Transport:
+        if self._gone:
+            raise self._error or Unreachable("the connection has ended")
+        assert self._transport is not None
+        return self._transport
+
+
+class StreamServer(Accepting):
+    """The stream port. `conversations`: what holds a call, by the name of its method. `age_ms`: how old a connection
+    becomes; None: as old as it likes."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        conversations: Mapping[str, Conversation],
+        message_bytes_max: int,
+        connections_max: int,
+        tls: Tls | None = None,
+        age_ms: int | None = None,
+    ) -> None:
+        super().__init__(listener, "stream", connections_max=connections_max, per_second=ACCEPTS_PER_S)
+        self._conversations = conversations
+        self._message_bytes_max = message_bytes_max
+        self._tls = tls
+        self._age_ms = age_ms
+
+    async def _serve(self, connection: socket.socket) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        wire = StreamWire(self._message_bytes_max)
+        error: TritonMQError | None = None
+        age: asyncio.TimerHandle | None = None
+        try:
+            await begin(wire, connection, self._tls)
+            if self._age_ms is not None:
+                age = self._grow_old(wire, self._age_ms)
+            wait_ms = HANDSHAKE_TIMEOUT_MS
+            while (opened := await self._opened(wire, wait_ms)) is not None:
+                self._known(task)
+                await self._hold(wire, opened)
+                if not wire.end():
+                    break
+                wait_ms = IDLE_MS
+        except Unreachable as gone:
+            error = gone
+        except TritonMQError as refused:
+            error = refused
+        except Exception as failure:
+            log.exception("a stream failed")
+            error = InternalError(f"a stream failed in the broker ({type(failure).__name__}): see the broker's log")
+        finally:
+            if age is not None:
+                age.cancel()
+            wire.close(error)
+
+    @staticmethod
+    async def _opened(wire: StreamWire, wait_ms: int) -> pb.StreamOpen | None:
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                return await wire.opened()
+        except TimeoutError:
+            return None
+
+    async def _hold(self, wire: StreamWire, opened: pb.StreamOpen) -> None:
+        """One call to its end. Raises what ends it otherwise."""
+        theirs = Versions.said(opened.protocol, opened.protocol_oldest)
+        check_overlap("this broker", ours(), "this client", theirs)
+        held = self._conversations.get(opened.method)
+        if held is None:
+            raise InvalidRequest(
+                f"the stream port has no method {opened.method[:100]!r}: ask it by gRPC, at the address for clients"
+            )
+        wire.begin(opened.method, watched=not opened.timeout_ms)
+        try:
+            async with asyncio.timeout(opened.timeout_ms / 1000 if opened.timeout_ms else None):
+                await held(wire)  # type: ignore[arg-type]  # stands in the place of gRPC's context
+                if await wire.read() is not EOF:
+                    raise InvalidRequest(f"{opened.method} was asked something after its last answer")
+        except TimeoutError as late:
+            raise Unreachable("the time that the client gave is over") from late
+
+    @staticmethod
+    def _grow_old(wire: StreamWire, age_ms: int) -> asyncio.TimerHandle:
+        # Not all that were made together are made anew together, as gRPC has it
+        age_s = age_ms / 1000 * random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD)  # noqa: S311
+        grace_s = min(CONNECTION_AGE_GRACE_MS, age_ms) / 1000
+        return asyncio.get_running_loop().call_later(age_s, wire.grow_old, grace_s)

@@ -1,0 +1,551 @@
+"""The stream port: the same calls as by gRPC, behind the same gate, and what strangers and dead clients do to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.rpc import framed, streams
+from mq_broker.rpc.certificates import Certificates
+from mq_broker.rpc.framed import bind
+from mq_broker.rpc.gate import Gate
+from mq_broker.rpc.service import ProduceRequests, Room, Send, conversations
+from mq_broker.rpc.streams import FRAMED, METHODS, StreamServer
+from mq_broker.security.authority import Authority
+from mq_broker.security.revoked import Revoked
+from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_broker.security.tokens import Tokens
+from mq_protocol import framing, limits
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import (
+    IncompatibleVersion,
+    InternalError,
+    InvalidRequest,
+    NotAuthenticated,
+    NotLeader,
+    Overloaded,
+    RequestTooLarge,
+    TritonMQError,
+    Unreachable,
+)
+from mq_protocol.framing import STREAM, Receiver
+from mq_protocol.pem import context, read
+from mq_protocol.rights import Kind as Resource
+from mq_protocol.rights import Operation
+from mq_protocol.streams import PREAMBLE, Kind, Said, parsed, said, say, say_envelope
+from tests.securing import HOST, Certs
+
+DEADLINE_S = 10.0
+MESSAGE_BYTES_MAX = 1 << 20
+
+
+class Answering:
+    """A service that answers, fails or hangs as a test wants."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.hangs = False
+        self.begun = 0
+        self.ended = asyncio.Event()
+        self.refusals: list[TritonMQError] = []
+
+    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
+        self.begun += 1
+        try:
+            if self.hangs:
+                await asyncio.Event().wait()
+            async for request in requests:
+                if self.error is not None:
+                    raise self.error
+                if (refusal := getattr(request, "error", None)) is not None:
+                    self.refusals.append(refusal)
+                result = pb.ProduceResult(correlation=request.header.correlation, base_offset=len(request.payload))
+                await send(pb.ProduceResponse(results=[result]))
+        finally:
+            self.ended.set()
+
+
+class Served:
+    """A stream port. `room`: of streams at once."""
+
+    def __init__(self, authority: Authority | None = None, room: int = 100, **options: Any) -> None:
+        self.service = Answering()
+        self.authority = authority or Authority()
+        self.gate = Gate(self.authority)
+        held = conversations(self.service, self.gate, Room(room), FRAMED, METHODS)
+        listener, self.port = bind(f"{HOST}:0", "--stream-listen")
+        options = {"connections_max": 100, **options}
+        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, **options)
+
+
+class Client:
+    """A connection to it, byte by byte."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self.receiver = Receiver(1 << 20, 1 << 20, spoken=STREAM)
+
+    def say(self, *pieces: list[Any]) -> None:
+        for each in pieces:
+            self.writer.write(b"".join(each))
+
+    async def hear(self) -> Said | None:
+        """The next message; None at the end."""
+        async with asyncio.timeout(DEADLINE_S):
+            while (message := self.receiver.next()) is None:
+                data = await self.reader.read(len(self.receiver.buffer()))
+                if not data:
+                    return None
+                self.receiver.buffer()[: len(data)] = data
+                self.receiver.received(len(data))
+        return said(message)
+
+    async def result(self) -> tuple[int, int]:
+        message = await self.hear()
+        assert message is not None
+        if message.kind is Kind.ERROR:
+            raise from_wire(parsed(message.body, pb.Error))
+        assert message.kind is Kind.MESSAGE
+        [result] = parsed(message.body, pb.ProduceResponse).results
+        return result.correlation, result.base_offset
+
+    async def refused(self) -> TritonMQError:
+        """Why the connection was ended, which it was."""
+        message = await self.hear()
+        assert message is not None, "it was ended without a word"
+        assert message.kind is Kind.ERROR
+        assert await self.hear() is None
+        return from_wire(parsed(message.body, pb.Error))
+
+
+def opening(method: str = "Produce", **fields: Any) -> list[Any]:
+    fields = {"protocol": 2, "protocol_oldest": 1, **fields}
+    return say(Kind.OPEN, pb.StreamOpen(method=method, **fields).SerializeToString())
+
+
+def batch(correlation: int, payload: bytes = b"", topic: str = "t") -> list[Any]:
+    return say_envelope(Envelope(pb.ProduceHeader(correlation=correlation, topic=topic), (payload,)))
+
+
+@contextlib.asynccontextmanager
+async def connected(served: Served, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
+    reader, writer = await asyncio.open_connection(
+        HOST, served.port, ssl=tls, server_hostname=HOST if tls is not None else None
+    )
+    try:
+        yield Client(reader, writer)
+    finally:
+        writer.transport.abort()
+
+
+def run(scenario: Callable[[Served], Any], authority: Authority | None = None, room: int = 100, **options: Any) -> None:
+    async def main() -> None:
+        served = Served(authority, room, **options)
+        served.server.start()
+        try:
+            async with asyncio.timeout(3 * DEADLINE_S):
+                await scenario(served)
+        finally:
+            await served.server.stop()
+
+    asyncio.run(main())
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not true():  # noqa: ASYNC110 - of what is looked at nothing tells
+            await asyncio.sleep(0.01)
+
+
+# ---------------------------------------------------------------- calls
+
+
+def test_batches_of_all_sizes_are_answered_and_the_connection_serves_another_call() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE], opening())
+            for n in (0, 5, 40_000, MESSAGE_BYTES_MAX - 100):
+                client.say(batch(n, b"x" * n))
+                assert await client.result() == (n, n)
+            client.say(say(Kind.END))
+            ended = await client.hear()
+            assert ended is not None
+            assert ended.kind is Kind.END
+            client.say(opening(), batch(7), say(Kind.END))
+            assert await client.result() == (7, 0)
+
+    run(scenario)
+
+
+def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            sizes = [n * 97 % 70_000 for n in range(150)]
+            stream = PREAMBLE + b"".join(
+                b"".join(pieces)
+                for pieces in [opening(), *(batch(n, b"x" * size) for n, size in enumerate(sizes)), say(Kind.END)]
+            )
+
+            async def speak() -> None:
+                at = 0
+                while at < len(stream):
+                    step = at * 31 % 100_000 + 1
+                    client.writer.write(stream[at : at + step])
+                    await client.writer.drain()
+                    at += step
+
+            speaking = asyncio.create_task(speak())
+            assert [await client.result() for _ in sizes] == list(enumerate(sizes))
+            await speaking
+            ended = await client.hear()
+            assert ended is not None
+            assert ended.kind is Kind.END
+
+    run(scenario)
+
+
+def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(served: Served) -> None:
+        for error, told in (
+            (NotLeader("ask broker 3", 3, 17), NotLeader),
+            (ZeroDivisionError("a defect"), InternalError),
+        ):
+            served.service.error = error
+            async with connected(served) as client:
+                client.say([PREAMBLE], opening(), batch(1))
+                refused = await client.refused()
+                assert type(refused) is told
+                assert "a defect" not in str(refused)
+
+    with caplog.at_level(logging.ERROR):
+        run(scenario)
+    assert "ZeroDivisionError: a defect" in caplog.text
+
+
+def test_who_asks_whether_the_broker_is_there_is_answered() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE], opening(), say(Kind.PING), batch(1))
+            kinds = [message.kind for message in [await client.hear(), await client.hear()] if message is not None]
+            assert sorted(kinds) == [Kind.MESSAGE, Kind.PONG]
+
+    run(scenario)
+
+
+def test_streams_have_a_bound_that_is_shared_with_grpc() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as one, connected(served) as other:
+            one.say([PREAMBLE], opening())
+            await until(lambda: served.service.begun == 1)
+            other.say([PREAMBLE], opening())
+            assert isinstance(await other.refused(), Overloaded)
+
+    run(scenario, room=1)
+
+
+# ---------------------------------------------------------------- who asks
+
+
+def judged(*rules: Rule) -> Authority:
+    authority = Authority(on=True)
+    authority.take(1, RuleBook(rules), Revoked(), Tokens())
+    return authority
+
+
+def writes(topic: str) -> Rule:
+    return Rule("User:etl", Effect.ALLOW, Operation.WRITE, Resource.TOPIC, topic, prefix=False)
+
+
+def server_tls(certs: Certs) -> Callable[[], ssl.SSLContext]:
+    return Certificates(certs.path, 1).server_context
+
+
+def test_a_name_is_what_the_certificate_proves_and_each_batch_is_judged_by_it(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    tls = context(read(certs.user("etl").files()), server=False)
+
+    async def main() -> None:
+        authority = judged(writes("mine"))
+        served = Served(authority, tls=server_tls(certs))
+        served.server.start()
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening(), batch(1, b"x", "mine"), batch(2, b"x", "theirs"))
+            assert [await client.result() for _ in range(2)] == [(1, 1), (2, 0)]
+            assert len(served.service.refusals) == 1  # answered in its turn, without its payload
+            authority.take(2, RuleBook((writes("mine"),)), Revoked(names=frozenset({"User:etl"})), Tokens())
+            assert isinstance(await client.refused(), NotAuthenticated)  # what is under way ends
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening())
+            assert isinstance(await client.refused(), NotAuthenticated)
+        await served.server.stop()
+
+    asyncio.run(main())
+
+
+def test_a_brokers_certificate_is_no_users_and_a_revoked_certificate_is_known_by_its_serial(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    files = certs.user("etl").files()
+    serial = ssl._ssl._test_decode_cert(str(files.certificate))["serialNumber"].lower().lstrip("0")  # type: ignore[attr-defined]
+    tls = context(read(files), server=False)
+
+    async def main() -> None:
+        authority = judged(writes("mine"))
+        served = Served(authority, tls=server_tls(certs))
+        served.server.start()
+        async with connected(served, Certificates(certs.path, 1).client_context()) as client:
+            client.say([PREAMBLE], opening())
+            assert "no user's" in str(await client.refused())
+        authority.take(2, RuleBook((writes("mine"),)), Revoked(serials=frozenset({serial})), Tokens())
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening())
+            assert isinstance(await client.refused(), NotAuthenticated)
+        await served.server.stop()
+
+    asyncio.run(main())
+
+
+def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    nobody = ssl.create_default_context(cafile=str(certs.path / "ca.crt"))
+    older = context(read(certs.user("etl").files()), server=False)
+    older.minimum_version = ssl.TLSVersion.TLSv1_2
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as plain:
+            plain.say([PREAMBLE], opening())
+            assert await plain.reader.read() == b"" or served.service.begun == 0
+        for tls in (nobody, older):
+            with contextlib.suppress(OSError):
+                async with connected(served, tls) as client:
+                    client.say([PREAMBLE], opening())
+                    assert await client.hear() is None
+        assert served.service.begun == 0
+
+    run(scenario, tls=server_tls(certs))
+
+
+# ---------------------------------------------------------------- strangers and liars
+
+OPENED = PREAMBLE + b"".join(opening())
+
+
+@pytest.mark.parametrize(
+    ("stream", "error"),
+    [
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(50), InvalidRequest),
+        (framing.preamble(), InvalidRequest),
+        (framing.preamble(9, 8, spoken=STREAM), IncompatibleVersion),
+        (PREAMBLE + b"\xff" * 8, RequestTooLarge),
+        (PREAMBLE + struct.pack(">II", 0, 10), InvalidRequest),
+        (PREAMBLE + struct.pack(">II", 1, 2_000), RequestTooLarge),
+        (PREAMBLE + struct.pack(">II", 2_000, 0), RequestTooLarge),
+        (PREAMBLE + b"".join(say(Kind.MESSAGE, b"x")), InvalidRequest),
+        (PREAMBLE + b"".join(say(Kind.END)), InvalidRequest),
+        (PREAMBLE + b"".join(say(Kind.OPEN, b"\xff\xff")), InvalidRequest),
+        (PREAMBLE + b"".join(say(Kind.OPEN, b"", [b"payload"])), InvalidRequest),
+        (PREAMBLE + b"".join(opening("NoSuchMethod")), InvalidRequest),
+        (PREAMBLE + b"".join(opening("Metadata")), InvalidRequest),
+        (PREAMBLE + b"".join(opening(protocol=99, protocol_oldest=99)), IncompatibleVersion),
+        (OPENED + b"".join(opening()), InvalidRequest),
+        (OPENED + struct.pack(">II", 5, 0) + bytes(5), InvalidRequest),
+        (OPENED + b"".join(say(Kind.MESSAGE, b"\xff\xff")), InvalidRequest),
+        (OPENED + struct.pack(">II", limits.PRODUCE_HEADER_BYTES_MAX + 2, 0), RequestTooLarge),
+        (OPENED + struct.pack(">II", 10, MESSAGE_BYTES_MAX), RequestTooLarge),
+        (OPENED + struct.pack(">II", 1, 0xFFFFFFFF), RequestTooLarge),
+    ],
+)  # fmt: skip
+def test_what_is_no_call_is_refused_with_a_reason(stream: bytes, error: type[TritonMQError]) -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([stream])
+            assert type(await client.refused()) is error
+        async with connected(served) as client:  # and the port serves others
+            client.say([PREAMBLE], opening(), batch(1))
+            assert await client.result() == (1, 0)
+
+    run(scenario)
+
+
+def test_who_says_that_much_will_come_and_sends_nothing_takes_little_memory() -> None:
+    async def scenario(served: Served) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            before = resident()
+            for _ in range(60):
+                client = await stack.enter_async_context(connected(served))
+                client.say([OPENED, struct.pack(">II", 10, MESSAGE_BYTES_MAX - 20)])
+            await until(lambda: served.service.begun == 60)
+            assert resident() - before < 40 << 20
+
+    run(scenario)
+
+
+def resident() -> int:
+    import psutil
+
+    return int(psutil.Process().memory_info().rss)
+
+
+def test_a_batch_that_is_not_taken_is_left_in_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(served: Served) -> None:
+        served.service.hangs = True
+        async with connected(served) as client:
+            client.say([OPENED])
+            await until(lambda: served.service.begun == 1)
+            taken = 0
+            piece = b"".join(batch(1, bytes(500_000)))
+            with contextlib.suppress(TimeoutError):
+                while taken < 100 << 20:
+                    client.writer.write(piece)
+                    async with asyncio.timeout(0.5):
+                        await client.writer.drain()
+                    taken += len(piece)
+            assert taken < 50 << 20
+
+    run(scenario)
+
+
+def test_the_handler_of_a_client_that_has_gone_ends() -> None:
+    async def scenario(served: Served) -> None:
+        served.service.hangs = True
+        async with connected(served) as client:
+            client.say([OPENED])
+            await until(lambda: served.service.begun == 1)
+        async with asyncio.timeout(DEADLINE_S):
+            await served.service.ended.wait()
+        assert not served.gate.calls
+
+    run(scenario)
+
+
+def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.2)
+    monkeypatch.setattr(streams, "SILENCE_S", 0.6)
+    monkeypatch.setattr(streams, "_LOOK_S", 0.1)
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as mute, connected(served) as alive:
+            for client in (mute, alive):
+                client.say([OPENED])
+            for _ in range(8):
+                asked = await alive.hear()
+                assert asked is not None
+                assert asked.kind is Kind.PING
+                alive.say(say(Kind.PONG))
+            async with asyncio.timeout(DEADLINE_S):
+                with contextlib.suppress(ConnectionError):
+                    await mute.reader.read()
+            alive.say(batch(3))
+            while (message := await alive.hear()) is not None and message.kind is Kind.PING:
+                alive.say(say(Kind.PONG))
+            assert message is not None
+            assert message.kind is Kind.MESSAGE
+
+    run(scenario)
+
+
+def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(streams, "IDLE_MS", 300)
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as silent, connected(served) as idle:
+            idle.say([OPENED], say(Kind.END))
+            ended = await idle.hear()
+            assert ended is not None
+            assert ended.kind is Kind.END
+            for client in (silent, idle):
+                assert await client.hear() is None
+
+    run(scenario)
+
+
+def test_a_handshake_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "HANDSHAKE_TIMEOUT_MS", 200)
+    certs = Certs(tmp_path / "certs", 1)
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([b"\x16\x03\x01"])
+            async with asyncio.timeout(DEADLINE_S):
+                await client.reader.read()
+
+    run(scenario, tls=server_tls(certs))
+
+
+def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+
+    async def scenario(served: Served) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            known = await stack.enter_async_context(connected(served))
+            known.say([OPENED])
+            await until(lambda: served.service.begun == 1)
+            strangers = [await stack.enter_async_context(connected(served)) for _ in range(4)]
+            assert await strangers[0].hear() is None
+            known.say(batch(1))
+            assert await known.result() == (1, 0)
+
+    run(scenario)
+
+
+def test_of_clients_no_more_are_held_than_the_broker_was_told() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as held:
+            held.say([OPENED])
+            await until(lambda: served.service.begun == 1)
+            async with connected(served) as too_many:
+                with contextlib.suppress(ConnectionError):
+                    assert await too_many.reader.read() == b""
+            held.say(batch(1))
+            assert await held.result() == (1, 0)
+
+    run(scenario, connections_max=1)
+
+
+def test_a_connection_that_is_too_old_ends_after_its_grace() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([OPENED])
+            async with asyncio.timeout(DEADLINE_S):
+                with contextlib.suppress(ConnectionError):
+                    while await client.hear() is not None:
+                        pass
+
+    run(scenario, age_ms=200)
+
+
+def test_a_call_ends_when_the_time_is_over_that_the_client_gave() -> None:
+    async def scenario(served: Served) -> None:
+        served.service.hangs = True
+        async with connected(served) as client:
+            client.say([PREAMBLE], opening(timeout_ms=200))
+            assert isinstance(await client.refused(), Unreachable)
+
+    run(scenario)
+
+
+def test_a_port_that_stops_ends_what_is_under_way() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([OPENED])
+            await until(lambda: served.service.begun == 1)
+            await served.server.stop()
+            assert served.service.ended.is_set()
+            with pytest.raises(OSError):
+                socket.create_connection((HOST, served.port), timeout=1)
+
+    run(scenario)
