@@ -37,7 +37,7 @@ METHODS = {
         "quotas set_quotas delete_quotas create_user delete_user token_users create_token revoke_token "
         "security_floor raise_security_floor lower_security_floor"
     ),
-    "Producer": "publish publish_batch cancel flush close",
+    "Producer": "publish publish_batch publish_many cancel flush close",
     "Consumer": "subscribe unsubscribe subscription start stop records",
     "Reader": "read rows",
     "Rows": "batches to_arrow to_pandas",

@@ -71,10 +71,10 @@ class _Column(NamedTuple):
 class RowShape:
     """What a topic with a schema asks of each of its rows."""
 
-    __slots__ = ("_columns", "_fixed_bytes", "_schema", "_topic")
+    __slots__ = ("_columns", "_fixed_bytes", "_topic", "schema")
 
     def __init__(self, schema: pa.Schema, topic: str) -> None:
-        self._schema = schema
+        self.schema = schema
         self._topic = topic
         self._columns = [_column(field) for field in schema]
         self._fixed_bytes = _ROW_BYTES + sum(_fixed_bytes(field.type) for field in schema)
@@ -116,32 +116,32 @@ class RowShape:
             many = "; a table goes by publish_batch" if isinstance(row, pa.RecordBatch | pa.Table) else ""
             raise InvalidRequest(
                 f"topic {self._topic!r} has its own schema, and the value is {type(row).__name__}: give a dict of its "
-                f"columns ({', '.join(self._schema.names)}), a dataclass or a pydantic model{many}"
+                f"columns ({', '.join(self.schema.names)}), a dataclass or a pydantic model{many}"
             )
         return found
 
     def knows(self, names: Iterable[str]) -> bool:
         """Whether the topic has all these columns."""
-        return set(self._schema.names).issuperset(names)
+        return set(self.schema.names).issuperset(names)
 
     def batch(self, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
         """The batch of rows that `fit` has made."""
         columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        arrays = [pa.array(column, field.type) for column, field in zip(columns, self.schema, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _mismatch(self, name: str, unfit: _Unfit) -> SchemaMismatch:
         shown = str(unfit.value) if isinstance(unfit.value, Decimal) else repr(unfit.value)
         if len(shown) > _SHOWN_CHARACTERS_MAX:
             shown = f"{shown[:_SHOWN_CHARACTERS_MAX]}…"
-        kind = format_type(self._schema.field(name).type)
+        kind = format_type(self.schema.field(name).type)
         return SchemaMismatch(
             f"column {name!r} of topic {self._topic!r} is {kind}, and {shown} ({type(unfit.value).__name__}) "
             f"{unfit.reason}"
         )
 
     def _unknown(self, row: Mapping[str, object]) -> SchemaMismatch:
-        names = self._schema.names
+        names = self.schema.names
         strange = next(name for name in row if name not in names)
         return SchemaMismatch(f"topic {self._topic!r} has no column {strange!r}{did_you_mean(str(strange), names)}")
 

@@ -138,9 +138,10 @@ def pieces_of(
     partition: int | None,
     key_column: str | None,
     uuid: bytes | None,
+    keys: pa.Array | None = None,
 ) -> list[tuple[int, pa.RecordBatch]]:
     """The table's batches and their partitions, in the order to send them. `turn`: the partition of a batch that may go
-    to any."""
+    to any. `keys`: of the rows, where they are no column."""
     row_bytes_max = target.view.settings.batch_bytes_max - limits.BATCH_OVERHEAD_BYTES
     if key_column is None and not target.view.typed and partition is None and choice.by_key:
         key_column = record_key_column(table)
@@ -148,6 +149,9 @@ def pieces_of(
     parts: Sequence[tuple[int | None, pa.Table]]
     if partition is not None:
         parts = [(partition, table)]
+    elif keys is not None and choice.by_key:
+        found = _partitions_of(target, keys, choice)
+        parts = [(None if at < 0 else at, rows) for at, rows in split_by_partition(table, found)]
     elif key_column is None:
         parts = [(None, table)]
     else:
