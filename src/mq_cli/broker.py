@@ -148,6 +148,27 @@ class _BrokerId(click.IntRange):
     help="Address that those clients connect to. Default: --listen-token.",
 )
 @click.option(
+    "--oidc-issuer",
+    default="",
+    metavar="URL",
+    help="With --listen-token: take JWTs of this OpenID Connect issuer too. Its keys are read from there, by https.",
+)
+@click.option("--oidc-audience", default="", metavar="NAME", help="For whom those JWTs must be (claim aud).")
+@click.option("--oidc-user-claim", default="sub", show_default=True, metavar="CLAIM", help="The claim with the user.")
+@click.option(
+    "--oidc-groups-claim",
+    default="groups",
+    show_default=True,
+    metavar="CLAIM",
+    help="The claim with the user's groups: rules may be for Group:NAME.",
+)
+@click.option(
+    "--oidc-ca",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Authorities that the issuer's certificate is checked against, in PEM. Default: this machine's.",
+)
+@click.option(
     "--also-plaintext",
     default="",
     metavar="HOST:PORT",

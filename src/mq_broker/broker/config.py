@@ -12,6 +12,7 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.security.names import Principal
+from mq_broker.security.oidc import Issuer
 from mq_protocol.addresses import ANY_ADDRESS, is_loopback, parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
@@ -73,8 +74,9 @@ class BrokerConfig:
     `certs` is a directory with `ca.crt`, `broker.crt` and `broker.key`: then every port speaks TLS, and demands a
     certificate of whoever connects. `also_plaintext` and `also_plaintext_peer` are further ports without TLS, for
     clients and brokers that are moved to TLS one after another. `listen_token` is a further port over TLS, for clients
-    that show a token instead of a certificate; `token_advertised` is what they dial. An address that other machines
-    reach needs `certs`, or `insecure`. `connection_age_ms`: of clients over TLS.
+    that show a token instead of a certificate; `token_advertised` is what they dial. The `oidc_…` say whose JWTs are
+    taken there, and which authorities its https address is checked against. An address that other machines reach needs
+    `certs`, or `insecure`. `connection_age_ms`: of clients over TLS.
 
     `zookeeper_auth`: a file with the brokers' credential for ZooKeeper. `zookeeper_certs`: as `certs`, for TLS towards
     ZooKeeper; None: plain text.
@@ -111,6 +113,11 @@ class BrokerConfig:
     certs: Path | None = None
     listen_token: str = ""
     token_advertised: str = ""
+    oidc_issuer: str = ""
+    oidc_audience: str = ""
+    oidc_user_claim: str = "sub"
+    oidc_groups_claim: str = "groups"
+    oidc_ca: Path | None = None
     insecure: bool = False
     also_plaintext: str = ""
     also_plaintext_peer: str = ""
@@ -169,6 +176,10 @@ class BrokerConfig:
             raise InvalidSetting("--listen-token goes with --certs DIR: a token is never sent in plain text")
         if self.token_advertised and not self.listen_token:
             raise InvalidSetting("--advertise-token goes with --listen-token")
+        if self.issuer is not None and not self.listen_token:
+            raise InvalidSetting("--oidc-issuer goes with --listen-token: tokens are taken there alone")
+        if self.issuer is None and (self.oidc_audience or self.oidc_ca is not None):
+            raise InvalidSetting("--oidc-audience and --oidc-ca go with --oidc-issuer")
         if self.certs is not None:
             if self.insecure:
                 raise InvalidSetting("--certs and --insecure exclude each other: --also-plaintext is for a transition")
@@ -192,6 +203,13 @@ class BrokerConfig:
                 f"{option} {address} can be reached from other machines: give --certs DIR (tritonmq cert makes it), or "
                 "--insecure to let everybody do everything"
             )
+
+    @property
+    def issuer(self) -> Issuer | None:
+        """Whose JWTs are taken. Raises `InvalidSetting`."""
+        if not self.oidc_issuer:
+            return None
+        return Issuer(self.oidc_issuer, self.oidc_audience, self.oidc_user_claim, self.oidc_groups_claim)
 
     @property
     def judges(self) -> bool:

@@ -84,9 +84,11 @@ from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.streams import FRAMED, METHODS
 from mq_broker.rpc.token_port import TokenDoor
+from mq_broker.security import https
 from mq_broker.security.audit import Audit
-from mq_broker.security.authenticating import ApiTokens
+from mq_broker.security.authenticating import ApiTokens, Authenticator
 from mq_broker.security.authority import Authority
+from mq_broker.security.oidc import Keys, OidcTokens
 from mq_broker.security.quotas import Quotas
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
@@ -256,7 +258,7 @@ class _Broker:
         for_clients = (rpc_service.handlers(services, self._gate, room), health_handler(self._readiness.why_not))
         streams = rpc_service.conversations(services, self._gate, room, FRAMED, METHODS)
         for_peers = peer_handlers(services, self._links, proof, refusals)
-        door = TokenDoor((ApiTokens(self._authority),), self._audit)
+        door = TokenDoor(self._authenticators(config), self._audit)
         self._ports.serve(for_clients, for_peers, self._links.accept, streams, door)
 
     def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:
@@ -274,6 +276,14 @@ class _Broker:
         kept = self._coordination, self._authority, self._acls, self._audit
         settings = FloorSettings(self._coordination, floor, self._topics, self._audit)
         return self._acls, quotas, Revoking(*kept), TokenSettings(*kept), settings
+
+    def _authenticators(self, config: BrokerConfig) -> list[Authenticator]:
+        """What knows the tokens that clients show."""
+        found: list[Authenticator] = [ApiTokens(self._authority)]
+        if (issuer := config.issuer) is not None:
+            tls = https.trusting(config.oidc_ca)
+            found.append(OidcTokens(issuer, Keys(issuer, lambda address: https.get(address, tls))))
+        return found
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""

@@ -56,27 +56,31 @@ class Authority:
         """Whether what made the asker's name is still kept, if it is an API token."""
         return asker.token is None or not asker.token.api_token or asker.token.api_token in self.tokens.by_id
 
-    def verdict(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
-        """`principal`: as `str` gives it."""
-        return self.by_rules(principal, operation, kind, name) if self.on else _FREE
+    def verdict(
+        self, principal: str, operation: Operation, kind: Kind, name: str, groups: tuple[str, ...] = ()
+    ) -> Verdict:
+        """`principal` and `groups`: as `str` gives them."""
+        return self.by_rules(principal, operation, kind, name, groups) if self.on else _FREE
 
-    def by_rules(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
+    def by_rules(
+        self, principal: str, operation: Operation, kind: Kind, name: str, groups: tuple[str, ...] = ()
+    ) -> Verdict:
         """The verdict, also where rights are not judged yet."""
         if principal in self._superusers:
             return _SUPERUSER
         if kind is Kind.TOPIC and name.startswith(INTERNAL_PREFIX):
             if name == TRANSACTIONS_TOPIC and operation is Operation.DESCRIBE:  # who writes finds its coordinator by it
-                return self.any_name(principal, Operation.WRITE, kind)
+                return self.any_name(principal, Operation.WRITE, kind, groups)
             return _INTERNAL
-        return self._book.verdict(principal, operation, kind, name)
+        return self._book.verdict(principal, operation, kind, name, groups)
 
-    def any_name(self, principal: str, operation: Operation, kind: Kind) -> Verdict:
+    def any_name(self, principal: str, operation: Operation, kind: Kind, groups: tuple[str, ...] = ()) -> Verdict:
         """Whether there is a name on which the principal may do that."""
         if not self.on:
             return _FREE
         if principal in self._superusers:
             return _SUPERUSER
-        return self._book.any_name(principal, operation, kind)
+        return self._book.any_name(principal, operation, kind, groups)
 
 
 class Asker:
@@ -84,7 +88,18 @@ class Asker:
     certificate. `token`: what it has shown instead of one. `free`: no right is judged. `meter`: what it uses of this
     broker; None for whom no quota holds."""
 
-    __slots__ = ("_authority", "address", "free", "meter", "principal", "serial", "superuser", "text", "token")
+    __slots__ = (
+        "_authority",
+        "address",
+        "free",
+        "groups",
+        "meter",
+        "principal",
+        "serial",
+        "superuser",
+        "text",
+        "token",
+    )
 
     def __init__(
         self,
@@ -97,6 +112,7 @@ class Asker:
     ) -> None:
         self.serial = serial
         self.token = token
+        self.groups = token.groups if token is not None else ()
         self.principal = principal
         self.text = str(principal)
         self.address = address
@@ -106,13 +122,13 @@ class Asker:
         self._authority = authority
 
     def verdict(self, operation: Operation, kind: Kind, name: str) -> Verdict:
-        return self._authority.verdict(self.text, operation, kind, name)
+        return self._authority.verdict(self.text, operation, kind, name, self.groups)
 
     def any_name(self, operation: Operation, kind: Kind) -> Verdict:
-        return self._authority.any_name(self.text, operation, kind)
+        return self._authority.any_name(self.text, operation, kind, self.groups)
 
     def may(self, operation: Operation, kind: Kind, name: str) -> bool:
-        return self.free or self._authority.verdict(self.text, operation, kind, name).allowed
+        return self.free or self._authority.verdict(self.text, operation, kind, name, self.groups).allowed
 
 
 NOBODY_ASKS: Final = Asker(ANONYMOUS, "", Authority())

@@ -42,8 +42,8 @@ class Effect(StrEnum):
 @total_ordering
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """`principal`: `User:etl`, or `*` for everybody. `prefix`: of all names that begin with `name`. Raises
-    `InvalidRequest` for what no rule can say."""
+    """`principal`: `User:etl`, `Group:night`, or `*` for everybody. `prefix`: of all names that begin with `name`.
+    Raises `InvalidRequest` for what no rule can say."""
 
     principal: str
     effect: Effect
@@ -53,8 +53,10 @@ class Rule:
     prefix: bool = False
 
     def __post_init__(self) -> None:
-        if self.principal != EVERYBODY and Principal.parse(self.principal).kind != "User":
-            raise InvalidRequest(f"rules are for users, not for {quoted(self.principal)}: name User:NAME, or * for all")
+        if self.principal != EVERYBODY and Principal.parse(self.principal).kind == "Broker":
+            raise InvalidRequest(
+                f"rules are for users, not for {quoted(self.principal)}: name User:NAME, Group:NAME, or * for all"
+            )
         check_pair(self.kind, self.operation)
         if self.kind is Kind.CLUSTER and (self.name != CLUSTER_NAME or self.prefix):
             raise InvalidRequest("there is one cluster, and a rule about it has no name")
@@ -119,27 +121,29 @@ class RuleBook:
     def __init__(self, rules: Iterable[Rule] = (), *, readable: bool = True) -> None:
         self.readable = readable
         self._rules: dict[tuple[str, Kind], _Names] = {}
-        self._remembered: dict[tuple[str, str, str, str], Verdict] = {}
+        self._remembered: dict[tuple[str, tuple[str, ...], str, str, str], Verdict] = {}
         for rule in rules:
             self._rules.setdefault((rule.principal, rule.kind), _Names()).add(rule)
 
-    def verdict(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
-        """Whether the principal may do that. `principal` as `str` gives it."""
-        key = (principal, operation, kind, name)
+    def verdict(
+        self, principal: str, operation: Operation, kind: Kind, name: str, groups: tuple[str, ...] = ()
+    ) -> Verdict:
+        """Whether the principal may do that, who is in these groups. All as `str` of a principal gives them."""
+        key = (principal, groups, operation, kind, name)
         known = self._remembered.get(key)
         if known is None:
-            known = self._judge(principal, operation, kind, name)
+            known = self._judge((principal, *groups, EVERYBODY), operation, kind, name)
             if len(name) <= REMEMBERED_NAME_MAX:
                 if len(self._remembered) >= REMEMBERED_MAX:
                     self._remembered.clear()
                 self._remembered[key] = known
         return known
 
-    def any_name(self, principal: str, operation: Operation, kind: Kind) -> Verdict:
+    def any_name(self, principal: str, operation: Operation, kind: Kind, groups: tuple[str, ...] = ()) -> Verdict:
         """Whether there is a name on which the principal may do that."""
         if not self.readable:
             return UNREADABLE
-        mine = self._of(principal, kind)
+        mine = self._of((principal, *groups, EVERYBODY), kind)
         for rule in (rule for names in mine for rule in names.all()):
             if rule.effect is Effect.ALLOW and _covers(rule.operation, operation):
                 about = (one for names in mine for one in names.about(rule.name))
@@ -148,15 +152,15 @@ class RuleBook:
                     return Verdict(True, "a rule allows it", rule)
         return NO_RULE
 
-    def _of(self, principal: str, kind: Kind) -> list[_Names]:
-        found = (self._rules.get((who, kind)) for who in (principal, EVERYBODY))
+    def _of(self, principals: tuple[str, ...], kind: Kind) -> list[_Names]:
+        found = (self._rules.get((who, kind)) for who in principals)
         return [names for names in found if names is not None]
 
-    def _judge(self, principal: str, operation: Operation, kind: Kind, name: str) -> Verdict:
+    def _judge(self, principals: tuple[str, ...], operation: Operation, kind: Kind, name: str) -> Verdict:
         if not self.readable:
             return UNREADABLE
         allowing: Rule | None = None
-        for names in self._of(principal, kind):
+        for names in self._of(principals, kind):
             for rule in names.about(name):
                 if _denies(rule, operation):
                     return Verdict(False, "a rule denies it", rule)

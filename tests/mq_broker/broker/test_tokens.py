@@ -17,6 +17,7 @@ from grpc import aio
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.rpc import bounds
+from mq_broker.security import oidc
 from mq_broker.security.failures import DELAY_S, FAILURES
 from mq_broker.security.names import ANONYMOUS
 from mq_cli.main import run
@@ -31,6 +32,7 @@ from mq_protocol.methods import BROKER, PEER
 from mq_protocol.pem import CA_FILE
 from mq_protocol.secrets import new_api_token
 from mq_protocol.transport import from_call
+from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, Shown, bearer, beside, broker_with_tokens
 from tests.mq_broker.broker.cluster import Broker, rows, until
 from tests.mq_broker.broker.test_taking_rights_away import OPEN, WITHIN_S, ended, watching
@@ -212,6 +214,57 @@ def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
                     await etl.metadata("t")
 
     asyncio.run(main())
+
+
+def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oidc, "SKEW_S", 0.0)
+
+    async def main() -> None:
+        with Issuer(tmp_path / "issuer") as issuer:
+            options = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_ca": issuer.ca}
+            async with broker_with_tokens(tmp_path, **options) as place:
+                await asyncio.to_thread(prepared, place)
+                with place.admin() as admin:
+                    night = [AclRule("Group:night", "Read", "Topic", "night-", prefix=True)]
+                    no_day = [AclRule("Group:night", "Describe", "Topic", "t", deny=True)]
+                    await asyncio.to_thread(admin.alter_acls, [*night, *no_day])
+                    await asyncio.to_thread(admin.create_topic, "night-1", partitions=1, replicas=1)
+
+                async def sees(token: str) -> list[str]:
+                    async with Shown(place.certs, place.tokens, bearer(token)) as client:
+                        answer = await client.ask("Metadata", pb.MetadataRequest(topics=["night-1", "t"]))
+                        return sorted(topic.name for topic in answer.topics)
+
+                assert await sees(issuer.token()) == ["t"]
+                assert await sees(issuer.token(groups=["night"])) == ["night-1"]
+                assert await sees(issuer.token(sub="other", groups=["day"])) == []
+                with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
+                    await sees(issuer.token(aud="others"))
+                ends = int(time.time()) + 2
+                async with Shown(place.certs, place.tokens, bearer(issuer.token(exp=ends))) as etl:
+                    call = watching(etl)  # type: ignore[arg-type]
+                    assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                    assert isinstance(await ended(call), NotAuthenticated)
+                    assert 0 <= time.time() - ends < WITHIN_S
+                await asyncio.to_thread(issuer.stop)
+                assert await sees(issuer.token()) == ["t"], "the keys are known"
+            assert any("the JWT is not good" in why for why in place.audited())
+
+    asyncio.run(main())
+
+
+def test_what_is_said_of_an_issuer_must_be_whole(tmp_path: Path) -> None:
+    port, url = {"certs": tmp_path, "listen_token": f"{HOST}:0"}, {"oidc_issuer": "https://a/b"}
+    for fields, told in (
+        ({"certs": tmp_path, **url, "oidc_audience": "x"}, "--oidc-issuer goes with --listen-token"),
+        ({**port, **url}, "goes with --oidc-audience"),
+        ({**port, "oidc_audience": "x"}, "go with --oidc-issuer"),
+        ({**port, "oidc_issuer": "http://a", "oidc_audience": "x"}, "give https://"),
+    ):
+        with pytest.raises(InvalidSetting, match=told):
+            BrokerConfig(1, f"{HOST}:0", tmp_path / "data", **fields)  # type: ignore[arg-type]
 
 
 TRIES = 20

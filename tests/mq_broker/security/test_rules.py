@@ -148,7 +148,6 @@ def about(**changes: object) -> Callable[[], Rule]:
     [
         (about(principal="etl"), "names no principal"),
         (about(principal="Broker:1"), "rules are for users"),
-        (about(principal="Group:g"), "rules are for users"),
         (about(operation=Operation.ABORT), "Topic has no operation Abort"),
         (about(operation=Operation.ALTER, kind=Kind.CLUSTER), "there is one cluster"),
         (about(operation=Operation.ALTER, kind=Kind.CLUSTER, name="cluster", prefix=True), "there is one cluster"),
@@ -168,3 +167,30 @@ def test_everything_has_a_rule_that_may_name_it() -> None:
         about(name=name, prefix=True)()
     about(operation=Operation.ALTER, kind=Kind.CLUSTER, name="cluster")()
     about(principal="*")()
+
+
+def test_rules_of_groups_count_for_who_is_in_them_against_the_oracle() -> None:
+    rng = random.Random(18)
+    people = (ETL, "Group:a", "Group:b", "*")
+    decided = 0
+    for _ in range(20_000):
+        written = [chosen(rng)._replace(who=rng.choice(people)) for _ in range(rng.randrange(1, 6))]
+        groups = tuple(sorted(rng.sample(("Group:a", "Group:b", "Group:c"), rng.randrange(4))))
+        mine = {ETL, *groups}
+        as_own = [rule._replace(who=ETL) for rule in written if rule.who in (*mine, "*")]
+        kind = rng.choice(KINDS)
+        operation, name, book = rng.choice(OPERATIONS[kind]), rng.choice(NAMES), compiled(written)
+        expected = oracle(as_own, ETL, operation, kind, name)
+        assert book.verdict(ETL, operation, kind, name, groups).allowed == expected, (written, groups)
+        alone = oracle(written, ETL, operation, kind, name)
+        assert book.verdict(ETL, operation, kind, name).allowed == alone, "nothing of it is remembered for others"
+        decided += expected != alone
+    assert decided > 300
+
+
+def test_a_rule_is_for_a_user_a_group_or_everybody() -> None:
+    for who in ("User:a", "Group:a", "*"):
+        Rule(who, Effect.ALLOW, Operation.READ, Kind.TOPIC, "t")
+    for who in ("Broker:1", "Group:", "a", "Role:a"):
+        with pytest.raises(InvalidRequest):
+            Rule(who, Effect.ALLOW, Operation.READ, Kind.TOPIC, "t")
