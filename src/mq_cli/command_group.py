@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import click
 
@@ -13,7 +13,9 @@ from mq_protocol.names import did_you_mean
 
 class CommandGroup(click.Group):
     """`lazy` maps a command's name to where it is (`module:name`) and its line in the help, which is shown without
-    importing it."""
+    importing it. `when_found`: told of each command that is looked up, and of the group that has it."""
+
+    when_found: ClassVar[list[Callable[[click.Group, click.Command], None]]] = []
 
     def __init__(self, *arguments: Any, lazy: Mapping[str, tuple[str, str]] | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -26,7 +28,11 @@ class CommandGroup(click.Group):
         if cmd_name in self._lazy and cmd_name not in self.commands:
             module, _, name = self._lazy[cmd_name][0].partition(":")
             self.commands[cmd_name] = getattr(importlib.import_module(module), name)
-        return self.commands.get(cmd_name)
+        found = self.commands.get(cmd_name)
+        if found is not None:
+            for tell in self.when_found:
+                tell(self, found)
+        return found
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

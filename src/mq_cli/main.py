@@ -66,6 +66,7 @@ class _Root(CommandGroup):
             "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
         ),
         "doctor": ("mq_cli.doctor:doctor", "Look for what is wrong, here and in the cluster, and say what to do."),
+        "completion": ("mq_cli.completion:completion", "Write a script that completes commands and names in a shell."),
         "console": ("mq_cli.console:console", "Serve pages that show the cluster to a browser."),
         "top": ("mq_cli.top:top", "Watch brokers, topics by traffic, and groups by lag."),
         "config": ("mq_cli.config:config", "Show the settings that hold and where each is from; check a file."),
@@ -97,6 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
     # gRPC's core writes lines of its own to standard error, in another form and before ours say the same.
     write_nothing()
+    if "_TRITONMQ_COMPLETE" in os.environ:  # a shell wants a word completed
+        from mq_cli.completion import prepare
+
+        prepare()
     heard_from_now_on()
     sys.exit(run(arguments))
 
