@@ -66,6 +66,7 @@ class _Root(CommandGroup):
             "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
         ),
         "doctor": ("mq_cli.doctor:doctor", "Look for what is wrong, here and in the cluster, and say what to do."),
+        "bench": ("mq_cli.bench:bench", "Measure producing, consuming and latency, on a topic of its own."),
         "completion": ("mq_cli.completion:completion", "Write a script that completes commands and names in a shell."),
         "console": ("mq_cli.console:console", "Serve pages that show the cluster to a browser."),
         "top": ("mq_cli.top:top", "Watch brokers, topics by traffic, and groups by lag."),

@@ -1,4 +1,4 @@
-"""`tritonmq completion`: what is offered, how long brokers are waited for; nothing that a shell would run is offered."""
+"""`tritonmq completion`: what is offered, how long brokers have, and that nothing is offered that a shell would run."""
 
 from __future__ import annotations
 

@@ -1,0 +1,229 @@
+"""`tritonmq bench`: how fast this cluster is from here, on a topic of its own that is deleted afterwards.
+
+One process, one producer or consumer: a figure of what a program gets, and not of what the brokers could give to many.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import (
+    Seconds,
+    bootstrap_option,
+    bytes_text,
+    counted,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write,
+    write_json,
+)
+from mq_cli.samples import Samples
+
+if TYPE_CHECKING:
+    from mq_client import Admin
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_STAMP: Final = struct.Struct("<q")
+_MANY: Final = 5_000
+_REPLICAS_USUAL: Final = 3
+_VALUES: Final = 256
+"""Different values: random bytes, which compress as little as a user's worst."""
+
+
+@click.group(cls=CommandGroup)
+def bench() -> None:
+    """Measure this cluster from here, on a topic that is made for it and deleted afterwards.
+
+    The brokers do their usual work meanwhile, and what this adds slows it down.
+    """
+
+
+def bench_options(command: F) -> F:
+    for option in (
+        click.option("--size", type=click.IntRange(8, 1 << 20), default=100, show_default=True, help="Bytes a record."),
+        click.option("--partitions", type=click.IntRange(1, 1000), default=3, show_default=True),
+        click.option("--replicas", type=click.IntRange(min=1), help="Default: 3, or as many as there are brokers."),
+        click.option("--durability", type=click.Choice(["fsync", "os", "memory"]), default="fsync", show_default=True),
+        json_option,
+        bootstrap_option,
+        timeout_option,
+    ):
+        command = option(command)
+    return command
+
+
+def seconds_option(command: F) -> F:
+    return click.option(
+        "--seconds", "seconds", type=Seconds(min=0.1, max=3600), default=10.0, show_default=True, metavar="SECONDS"
+    )(command)
+
+
+@bench.command()
+@seconds_option
+@click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
+@click.option("--rate", type=click.IntRange(min=1), help="Records a second. Default: as many as it can.")
+@bench_options
+def produce(seconds: float, acks: str, rate: int | None, as_json: bool, **options: Any) -> None:
+    """Publish records one at a time: records a second, and how long each took to be acknowledged."""
+    from mq_client import Producer
+
+    with _topic(options) as topic, Producer(options["bootstrap"], acks=acks) as producer:
+        values, took, lock = _values(options["size"]), Samples(), threading.Lock()
+
+        def acknowledged(due: float) -> Callable[[object], None]:
+            def note(_future: object) -> None:
+                now = time.perf_counter()
+                with lock:
+                    took.add(now - due)
+
+            return note
+
+        producer.publish(topic, values[0]).result()
+        began, sent = time.perf_counter(), 0
+        for due in _moments(began, seconds, rate):
+            future = producer.publish(topic, values[sent % _VALUES])
+            if rate is not None or sent % 64 == 0:  # to look at each would be a third of the cost
+                future.add_done_callback(acknowledged(due))
+            sent += 1
+        producer.flush()
+        _tell(as_json, "produce", sent, options["size"], time.perf_counter() - began, took, "acknowledged after")
+
+
+@bench.command()
+@click.option("--records", type=click.IntRange(1, 1_000_000_000), default=1_000_000, show_default=True)
+@bench_options
+def consume(records: int, as_json: bool, **options: Any) -> None:
+    """Fill a topic, then have one consumer take all of it: records a second."""
+    from mq_client import Consumer, Producer
+
+    with _topic(options) as topic:
+        values = _values(options["size"])
+        with Producer(options["bootstrap"]) as producer:
+            for first in range(0, records, _MANY):
+                some = min(_MANY, records - first)
+                producer.publish_many(topic, [values[number % _VALUES] for number in range(some)])
+        say(f"{counted(records, 'record')} published, now they are consumed")
+        with Consumer(options["bootstrap"], start="earliest") as consumer:
+            consumer.subscribe(topic)
+            began, got = time.perf_counter(), 0
+            while got < records:
+                if consumer.take(options["timeout_s"] * 1000) is None:
+                    raise click.ClickException(
+                        f"{got} of {records} records came, and then none for {options['timeout_s']:g} s"
+                    )
+                got += 1
+        _tell(as_json, "consume", records, options["size"], time.perf_counter() - began, Samples(), "")
+
+
+@bench.command()
+@seconds_option
+@click.option("--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="Records a second.")
+@bench_options
+def latency(seconds: float, rate: int, as_json: bool, **options: Any) -> None:
+    """Publish at a steady rate, and say how long each record takes until a consumer has it.
+
+    Counted from the moment at which a record was due: one that had to wait for others is not let off.
+    """
+    from mq_client import Consumer, Producer
+
+    bootstrap, took, began = options["bootstrap"], Samples(), time.perf_counter()
+    with _topic(options) as topic, Consumer(bootstrap) as consumer, Producer(bootstrap, linger_ms=0) as producer:
+        consumer.subscribe(topic)
+        last = threading.Event()
+
+        def receive() -> None:
+            while not last.is_set() or took.count < sent:
+                record = consumer.take(500)
+                if record is not None and isinstance(record.value, bytes):
+                    took.add(time.perf_counter() - _STAMP.unpack_from(record.value)[0] / 1e9)
+                elif last.is_set() and time.perf_counter() > over + options["timeout_s"]:
+                    return
+
+        sent, over, filling = 0, 0.0, random.randbytes(options["size"] - _STAMP.size)  # noqa: S311 - a filling
+        taking = threading.Thread(target=receive, daemon=True)
+        taking.start()
+        began = time.perf_counter()
+        for due in _moments(began, seconds, rate):
+            producer.publish(topic, _STAMP.pack(round(due * 1e9)) + filling)
+            sent += 1
+        producer.flush()
+        over = time.perf_counter()
+        last.set()
+        taking.join(options["timeout_s"] + 1)
+        if took.count < sent:
+            raise click.ClickException(f"{took.count} of {sent} records came within {options['timeout_s']:g} s")
+        _tell(as_json, "latency", sent, options["size"], over - began, took, "with the consumer after")
+
+
+@contextmanager
+def _topic(options: dict[str, Any]) -> Iterator[str]:
+    """A topic of its own, deleted afterwards, whatever happened."""
+    name = f"bench-{uuid.uuid4().hex[:12]}"
+    with open_admin(options["bootstrap"], options["timeout_s"]) as admin:
+        replicas = options["replicas"] or min(_REPLICAS_USUAL, len(admin.describe_cluster().brokers))
+        admin.create_topic(name, partitions=options["partitions"], replicas=replicas, durability=options["durability"])
+        try:
+            yield name
+        finally:
+            _delete(admin, name)
+
+
+def _delete(admin: Admin, name: str) -> None:
+    from mq_client import TritonMQError
+
+    try:
+        admin.delete_topic(name)
+    except TritonMQError as error:
+        say(f"topic {name} could not be deleted ({error}): `tritonmq topic delete {name}`")
+
+
+def _values(size: int) -> list[bytes]:
+    chosen = random.Random(1)  # noqa: S311 - a filling
+    return [chosen.randbytes(size) for _ in range(_VALUES)]
+
+
+def _moments(began: float, seconds: float, rate: int | None) -> Iterator[float]:
+    """When each record is due, given at that moment or, if that is over, at once; without a rate always now."""
+    number = 0
+    while True:
+        due = time.perf_counter() if rate is None else began + number / rate
+        if due >= began + seconds:
+            return
+        if rate is not None and (early := due - time.perf_counter()) > 0:
+            time.sleep(early)
+        yield due
+        number += 1
+
+
+def _tell(as_json: bool, what: str, records: int, size: int, took_s: float, samples: Samples, word: str) -> None:
+    told = samples.milliseconds()
+    if as_json:
+        write_json(
+            {
+                "what": what,
+                "records": records,
+                "record_bytes": size,
+                "seconds": round(took_s, 3),
+                "records_per_second": round(records / took_s, 1),
+                "bytes_per_second": round(records * size / took_s),
+                "latency_ms": told,
+            }
+        )
+        return
+    rate = f"{records / took_s:,.0f} records/s, {bytes_text(round(records * size / took_s))}/s"
+    write(f"{counted(records, 'record')} of {size} bytes in {took_s:.1f} s: {rate}")
+    if told:
+        write(f"{word}: " + ", ".join(f"{name} {value:,.1f} ms" for name, value in told.items()))
