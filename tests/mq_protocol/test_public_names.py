@@ -21,7 +21,8 @@ PUBLIC = {
     "check_rack check_topic_name quoted "
     "did_you_mean parse_duration parse_flag parse_size nearest parse_settings",
     "mq_protocol.partitioner": "coordinator_partition murmur2 partition_for_key key_bytes partitions_for_keys",
-    "mq_process.polling": "FIRST_VERSION LAST_VERSION VARIABLE WITHOUT_EVENT_ENGINE wait_without_event_engine",
+    "mq_process.polling": "BETWEEN_CALLS BETWEEN_CALLS_MS FIRST_VERSION LAST_VERSION VARIABLE WITHOUT_EVENT_ENGINE "
+    "wait_without_event_engine",
     "mq_protocol.ipc_message": "RecordBatchMessage codec_of node_count read_record_batch_message",
     "mq_protocol.sql.row_filter": "RowFilter parse_filter",
 }
