@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
+.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -29,6 +29,14 @@ quick-tests: $(VENV)/.ready compiled
 # A start of Spark costs half of the processor time with it, and the tests start a dozen.
 $(QUICK_SPARK): $(VENV)/.ready tests/spark/quick_start.py tests/spark/warming.py
 	-@$(BIN)/python -m tests.spark.quick_start
+
+test-secure: $(VENV)/.ready compiled $(QUICK_SPARK) ## every test that starts brokers, over TLS and with rights (tests/switch.py)
+	TRITONMQ_TEST_SECURE=1 $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
+
+secure-table: $(VENV)/.ready compiled $(QUICK_SPARK) ## the same tests without it and with it, and the table in tests/SECURE.md
+	-TRITONMQ_TEST_SECURE=0 $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder --junitxml=build/secure-0.xml
+	-TRITONMQ_TEST_SECURE=1 $(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder --junitxml=build/secure-1.xml
+	$(BIN)/python -m tests.switch_table --off build/secure-0.xml --on build/secure-1.xml --table tests/SECURE.md
 
 compiled: $(VENV)/.ready      ## once, what each of the processes that run side by side would compile for itself
 	@test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true

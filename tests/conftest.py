@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
-from mq_dev.certificates import ADMIN, make_missing
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-from mq_dev.local_cluster import HOST, LocalCluster
+from tests import switch
 from tests.spark.quick_start import quick_spark
 
-STARTED = {"zookeeper", "broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
+CLUSTERS = {"broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
+"""Fixtures that start brokers as processes."""
+
+STARTED = {"zookeeper", *CLUSTERS}
 """Fixtures that start processes."""
 
 STARTING = {"LocalCluster", "EmbeddedZooKeeper"}
@@ -49,9 +51,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put first what takes long; then let tests that wait for processes and tests that compute take turns, so that
     neither the processors nor the processes are idle. Within a rank the order of the files stays."""
+    if switch.selects():
+        config.hook.pytest_deselected(items=[item for item in items if not _starts_brokers(item)])
+        items[:] = [item for item in items if _starts_brokers(item)]
     ranks: list[list[pytest.Item]] = [[], [], [], []]
     for item in items:
         ranks[_rank(item)].append(item)
@@ -70,13 +75,21 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 def _starts_processes(item: pytest.Item) -> bool:
+    return _starts_brokers(item) or _uses(item, STARTED, STARTING)
+
+
+def _starts_brokers(item: pytest.Item) -> bool:
     if item.get_closest_marker("cluster") or item.get_closest_marker("spark"):
         return True
+    return _uses(item, CLUSTERS, {"LocalCluster"})
+
+
+def _uses(item: pytest.Item, fixtures: set[str], names: set[str]) -> bool:
     if not isinstance(item, pytest.Function):
         return False
     parameters = item.callspec.params.values() if hasattr(item, "callspec") else ()
     named = {value for value in parameters if isinstance(value, str)}  # a fixture that the test asks for by its name
-    return bool(STARTED & {*item.fixturenames, *named} or STARTING & set(item.function.__code__.co_names))
+    return bool(fixtures & {*item.fixturenames, *named} or names & set(item.function.__code__.co_names))
 
 
 def _group(item: pytest.Item) -> str | None:
@@ -107,14 +120,8 @@ def _in_turns(waiting: list[pytest.Item], computing: list[pytest.Item]) -> Itera
 
 @pytest.fixture(scope="session", autouse=True)
 def _secured(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """`TRITONMQ_TEST_SECURE=1`: clusters of processes are over TLS, and so are all clients. For tests/cluster,
-    tests/spark and tests/chaos; others have brokers of their own, in plain text."""
-    if os.environ.get("TRITONMQ_TEST_SECURE"):
-        certs = tmp_path_factory.mktemp("secured") / "certs"
-        make_missing(certs, HOST, range(1, 10))  # some tests start further brokers
-        LocalCluster.certs_by_default = certs
-        os.environ["TRITONMQ_CERTS"] = str(certs)
-        os.environ["TRITONMQ_USER"] = ADMIN
+    if switch.is_on():
+        switch.turn_on(tmp_path_factory.mktemp("secured") / "certs")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port
 from mq_protocol import mq_pb2 as pb
@@ -156,6 +156,12 @@ class LocalCluster:
     certs_by_default: Path | None = None
     """For tests, which run with TLS, and closed, by one switch."""
 
+    user_by_default = "admin"
+    """Whose certificate clients have."""
+
+    once_they_serve: ClassVar[list[Callable[[LocalCluster], None]]] = []
+    """For tests too: what `start` does at its end, such as making rules."""
+
     def __init__(
         self,
         directory: Path,
@@ -172,7 +178,7 @@ class LocalCluster:
         self.certs = certs or self.certs_by_default
         self.security: Security | None = None
         if self.certs is not None:
-            self.security = _secure(self.certs, range(1, brokers + 1))
+            self.security = _secure(self.certs, range(1, brokers + 1), self.user_by_default)
             arguments = [*arguments, "--certs", str(self.certs)]
         self.zookeeper: EmbeddedZooKeeper | None = None
         self.hosts = zookeeper if isinstance(zookeeper, str) else ""
@@ -196,9 +202,12 @@ class LocalCluster:
             coordination = ["--standalone"]
         else:
             raise ValueError("several brokers need a ZooKeeper between them")
+        self.arguments = [*coordination, *arguments]
+        """What every broker is given."""
+
         ports = [port + place if port else free_port(HOST) for place in range(brokers)]
         self.brokers = {
-            place + 1: BrokerProcess(place + 1, ports[place], self.directory, [*coordination, *arguments])
+            place + 1: BrokerProcess(place + 1, ports[place], self.directory, self.arguments)
             for place in range(brokers)
         }
         if http:
@@ -240,6 +249,8 @@ class LocalCluster:
             progress(f"starting broker {broker.id} on {broker.address}")
             broker.start()
         self.wait_until_serving(go_on=go_on)
+        for then in self.once_they_serve:
+            then(self)
 
     def wait_until_serving(
         self,
@@ -310,13 +321,14 @@ def _make_credential(path: Path) -> None:
     Credential.make(path)
 
 
-def _secure(certs: Path, brokers: Iterable[int]) -> Security:
-    """What clients need, once every broker has a certificate for this machine, and `admin` too."""
+def _secure(certs: Path, brokers: Iterable[int], user: str) -> Security:
+    """What clients need, once every broker has a certificate for this machine, and `admin` and that user too."""
     from mq_client.security import Security
     from mq_dev import certificates
 
     certificates.make_missing(certs, HOST, brokers)
-    return Security(certs, certificates.ADMIN)
+    certificates.make_user(certs, user)
+    return Security(certs, user)
 
 
 def _answers(address: str, wanted: set[int], security: Security | None) -> bool:

@@ -14,6 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests import switch
 from tests.chaos.nemesis import NEMESES
 from tests.chaos.report import save, story
 from tests.chaos.run import Run, Settings
@@ -21,7 +22,8 @@ from tests.chaos.run import Run, Settings
 DURABILITIES = ("fsync", "os", "memory")
 
 
-def main() -> int:
+def parse() -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The arguments, and the nemeses among them."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0, help="of faults, in all; shared among the durabilities")
     parser.add_argument("--seed", type=int, help="of kinds, victims and times; one is chosen and printed if not given")
@@ -35,14 +37,24 @@ def main() -> int:
     parser.add_argument(
         "--spark", action="store_true", help="a Spark query too, topic to topic, killed and started again"
     )
+    parser.add_argument(
+        "--secure", action="store_true", help="everything over TLS, with rights, as tests/switch.py does"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep histories, data and logs there")
     parser.add_argument("--save", action="store_true", help="append rows to tests/chaos/RESULTS.md")
     arguments = parser.parse_args()
     nemeses = tuple(arguments.nemesis.split(","))
     if unknown := set(nemeses) - set(NEMESES):
         parser.error(f"no such nemesis: {', '.join(sorted(unknown))}; there are {', '.join(NEMESES)}")
+    return arguments, nemeses
+
+
+def main() -> int:
+    arguments, nemeses = parse()
     durabilities = DURABILITIES if arguments.durability == "all" else (arguments.durability,)
     seed = random.SystemRandom().randrange(1_000_000) if arguments.seed is None else arguments.seed
+    if arguments.secure:
+        switch.turn_on(Path(tempfile.mkdtemp(prefix="tritonmq-chaos-")) / "certs")
     failed = 0
     for durability in durabilities:
         minutes = arguments.minutes / len(durabilities)
@@ -67,6 +79,7 @@ def main() -> int:
         command += f" --rate {arguments.rate:g}" if arguments.rate != 20 else ""
         command += f" --session-ms {arguments.session_ms}" if arguments.session_ms != 2_000 else ""
         command += " --spark" if arguments.spark else ""
+        command += " --secure" if arguments.secure else ""
         print(f"{command}  (in {directory})", flush=True)
         outcome = Run(settings).go()
         print(story(outcome), flush=True)

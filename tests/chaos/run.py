@@ -23,6 +23,7 @@ from mq_protocol.envelope import split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import SEGMENT_BYTES_FLOOR
 from mq_protocol.transport import from_call
+from tests import switch
 from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver
 from tests.chaos.clients import ClientProcess, finish_all
@@ -372,7 +373,7 @@ def _fetch(address: str, topic: str, schema: pa.Schema, partition: int, start: i
     """What that broker has, whether it leads or not."""
     request = pb.FetchRequest(topic=topic, partition=partition, start_offset=start, end_offset=end)
     try:
-        for message in open_fetch(address, request, WHOLE_S):
+        for message in open_fetch(address, request, WHOLE_S, switch.client()):
             header: pb.BatchesHeader = message.header
             if header.HasField("error"):
                 raise from_wire(header.error)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mq_dev.local_cluster import LocalCluster
 from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command, tritonmq
 
@@ -21,10 +22,9 @@ TEXT = "plain\nGrüße aus Köln\n\n雪 ☃ 🎿\n  blanks kept  \n\ttab\nno end
 
 
 @pytest.fixture(scope="module")
-def bootstrap() -> Iterator[str]:
-    """A cluster of one, by `tritonmq dev`."""
-    with Command("dev", "--port", "0", "--no-console") as dev:
-        yield dev.line().removeprefix("ready bootstrap=")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LocalCluster(tmp_path_factory.mktemp("command-line")) as cluster:
+        yield cluster.bootstrap
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from mq_dev.local_cluster import HOST, BrokerProcess
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import DataLoss
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from tests import switch
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.test_faults import TOPIC, Load, expect_exactly_what_was_acknowledged
 from tests.mq_cli.processes import tritonmq
@@ -71,8 +72,7 @@ def journals(cluster: Cluster, broker: int, topic: str = TOPIC) -> list[Any]:
 
 def add_broker(cluster: Cluster, number: int) -> None:
     """Start one with a new id: that is all there is to adding it."""
-    options = ["--zookeeper", cluster.hosts, *SHORT_SESSIONS]
-    cluster.brokers[number] = BrokerProcess(number, free_port(HOST), cluster.directory, options)
+    cluster.brokers[number] = BrokerProcess(number, free_port(HOST), cluster.directory, cluster.arguments)
     cluster.brokers[number].start()
     cluster.wait_until_serving([number])
 
@@ -80,7 +80,7 @@ def add_broker(cluster: Cluster, number: int) -> None:
 def start_move(cluster: Cluster, through: int, to: tuple[int, ...]) -> None:
     """Asked of that broker: one that is paused would not answer before it is taken for dead."""
     request = pb.StartMovesRequest(moves=[pb.PartitionMove(topic=TOPIC, partition=0, target=to)])
-    call_unary(cluster.brokers[through].address, "StartMoves", request, pb.StartMovesResponse, 10)
+    call_unary(cluster.brokers[through].address, "StartMoves", request, pb.StartMovesResponse, 10, switch.client())
 
 
 def stop_cleanly(cluster: Cluster, broker: int) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from mq_client import Admin, Producer, Reader
 from mq_dev.embedded_zookeeper import free_port
+from tests import switch
 from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command
 
@@ -24,9 +25,8 @@ def test_brokers_go_on_when_one_of_them_is_killed_with_its_zookeeper(tmp_path: P
 
     def command(n: int) -> Command:
         data = str(tmp_path / str(n))
-        return Command(
-            "broker", "--id", str(n), "--listen", listen[n], "--data", data, "--zookeeper", f"embedded:{servers}"
-        )
+        arguments = ("--id", str(n), "--listen", listen[n], "--data", data, "--zookeeper", f"embedded:{servers}")
+        return Command("broker", *arguments, *switch.options(tmp_path), *switch.zookeeper_options())
 
     def zookeeper(n: int) -> int:
         return int((tmp_path / str(n) / "zookeeper" / "zookeeper.pid").read_text().split()[0])
@@ -36,6 +36,7 @@ def test_brokers_go_on_when_one_of_them_is_killed_with_its_zookeeper(tmp_path: P
         for n in (1, 2, 3):
             brokers[n].remark_with(f"ZooKeeper {n} runs, with most of its ensemble")
             brokers[n].remark_with(f"broker {n} serves")
+        switch.allow_everything(",".join(listen.values()))
         admin = Admin(",".join(listen.values()))
         wait_until(lambda: len(admin.describe_cluster().brokers) == 3, "three brokers know of one another")
         admin.create_topic("before", replicas=3)

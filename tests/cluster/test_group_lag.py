@@ -13,6 +13,7 @@ from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import move_cursors
 from mq_protocol import mq_pb2 as pb
+from tests import switch
 from tests.cluster.harness import Cluster, wait_until
 from tests.mq_cli.processes import tritonmq
 
@@ -48,5 +49,5 @@ def test_lag_is_told_by_followers_until_there_is_a_leader_again(start_cluster: C
 
 def offsets_of(group: str, address: str) -> list[int]:
     """As the broker there knows them."""
-    answer = call_unary(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, 5.0)
+    answer = call_unary(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, 5.0, switch.client())
     return [cursor.offset for cursor in answer.cursors]

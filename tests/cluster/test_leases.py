@@ -6,12 +6,13 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import grpc
 import pytest
 
-from mq_client import Producer
+from mq_client import Producer, TritonMQError
+from mq_client.cluster.channels import call_unary
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.methods import BROKER
+from tests import switch
 from tests.cluster.harness import Cluster, wait_until
 
 pytestmark = pytest.mark.cluster
@@ -28,34 +29,22 @@ class Member:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self._cluster = cluster
         self._name = name
-        self._channel: grpc.Channel | None = None
+        self._leader = ""
         self.held: list[pb.LeaseId] = []
         self.settled: set[int] = set()
         self.lent: list[int] = []
         self.again: list[int] = []
 
     def _ask(self, method: str, request: Any) -> Any:
-        row = BROKER.methods[method]
-
         def answered() -> Any:
-            if self._channel is None:
-                leader = self._cluster.leader(TOPIC)
-                self._channel = grpc.insecure_channel(self._cluster.brokers[leader].address)
-            call = self._channel.unary_unary(
-                BROKER.path(method), type(request).SerializeToString, row.response.FromString
-            )
+            self._leader = self._leader or self._cluster.brokers[self._cluster.leader(TOPIC)].address
             try:
-                return call(request, timeout=5)
-            except grpc.RpcError:
-                self.close()
-                return None
+                return call_unary(self._leader, method, request, BROKER.methods[method].response, 5, switch.client())
+            except TritonMQError:
+                self._leader = ""
+                raise
 
         return wait_until(answered, f"an answer to {method}")
-
-    def close(self) -> None:
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
 
     def lease(self, records_max: int) -> pb.LeaseResponse:
         request = pb.LeaseRequest(
@@ -131,8 +120,6 @@ def test_after_its_leader_is_killed_nothing_that_is_settled_comes_again_and_memb
     assert keeper.lease(1).gone == []
     assert keeper.ack(kept.lease, kept.ranges) == []
     assert worker.settled | keeper.settled == set(range(RECORDS))
-    keeper.close()
-    worker.close()
 
 
 def kill_once(cluster: Cluster, leader: int, worker: Member) -> None:
@@ -142,8 +129,4 @@ def kill_once(cluster: Cluster, leader: int, worker: Member) -> None:
 
 
 def declare(cluster: Cluster) -> None:
-    with grpc.insecure_channel(cluster.brokers[1].address) as channel:
-        call = channel.unary_unary(
-            BROKER.path("AlterQueue"), pb.AlterQueueRequest.SerializeToString, pb.AlterQueueResponse.FromString
-        )
-        call(pb.AlterQueueRequest(topic=TOPIC, group=GROUP, settings={"lease_ms": "10m"}), timeout=20)
+    cluster.admin.declare_queue(TOPIC, GROUP, lease_ms="10m")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.documents.blocks import ELSEWHERE, agrees, blocks
 from tests.documents.reader import Reader
+from tests.switch import plain_text
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
@@ -17,6 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.timeout(600)
+@plain_text("pages show brokers in plain text; the secure cluster of docs/tls.md has a test of its own")
 def test_documents_show_what_their_code_prints(tmp_path: Path) -> None:
     folder = tmp_path / "reader"
     folder.mkdir()
@@ -28,6 +31,20 @@ def test_documents_show_what_their_code_prints(tmp_path: Path) -> None:
                 if block.how != ELSEWHERE and not agrees(shown, printed):
                     where = f"{page.name}, line {block.line}"
                     pytest.fail(f"{where}: the document shows\n{shown}\nbut it printed\n{printed}\n{reader.errors()}")
+
+
+def test_a_secure_cluster_with_a_spark_query_takes_ten_commands() -> None:
+    """The test above runs them. The last block ends what they have started."""
+    section = re.split("^## ", (ROOT / "docs" / "tls.md").read_text(), flags=re.MULTILINE)[1]
+    assert section.startswith("From nothing to a secure cluster")
+    *made, ending = blocks(section)
+    commands = [
+        line for block in made if block.language == "shell" for line in block.code.replace("\\\n", "").splitlines()
+    ]
+    queries = [block for block in made if block.language == "python"]
+    assert len(commands) + len(queries) <= 10
+    assert all(block.how == "" for block in made), "each of them is run"
+    assert ending.code.startswith("kill")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -16,8 +16,9 @@ from mq_protocol import mq_pb2 as pb
 from tests.fuzz.brokers import GROWTH_BYTES_MAX, attack, broker
 from tests.fuzz.filters import ROWS
 from tests.fuzz.harness import corpus
+from tests.switch import plain_text
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, plain_text("it speaks with a broker of its own, below the client")]
 
 _ANSWERS = {grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION}
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from tests.mq_cli.processes import Command, tritonmq
+from tests.switch import plain_text
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, plain_text("it shows `tritonmq dev` as it is; a test here shows its --secure")]
 
 
 def children_of(command: Command) -> list[psutil.Process]:

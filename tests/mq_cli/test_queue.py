@@ -15,6 +15,7 @@ from mq_cli.main import INTERRUPTED, MISUSED, REFUSED
 from mq_cli.work import _pass_on
 from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
+from tests import switch
 from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command, Outcome, tritonmq
 
@@ -222,8 +223,9 @@ def test_a_second_ctrl_c_ends_the_command_and_gives_its_record_back(cluster: Loc
 @pytest.mark.processes
 def test_ctrl_c_ends_the_wait_for_brokers_that_are_gone(tmp_path: Path) -> None:
     arguments = ("--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone")
-    with Command("broker", *arguments) as broker:
+    with Command("broker", *arguments, *switch.options()) as broker:
         at = broker.remark_with("broker 1 serves at").split("serves at ")[1].split(",")[0]
+        switch.allow_everything(at)
         with Admin(at) as admin, Producer(at) as producer:
             admin.create_topic("t", replicas=1, min_insync_replicas=1)
             producer.publish("t", "a").result(30)

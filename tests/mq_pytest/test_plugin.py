@@ -8,6 +8,7 @@ import pytest
 
 from mq_client import Admin
 from mq_pytest.running import Running
+from tests import switch
 
 pytest_plugins = "pytester"
 
@@ -80,6 +81,7 @@ def test_nothing_is_imported(request):
 
 def run(pytester: pytest.Pytester, text: str, *arguments: str) -> pytest.RunResult:
     pytester.makepyfile(text)
+    pytester.makeconftest(switch.words())
     return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rs", *arguments, timeout=ROOM_S)
 
 
@@ -87,12 +89,12 @@ def test_a_suite_that_uses_no_fixture_imports_nothing(pytester: pytest.Pytester)
     run(pytester, IMPORTED).assert_outcomes(passed=1)
 
 
-@pytest.mark.processes
+@pytest.mark.cluster
 def test_a_suite_has_a_broker_of_its_own(pytester: pytest.Pytester) -> None:
     run(pytester, RECORDS).assert_outcomes(passed=3)
 
 
-@pytest.mark.processes
+@pytest.mark.cluster
 def test_a_suite_kills_brokers_of_a_cluster_and_finds_them_again(pytester: pytest.Pytester) -> None:
     run(pytester, KILLED).assert_outcomes(passed=2)
 

@@ -19,6 +19,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tests import switch
+
 FOLDER = Path(__file__).parents[2] / "notebooks"
 VARIES = "varies"
 """The tag of a cell whose output differs from run to run: a time that was measured, a plot of it."""
@@ -63,7 +65,7 @@ class Kernel:
 
     def _run(self, path: Path) -> Any:
         notebook = read(path)
-        for each in (_cells("%reset -f"), notebook):
+        for each in (_cells("%reset -f", switch.words()), notebook):
             self._client.nb = each
             self._client.execute(cleanup_kc=False, env={**os.environ, **ENVIRONMENT})
         return notebook

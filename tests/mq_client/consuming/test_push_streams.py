@@ -19,13 +19,13 @@ import grpc
 import pytest
 
 from mq_client import Admin, Consumer, Producer
-from mq_client.cluster.channels import NOBODY
 from mq_client.consuming import push_streams
 from mq_client.consuming.push_streams import PushStream
 from mq_client.errors import InvalidRequest, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.transport import from_call
+from tests import switch
 
 WAIT_S = 10.0
 OPEN = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1_000))
@@ -37,7 +37,7 @@ class Listener:
     def __init__(self, address: str) -> None:
         self.said: queue.SimpleQueue[pb.BatchesHeader] = queue.SimpleQueue()
         self.ends: queue.SimpleQueue[grpc.RpcError | None] = queue.SimpleQueue()
-        self.stream = PushStream(address, self._heard, self.ends.put)
+        self.stream = PushStream(address, self._heard, self.ends.put, switch.client())
 
     async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
         self.said.put(message.header)
@@ -84,15 +84,17 @@ def test_many_streams_to_one_broker_go_over_several_connections(
     for listener in listeners:
         listener.ask_for("nobody")
         assert listener.said.get(timeout=WAIT_S).opened[0].HasField("error")
-    assert [each.streams for each in made._channels[NOBODY, bootstrap, 0]] == [2, 2, 1]
+    (opened,) = made._channels.values()
+    assert [each.streams for each in opened] == [2, 2, 1]
     for listener in listeners:
         listener.stream.cancel()
         assert listener.stream.wait_over(WAIT_S)
-    assert [each.streams for each in made._channels[NOBODY, bootstrap, 0]] == [0, 0, 0]
+    assert [each.streams for each in opened] == [0, 0, 0]
     again = Listener(bootstrap)
     again.ask_for("nobody")
     again.said.get(timeout=WAIT_S)
-    assert len(made._channels[NOBODY, bootstrap, 0]) == 3, "what is there is used again"
+    assert list(made._channels.values()) == [opened]
+    assert len(opened) == 3, "what is there is used again"
     again.stream.cancel()
     again.stream.wait_over(WAIT_S)
     made.stop()

@@ -17,6 +17,7 @@ from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidSetting, LeaseLost, SchemaMismatch
 from mq_spark.datasource.lease_reader import LeaseReader
 from mq_spark.datasource.lease_rows import read_work
+from mq_spark.datasource.securing import with_environment
 from mq_spark.datasource.source import TritonMQSource
 from mq_spark.planning.options import parse_source
 
@@ -56,7 +57,7 @@ class Run:
     def __init__(self, bootstrap: str, topic: str, at: dict[str, Any] | None = None, **options: Any) -> None:
         given = {"bootstrap.servers": bootstrap, "subscribe": topic, "lease.group": "g", "lease.member": "m"}
         given |= {name.replace("_", "."): str(value) for name, value in options.items()}
-        self.options = parse_source(given, streaming=True)
+        self.options = parse_source(with_environment(given), streaming=True)
         assert self.options.lease is not None
         self.reader = LeaseReader(self.options, self.options.lease, WANTED)
         self.at = self.reader.initialOffset() if at is None else at
@@ -254,7 +255,7 @@ def test_counts_are_columns_of_records_and_with_metadata_of_typed_topics(
     assert TritonMQSource({**given, "subscribe": typed}).schema().names == ["_failures"]
     with pytest.raises(SchemaMismatch, match="adds the column _failures"):
         TritonMQSource({**given, "subscribe": typed, "includeMetadata": "true"}).schema()
-    options = parse_source({**given, "subscribe": topic}, streaming=True)
+    options = parse_source(with_environment({**given, "subscribe": topic}), streaming=True)
     assert options.lease is not None
     with pytest.raises(SchemaMismatch, match="'failures' is int"):
         LeaseReader(options, options.lease, StructType().add("failures", LongType())).initialOffset()

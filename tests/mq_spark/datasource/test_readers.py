@@ -23,6 +23,7 @@ from mq_spark.datasource.batch_reader import BatchReader
 from mq_spark.datasource.deciding import decide
 from mq_spark.datasource.manifest import MicroBatch, manifest_of
 from mq_spark.datasource.reading import read_ranges
+from mq_spark.datasource.securing import with_environment
 from mq_spark.datasource.staging import stage_rows
 from mq_spark.datasource.stream_reader import StreamReader
 from mq_spark.planning.options import parse_sink, parse_source
@@ -55,7 +56,7 @@ class Stream:
         self, bootstrap: str, wanted: StructType, committed: dict[str, Any] | None = None, **options: Any
     ) -> None:
         given = {"bootstrap.servers": bootstrap, **{name: str(value) for name, value in options.items()}}
-        self.reader = StreamReader(parse_source(given, streaming=True), wanted)
+        self.reader = StreamReader(parse_source(with_environment(given), streaming=True), wanted)
         self.at = self.reader.initialOffset() if committed is None else committed
 
     def next(self) -> list[dict[str, Any]]:
@@ -96,7 +97,7 @@ def values(batches: list[list[dict[str, Any]]]) -> list[str]:
 
 def read(bootstrap: str, wanted: StructType, **options: Any) -> list[dict[str, Any]]:
     given = {"bootstrap.servers": bootstrap, **{name: str(value) for name, value in options.items()}}
-    reader = BatchReader(parse_source(given, streaming=False), wanted)
+    reader = BatchReader(parse_source(with_environment(given), streaming=False), wanted)
     return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
 
@@ -295,9 +296,8 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
     longer = StructType(list(first.fields)).add("word", StringType())
     stream = Stream(bootstrap, first, subscribe=name, startingOffsets="earliest")
     rows = [row for rows in stream.available_now() for row in rows]
-    worker = parse_source(
-        {"bootstrap.servers": bootstrap, "subscribe": name, "requestTimeoutMs": "29999"}, streaming=True
-    )
+    patient = {"bootstrap.servers": bootstrap, "subscribe": name, "requestTimeoutMs": "29999"}
+    worker = parse_source(with_environment(patient), streaming=True)
     part = stream.reader.partitions({name: {"0": 0}}, {name: {"0": 1}})[0]
     assert [batch.to_pylist() for batch in read_ranges(worker, first, part)] == [rows]  # type: ignore[arg-type]
 
@@ -322,7 +322,7 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
 
 def test_a_sink_that_does_not_know_the_columns_that_were_added_goes_on(bootstrap: str, admin: Admin, name: str) -> None:
     admin.create_topic(name, schema="n long, text string")
-    options = parse_sink({"bootstrap.servers": bootstrap, "topic": name}, streaming=True)
+    options = parse_sink(with_environment({"bootstrap.servers": bootstrap, "topic": name}), streaming=True)
     columns = StructType().add("n", LongType()).add("text", StringType())
     for batch_id in range(2):
         rows = pa.RecordBatch.from_pylist([{"n": batch_id, "text": "a"}])
