@@ -32,6 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 CERTS: Final = Path("certs")
 CA_KEY: Final = Path("ca.key")
+CREDENTIAL: Final = "zookeeper.auth"
 RENEW_DAYS: Final = 30
 
 _LEAF_DAYS: Final = 365
@@ -96,15 +97,22 @@ def create_ca(dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002 - the o
 @_ca_key
 @_days
 def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
-    """Make a broker's certificate: a directory with all that `tritonmq broker --certs` needs on its machine."""
+    """Make a broker's certificate: a directory with all that `tritonmq broker --certs` needs on its machine.
+
+    The brokers' credential for ZooKeeper is in it too, as zookeeper.auth. It is made beside the authority's key once.
+    """
     with checking_what_was_typed():
         authority = _authority(dir, ca_key)
-        from mq_dev.certificates import broker_directory, write_broker
+        from mq_broker.coordination.credential import Credential
+        from mq_dev.certificates import broker_directory, write_broker, write_private
 
         for number in numbers:
             _refuse_to_replace(broker_directory(dir, number) / f"{BROKER_NAME}.crt")
+        credential = Credential.make(ca_key.with_name(CREDENTIAL))
         for number in numbers:
-            click.echo(write_broker(authority, dir, number, hosts, days))
+            directory = write_broker(authority, dir, number, hosts, days)
+            write_private(directory / CREDENTIAL, credential.line)
+            click.echo(directory)
 
 
 @cert.command("create-client")

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+import psutil
+
 from mq_dev.embedded_zookeeper import free_port
 from tests.documents.blocks import BACKGROUND, ELSEWHERE, Block, agrees
 
@@ -94,7 +96,7 @@ class Reader:
 
         def other(match: re.Match[str]) -> str:
             if match[0] not in self._ports:
-                first = _three_free_ports()
+                first = _free_ports_in_a_row()
                 self._ports.update({str(7400 + number): str(first + number) for number in range(10)})
             return self._ports[match[0]]
 
@@ -152,9 +154,11 @@ class Reader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for process in [*self._running.values(), *self._background]:
+        started = [*self._running.values(), *self._background]
+        below = [child for process in started for child in _below(process.pid)]
+        for process in started:
             os.killpg(process.pid, signal.SIGINT)
-        for process in [*self._running.values(), *self._background]:
+        for process in started:
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:
@@ -163,16 +167,25 @@ class Reader:
             for pipe in (process.stdin, process.stdout):
                 if pipe is not None:
                     pipe.close()
+        for child in psutil.wait_procs(below, STOP_S)[1]:  # what a shell that is gone had begun
+            child.kill()
         self._errors.close()
 
 
-def _three_free_ports() -> int:
-    """The first of three ports in a row that nobody listens on."""
+def _below(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _free_ports_in_a_row() -> int:
+    """The first of ten ports in a row that nobody listens on."""
     for _ in range(200):
         first = free_port()
-        if all(_is_free(first + more) for more in (1, 2)):
+        if all(_is_free(first + more) for more in range(1, 10)):
             return first
-    raise AssertionError("no three free ports in a row")
+    raise AssertionError("no ten free ports in a row")
 
 
 def _is_free(port: int) -> bool:

@@ -30,14 +30,22 @@ def mode(path: Path) -> int:
 
 
 def test_keys_are_closed_and_the_authoritys_is_not_among_the_certificates(made: Path) -> None:
+    credentials = [made / "zookeeper.auth", made / "certs/broker.1/zookeeper.auth"]
     keys = [made / "ca.key", made / "certs/broker.1/broker.key", made / "certs/client.etl.key"]
-    assert [mode(key) for key in keys] == [0o600] * 3
+    assert [mode(key) for key in (*keys, *credentials)] == [0o600] * 5
     assert sorted(path.name for path in (made / "certs").rglob("*.key")) == [
         "broker.key",
         "broker.key",
         "client.etl.key",
     ]
     assert (made / "certs/broker.2/ca.crt").read_bytes() == (made / "certs/ca.crt").read_bytes()
+
+
+def test_all_brokers_have_one_credential_for_zookeeper_also_those_that_are_added_later(made: Path) -> None:
+    assert run(["cert", "create-broker", "--id", "3", "--host", "127.0.0.1"]) == 0
+    first = (made / "zookeeper.auth").read_bytes()
+    assert first.startswith(b"tritonmq:")
+    assert [(made / f"certs/broker.{number}/zookeeper.auth").read_bytes() for number in (1, 2, 3)] == [first] * 3
 
 
 def test_certificates_say_whose_they_are(made: Path) -> None:

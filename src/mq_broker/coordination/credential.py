@@ -67,6 +67,11 @@ class Credential:
         return cls.read(path)
 
     @property
+    def line(self) -> bytes:
+        """What a file of it holds."""
+        return f"{self.user}:{self.password}\n".encode("ascii")
+
+    @property
     def auth(self) -> tuple[str, str]:
         """As kazoo takes it."""
         return "digest", f"{self.user}:{self.password}"
