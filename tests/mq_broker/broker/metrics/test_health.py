@@ -95,10 +95,12 @@ def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm(
         world = World()
         for number in range(7):
             world.holds(f"p{number}", {2: "b"})
+        patient = world.readiness()
+        watching = asyncio.create_task(patient.watch())
+        await asyncio.wait_for(_until(lambda: "and 2 more" in patient.why_not()), 10)
+        watching.cancel()
         readiness = world.readiness(timeout_s=0.05)
-        watching = asyncio.create_task(readiness.watch())
-        await asyncio.wait_for(_until(lambda: "and 2 more" in readiness.why_not()), 10)
-        await asyncio.wait_for(watching, 10)
+        await asyncio.wait_for(readiness.watch(), 10)
         assert readiness.why_not() == ""
         assert ALARMS.rows()["ready_without_sync",] == before + 1
 
