@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -26,6 +26,7 @@ from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
 if TYPE_CHECKING:
     from cryptography import x509
 
+    from mq_client.acl_admin import KnownEntry
     from mq_dev.certificates import Authority
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -196,13 +197,15 @@ def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa
 @click.argument("who", nargs=-1, metavar="[User:NAME|SERIAL]...")
 @click.option("--undo", is_flag=True, help="Take it back.")
 @click.option("--list", "listing", is_flag=True, help="Show what is revoked.")
+@click.option("--force", is_flag=True, help="Also the beginning of a longer serial, and a broker's.")
 @bootstrap_option
 @timeout_option
-def revoke(who: tuple[str, ...], undo: bool, listing: bool, bootstrap: str, timeout_s: float) -> int:
+def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, bootstrap: str, timeout_s: float) -> int:
     """Refuse users or certificates from now on, at every broker, and end what they have open.
 
-    User:NAME is every certificate of that name, those made later as well. A serial, as `tritonmq cert show` tells it,
-    is one certificate: its user may be given another.
+    User:NAME is every certificate of that name, those made later as well. A serial, whole, as `tritonmq cert show`
+    tells it, is one certificate: its user may be given another. What no broker has seen since it started is revoked
+    too, with a warning.
     """
     if listing == bool(who):
         raise click.UsageError("name User:NAME or a serial, or give --list")
@@ -211,7 +214,12 @@ def revoke(who: tuple[str, ...], undo: bool, listing: bool, bootstrap: str, time
             for entry in admin.revoked():
                 click.echo(entry)
             return 0
+        known = [] if undo else admin.known_to_brokers(*who)
+        if not force:
+            _refuse_what_is_not_meant(known)
         done = admin.revoke(*who, undo=undo)
+    for each in known:
+        _say_whose(each)
     count, there = (done.removed, "was not revoked") if undo else (done.added, "was revoked already")
     missed = len(set(who)) - count
     click.echo(f"{count} {'no longer revoked' if undo else 'revoked'}" + (f", {missed} {there}" if missed > 0 else ""))
@@ -219,6 +227,37 @@ def revoke(who: tuple[str, ...], undo: bool, listing: bool, bootstrap: str, time
 
 
 # ------------------------------------------------------------------ private
+
+
+def _refuse_what_is_not_meant(known: Sequence[KnownEntry]) -> None:
+    for each in known:
+        if each.longer:
+            raise click.UsageError(
+                f"{each.entry} is the beginning of a serial, and a certificate is revoked by all of it: "
+                f"{', '.join(each.longer)}. --force revokes {each.entry} as it is"
+            )
+        if each.whose.startswith("Broker:"):
+            raise click.UsageError(
+                f"{each.entry} is the certificate of {each.whose}. Revoked, it cannot ask as a client, which no broker "
+                "does, and the ports for brokers take it still: docs/tls.md says what to do about a broker's key that "
+                "was stolen. --force revokes it nevertheless"
+            )
+
+
+def _say_whose(known: KnownEntry) -> None:
+    if known.whose in ("", known.entry):
+        click.echo(known.entry)
+    else:
+        click.echo(f"{known.entry}: a certificate of {known.whose}")
+    if known.whose:
+        return
+    if ":" in known.entry:
+        near = f": did you mean {known.near!r}?" if known.near else ""
+        say(f"warning: no broker has seen {known.entry} since it started, and no rule names it{near}")
+    else:
+        say(
+            f"warning: no broker has seen the serial {known.entry} since it started. `tritonmq cert show` tells serials"
+        )
 
 
 def _authority(directory: Path, key: Path) -> Authority:

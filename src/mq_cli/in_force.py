@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 def told_of_brokers(done: AclChange) -> int:
     """The exit status: 1 if a broker has not said that it judges by the change."""
     tell_of_those_that_do_not_judge(done.not_judging)
-    if done.late:
+    return told_of_late(done.late)
+
+
+def told_of_late(addresses: Sequence[str]) -> int:
+    """The exit status: 1 if one of the brokers has not said that it knows of the change."""
+    if addresses:
         say(
-            f"not yet known to be in force at {', '.join(done.late)}: a broker reads changes within 2 s, once it "
+            f"not yet known to be in force at {', '.join(addresses)}: a broker reads changes within 2 s, once it "
             "reaches ZooKeeper"
         )
-    return 1 if done.late else 0
+    return 1 if addresses else 0
 
 
 def tell_of_those_that_do_not_judge(addresses: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ import click
 from mq_cli.command_group import CommandGroup
 from mq_cli.interrupts import heard_from_now_on
 from mq_cli.terminal import LINES, printable
+from mq_cli.variables import misspelt
 from mq_process.grpc_lines import write_nothing
 from mq_protocol.errors import TritonMQError
 
@@ -35,6 +36,8 @@ class _NobodyReads(Exception):
 
 class _Root(CommandGroup):
     def invoke(self, ctx: click.Context) -> Any:
+        for name, meant in misspelt(os.environ):
+            click.echo(printable(f"warning: the variable {name} means nothing: did you mean {meant}?", LINES), err=True)
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.in_force import told_of_late
 from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
@@ -22,11 +24,12 @@ from mq_cli.output import (
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
 if TYPE_CHECKING:
-    from mq_client import QuotaDescription
+    from mq_client import Admin, QuotaDescription
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNSET = "default"
+_ANONYMOUS = "User:ANONYMOUS"
 
 
 @click.group(cls=CommandGroup)
@@ -70,12 +73,14 @@ def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float
         for name, text in said.items():
             if text is not None:
                 limits[name] = None if text == _UNSET else parse_limit(parse_quota(name), text)
+        _say_units(said)
     if not limits:
         raise click.UsageError("say which quota, such as --produce 50MiB/s")
     with open_admin(bootstrap, timeout_s) as admin:
         late = admin.set_quotas(who, **limits)
+        _warn_where_nobody_has_a_name(admin, who)
     write(f"{_shown(who)}: {', '.join(_said(name, limit) for name, limit in limits.items())}")
-    return _report(late)
+    return told_of_late(late)
 
 
 @quota.command("delete")
@@ -88,7 +93,7 @@ def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: fl
     with open_admin(bootstrap, timeout_s) as admin:
         late = admin.delete_quotas(who)
     write(f"{_shown(who)}: all that was set is taken back")
-    return _report(late)
+    return told_of_late(late)
 
 
 @quota.command("list")
@@ -108,6 +113,28 @@ def list_quotas(principal: str, as_json: bool, bootstrap: str, timeout_s: float)
     write_table(["principal", *map(str, Quota)], [_row(each) for each in found])
 
 
+_IN_TENS = re.compile(r"[0-9_ ]+[kmg]b(/s)?", re.IGNORECASE)
+
+
+def _say_units(said: Mapping[str, str | None]) -> None:
+    """What is written as a power of ten is taken as one of two, as everywhere in TritonMQ and in Spark."""
+    for name, text in said.items():
+        if text is not None and _IN_TENS.fullmatch(text.strip()):
+            quota_ = parse_quota(name)
+            say(f"{text} is taken as {limit_text(quota_, parse_limit(quota_, text))}: sizes are powers of two")
+
+
+def _warn_where_nobody_has_a_name(admin: Admin, principal: str) -> None:
+    if principal in (EVERYBODY, _ANONYMOUS):
+        return
+    addresses = admin.without_names()
+    if addresses:
+        say(
+            f"warning: at {', '.join(addresses)} everybody is {_ANONYMOUS}, so nobody is bounded by what is set for "
+            f"{principal}: set it for {_ANONYMOUS} or with --default, or start the brokers with --certs (docs/tls.md)"
+        )
+
+
 def _row(found: QuotaDescription) -> tuple[str, ...]:
     limits = [limit_text(each, found.limits[each]) if each in found.limits else "" for each in Quota]
     return ("(built in)" if found.built_in else _shown(found.principal), *limits)
@@ -125,12 +152,3 @@ def _shown(principal: str) -> str:
 
 def _said(name: str, limit: int | None) -> str:
     return f"{name} {_UNSET if limit is None else limit_text(parse_quota(name), limit)}"
-
-
-def _report(late: tuple[str, ...]) -> int:
-    if late:
-        say(
-            f"not yet known to be in force at {', '.join(late)}: a broker reads quotas within 2 s, once it reaches "
-            "ZooKeeper"
-        )
-    return 1 if late else 0

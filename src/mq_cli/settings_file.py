@@ -18,7 +18,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import click
 
@@ -194,6 +194,23 @@ def _check_value(path: Path, where: str, value: object, option: click.Option) ->
 # ------------------------------------------------------------------ how commands come to it
 
 
+_Read: TypeAlias = Callable[[click.Context, click.Parameter, Path | None], None]
+
+
+def _config_option(read: _Read, help_: str) -> Callable[[F], F]:
+    return click.option(
+        "--config",
+        type=_ConfigPath(),
+        envvar=CONFIG_ENVIRONMENT,
+        show_envvar=True,
+        is_eager=True,
+        expose_value=False,
+        callback=read,
+        metavar="FILE",
+        help=help_,
+    )
+
+
 def broker_settings(command: F) -> F:
     """`--config` of `tritonmq broker`."""
 
@@ -206,17 +223,8 @@ def broker_settings(command: F) -> F:
                 for name, value in tables[section].items()
             }
 
-    return click.option(
-        "--config",
-        type=_ConfigPath(),
-        envvar=CONFIG_ENVIRONMENT,
-        show_envvar=True,
-        is_eager=True,
-        expose_value=False,
-        callback=read,
-        metavar="FILE",
-        help="A TOML file with settings: what is not given as an option is taken from [broker] and [log].",
-    )(command)
+    help_ = "A TOML file with settings: what is not given as an option is taken from [broker] and [log]."
+    return _config_option(read, help_)(command)
 
 
 def client_settings(command: F) -> F:
@@ -240,17 +248,8 @@ def client_settings(command: F) -> F:
         metavar="NAME",
         help="Take the settings of [profiles.NAME] before those of [client].",
     )(command)
-    return click.option(
-        "--config",
-        type=_ConfigPath(),
-        envvar=CONFIG_ENVIRONMENT,
-        show_envvar=True,
-        is_eager=True,
-        expose_value=False,
-        callback=read,
-        metavar="FILE",
-        help="A TOML file with settings. Default: ~/.config/tritonmq/config.toml, if it is there.",
-    )(command)
+    help_ = "A TOML file with settings. Default: ~/.config/tritonmq/config.toml, if it is there."
+    return _config_option(read, help_)(command)
 
 
 def _apply(context: click.Context) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_client.errors import InvalidRequest, TritonMQError
+from mq_client.errors import InvalidRequest, PermissionDenied, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_RULES_MAX
 from mq_protocol.rights import CLUSTER_NAME, Kind, check_pair, parse_kind, parse_operation
@@ -58,6 +58,23 @@ class AclVerdict:
     rule: AclRule | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class KnownEntry:
+    """What brokers know of a user or a serial that is to be revoked. `whose`: the user; empty if no broker has seen it
+    since it started, and no rule names it. `longer`: serials that begin so, and were seen. `near`: a name that was most
+    likely meant."""
+
+    entry: str
+    whose: str = ""
+    longer: tuple[str, ...] = ()
+    near: str = ""
+
+    def with_more(self, told: pb.KnownEntry) -> KnownEntry:
+        """With what another broker says."""
+        longer = tuple(dict.fromkeys((*self.longer, *told.longer)))
+        return KnownEntry(self.entry, self.whose or told.whose, longer, self.near or told.near)
+
+
 class AclAdministrator:
     """A part of `Admin`, which gives it its connection."""
 
@@ -98,6 +115,24 @@ class AclAdministrator:
         request = pb.RevokeRequest(remove=who) if undo else pb.RevokeRequest(add=who)
         answer = self._connection.ask_any("Revoke", request, pb.RevokeResponse, deadline)
         return AclChange(answer.added, answer.removed, *self._in_force("*", answer.version, deadline))
+
+    def known_to_brokers(self, *who: str) -> list[KnownEntry]:
+        """What the brokers know of these users and serials, in order: those that answer, since each of them started.
+        Raises `PermissionDenied`, `InvalidRequest`."""
+        deadline = Deadline(self._timeout_ms)
+        found = [KnownEntry(entry) for entry in who]
+        for address in self._connection.addresses():
+            try:
+                request = pb.RevokedRequest(about=who)
+                answer = self._connection.ask(
+                    address, "Revoked", request, pb.RevokedResponse, deadline.at_most(_IN_FORCE_MS)
+                )
+            except (PermissionDenied, InvalidRequest):
+                raise
+            except TritonMQError:
+                continue
+            found = [each.with_more(told) for each, told in zip(found, answer.known, strict=False)] or found
+        return found
 
     def revoked(self) -> list[str]:
         """The users and the serials that are revoked. Raises `PermissionDenied`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -58,6 +59,18 @@ class QuotaAdministrator:
     def delete_quotas(self, principal: str) -> tuple[str, ...]:
         """Nothing is set for the principal any more. As `set_quotas`."""
         return self.set_quotas(principal, **dict.fromkeys(map(str, Quota)))
+
+    def without_names(self) -> tuple[str, ...]:
+        """The addresses of brokers at which everybody is `User:ANONYMOUS`: what is set for a user is of no use there.
+        Those that do not answer are not among them. Raises `PermissionDenied`."""
+        found = []
+        deadline = Deadline(self._timeout_ms)
+        for address in self._connection.addresses():
+            with contextlib.suppress(TritonMQError):
+                limit = deadline.at_most(_IN_FORCE_MS)
+                if self._connection.ask(address, "Quotas", pb.QuotasRequest(), pb.QuotasResponse, limit).anonymous:
+                    found.append(address)
+        return tuple(found)
 
     def _not_yet(self, version: int, deadline: Deadline) -> tuple[str, ...]:
         """Brokers that do not go by that version yet. Asked, they read it."""

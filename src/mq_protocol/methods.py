@@ -214,7 +214,12 @@ BROKER: Final = Service(
         pb.RevokeResponse,
         bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_RULES_MAX))),
     ),
-    Method("Revoked", pb.RevokedRequest, pb.RevokedResponse),
+    Method(
+        "Revoked",
+        pb.RevokedRequest,
+        pb.RevokedResponse,
+        bound=Bound(lists={"about": Elements(limits.REQUEST_RULES_MAX)}),
+    ),
     Method("Tokens", pb.TokensRequest, pb.TokensResponse),
     Method("AlterTokens", pb.AlterTokensRequest, pb.AlterTokensResponse),
     Method("SecurityFloor", pb.SecurityFloorRequest, pb.SecurityFloorResponse),

@@ -5694,16 +5694,51 @@ Global___RevokeResponse: _TypeAlias = RevokeResponse  # noqa: Y015
 class RevokedRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    ABOUT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def about(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
         self,
+        *,
+        about: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["about", b"about"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RevokedRequest: _TypeAlias = RevokedRequest  # noqa: Y015
+
+@_typing.final
+class KnownEntry(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WHOSE_FIELD_NUMBER: _builtins.int
+    LONGER_FIELD_NUMBER: _builtins.int
+    NEAR_FIELD_NUMBER: _builtins.int
+    whose: _builtins.str
+    """the user; empty: this broker has not seen it since it started, and no rule names it"""
+    near: _builtins.str
+    """a name that was most likely meant"""
+    @_builtins.property
+    def longer(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """serials that begin so, and were seen"""
+
+    def __init__(
+        self,
+        *,
+        whose: _builtins.str = ...,
+        longer: _abc.Iterable[_builtins.str] | None = ...,
+        near: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["longer", b"longer", "near", b"near", "whose", b"whose"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownEntry: _TypeAlias = KnownEntry  # noqa: Y015
 
 @_typing.final
 class RevokedResponse(_message.Message):
@@ -5713,12 +5748,17 @@ class RevokedResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     IN_FORCE_FIELD_NUMBER: _builtins.int
     JUDGED_FIELD_NUMBER: _builtins.int
+    KNOWN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     in_force: _builtins.int
     judged: _builtins.bool
     """as in AclsResponse"""
     @_builtins.property
     def entries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def known(self) -> _containers.RepeatedCompositeFieldContainer[Global___KnownEntry]:
+        """one for each in `about`"""
+
     def __init__(
         self,
         *,
@@ -5726,10 +5766,11 @@ class RevokedResponse(_message.Message):
         version: _builtins.int = ...,
         in_force: _builtins.int = ...,
         judged: _builtins.bool = ...,
+        known: _abc.Iterable[Global___KnownEntry] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "in_force", b"in_force", "judged", b"judged", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["entries", b"entries", "in_force", b"in_force", "judged", b"judged", "known", b"known", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -6189,10 +6230,13 @@ class QuotasResponse(_message.Message):
     DEFAULTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     IN_FORCE_FIELD_NUMBER: _builtins.int
+    ANONYMOUS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """of the quotas, as they are kept"""
     in_force: _builtins.int
     """of those by which this broker goes; -1: none were read yet"""
+    anonymous: _builtins.bool
+    """at this broker everybody is User:ANONYMOUS"""
     @_builtins.property
     def quotas(self) -> _containers.RepeatedCompositeFieldContainer[Global___Quota]:
         """as they were set, in order of principal"""
@@ -6208,10 +6252,11 @@ class QuotasResponse(_message.Message):
         defaults: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         version: _builtins.int = ...,
         in_force: _builtins.int = ...,
+        anonymous: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "in_force", b"in_force", "quotas", b"quotas", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["anonymous", b"anonymous", "defaults", b"defaults", "in_force", b"in_force", "quotas", b"quotas", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -21,6 +21,7 @@ class Admin:
     def __init__(self) -> None:
         self.changed: list[tuple[str, dict[str, int | None]]] = []
         self.late: tuple[str, ...] = ()
+        self.nameless: tuple[str, ...] = ()
 
     def __enter__(self) -> Admin:
         return self
@@ -31,6 +32,9 @@ class Admin:
     def set_quotas(self, principal: str, **limits: int | None) -> tuple[str, ...]:
         self.changed.append((principal, limits))
         return self.late
+
+    def without_names(self) -> tuple[str, ...]:
+        return self.nameless
 
     def delete_quotas(self, principal: str) -> tuple[str, ...]:
         return self.set_quotas(principal)
@@ -60,6 +64,23 @@ def test_what_is_said_is_set_and_no_more(admin: Admin) -> None:
     limits = {"produce": 50 << 20, "requests": 500, "streams": -1, "topics": None}
     assert admin.changed == [("User:etl", limits)]
     assert done.output == "User:etl: produce 50MiB/s, requests 500/s, streams unlimited, topics default\n"
+
+
+def test_where_nobody_has_a_name_a_users_quota_is_said_to_bound_nobody(admin: Admin) -> None:
+    admin.nameless = ("h:1", "h:2")
+    assert "at h:1, h:2 everybody is User:ANONYMOUS" in run("set User:etl --streams 5").stderr
+    assert run("set User:ANONYMOUS --streams 5").stderr == ""
+    assert run("set --default --streams 5").stderr == ""
+    admin.nameless = ()
+    assert run("set User:etl --streams 5").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [("50MB/s", "50MiB/s"), ("1gb/s", "1GiB/s"), ("4kb", "4KiB/s"), ("50MiB/s", ""), ("5m/s", "")]
+)
+def test_powers_of_ten_are_told_to_be_powers_of_two(admin: Admin, text: str, told: str) -> None:
+    done = run(f"set --default --fetch {text}")
+    assert done.stderr == (f"{text} is taken as {told}: sizes are powers of two\n" if told else "")
 
 
 def test_default_is_everybody_else(admin: Admin) -> None:

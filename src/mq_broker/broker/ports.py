@@ -186,6 +186,11 @@ class Ports:
             log.warning("INSECURE: with %s whoever reaches the port may do everything, and read all traffic", option)
             await asyncio.sleep(REMIND_S)
 
+    @property
+    def serial(self) -> str:
+        """Of this broker's certificate, as `serial_of` tells it (names.py); empty without one."""
+        return "" if self.certificates is None else self.certificates.shown.serial.lower().lstrip("0")
+
     # ------------------------------------------------------------------ what others are told, and told us
 
     def registration(self, incarnation: int) -> BrokerRegistration:

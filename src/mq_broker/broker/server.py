@@ -267,7 +267,7 @@ class _Broker:
         self._audit = None
         if self._authority.on:
             self._audit = Audit(config.data_dir / AUDIT_LOG, config.broker, reads=config.audit_reads)
-        quotas = QuotaSettings(self._coordination, self._quotas, self._audit)
+        quotas = QuotaSettings(self._coordination, self._quotas, self._audit, named=config.certs is not None)
         floor = self._floor = Floor(lambda: self._coordination.access, self.cluster.read_again)
         self._acls = Acls(self._coordination, self._authority, self._audit, (floor.taken, quotas.taken))
         quotas.refresh = floor.read = self._acls.refresh
@@ -275,7 +275,8 @@ class _Broker:
         self._gate = Gate(self._authority, self._audit, self._quotas)
         kept = self._coordination, self._authority, self._acls, self._audit
         settings = FloorSettings(self._coordination, floor, self._topics, self._audit)
-        return self._acls, quotas, Revoking(*kept), TokenSettings(*kept), settings
+        revoking = Revoking(*kept, self._gate.seen, (config.broker, lambda: self._ports.serial))
+        return self._acls, quotas, revoking, TokenSettings(*kept), settings
 
     def _authenticators(self, config: BrokerConfig) -> list[Authenticator]:
         """What knows the tokens that clients show."""

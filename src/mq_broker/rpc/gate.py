@@ -28,6 +28,7 @@ from mq_broker.security.authority import Asker, Authority
 from mq_broker.security.names import serial_of
 from mq_broker.security.quotas import Quotas
 from mq_broker.security.rules import Effect, Verdict
+from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import YIELD_EVERY
@@ -101,6 +102,7 @@ class Gate:
         self.audit = audit
         self.quotas = quotas or Quotas()
         self.calls: set[UnderWay] = set()
+        self.seen = Seen()
         self._looking: asyncio.Task[None] | None = None
         self._look_once_more = False
         authority.changed.append(self._rules_changed)
@@ -121,6 +123,7 @@ class Gate:
                 self.audit.stranger(context.peer(), method, str(error))
             raise
         note_asker(asker)
+        self.seen.note(asker.text, serial)
         if not asker.free or asker.token is not None or asker.principal.kind != "User":
             self._check_name(asker, method)
         return asker

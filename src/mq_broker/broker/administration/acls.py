@@ -23,7 +23,7 @@ from mq_broker.security.revoked import DOCUMENT as REVOKED
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
 from mq_broker.security.rule_documents import edited, load
-from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_broker.security.rules import EVERYBODY, Effect, Rule, RuleBook
 from mq_broker.security.tokens import DOCUMENT as TOKENS
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.tokens import load as load_tokens
@@ -133,6 +133,11 @@ class Acls:
                     log.error("%s. Until then %s", error, meant)  # noqa: TRY400
         rules = tuple(sorted(rule for _, document in self._read.values() for rule in document))
         return rules, RuleBook(rules, readable=readable)
+
+    @property
+    def users(self) -> set[str]:
+        """Users whom rules name."""
+        return {rule.principal for rule in self._rules if rule.principal != EVERYBODY}
 
     async def follow(self, changed: asyncio.Event) -> None:
         """Read again on every hint, and now and then without one. Runs until cancelled."""

@@ -27,9 +27,13 @@ EDIT_PAUSE_S: Final = 0.02
 
 
 class QuotaSettings:
-    """Owns the document as it was read last. `refresh` is to be set: it reads it anew, with the other documents."""
+    """Owns the document as it was read last. `named`: users have names here. `refresh` is to be set: it reads it anew,
+    with the other documents."""
 
-    def __init__(self, coordination: CoordinationService, quotas: Quotas, audit: Audit | None = None) -> None:
+    def __init__(
+        self, coordination: CoordinationService, quotas: Quotas, audit: Audit | None = None, *, named: bool = False
+    ) -> None:
+        self._named = named
         self.refresh: Callable[[], Awaitable[None]]
         self._coordination = coordination
         self._quotas = quotas
@@ -55,7 +59,7 @@ class QuotaSettings:
     async def quotas(self, _request: pb.QuotasRequest, _deadline: float) -> pb.QuotasResponse:
         """Those that are kept now, which are in force here as well."""
         await self.refresh()
-        answer = pb.QuotasResponse(version=self._version, in_force=self._quotas.version)
+        answer = pb.QuotasResponse(version=self._version, in_force=self._quotas.version, anonymous=not self._named)
         answer.defaults.update(_told(self._quotas.defaults))
         for principal in sorted(self._quotas.limits):
             answer.quotas.add(principal=principal).limits.update(_told(self._quotas.limits[principal]))

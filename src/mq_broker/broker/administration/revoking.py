@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 
 from mq_broker.broker.administration.acls import EDIT_ATTEMPTS_MAX, EDIT_PAUSE_S, Acls
 from mq_broker.coordination.interface import CoordinationService, SecurityDocuments
@@ -11,24 +12,36 @@ from mq_broker.core.messages import CasOutcome
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
+from mq_broker.security.names import Principal
 from mq_broker.security.revoked import DOCUMENT, Revoked, dump, entry_of, load
+from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown
 
 
 class Revoking:
-    """Owns nothing. `acls` reads what has changed."""
+    """Owns nothing. `acls` reads what has changed. `own`: this broker, and what tells the serial of
+    its certificate; empty for none."""
 
     def __init__(
-        self, coordination: CoordinationService, authority: Authority, acls: Acls, audit: Audit | None = None
+        self,
+        coordination: CoordinationService,
+        authority: Authority,
+        acls: Acls,
+        audit: Audit | None = None,
+        seen: Seen | None = None,
+        own: tuple[int, Callable[[], str]] = (0, str),
     ) -> None:
+        self._seen = seen or Seen()
+        self._own = own
         self._coordination = coordination
         self._authority = authority
         self._acls = acls
         self._audit = audit
 
-    async def revoked(self, _request: pb.RevokedRequest, _deadline: float) -> pb.RevokedResponse:
-        """What is kept now, which is in force here as well."""
+    async def revoked(self, request: pb.RevokedRequest, _deadline: float) -> pb.RevokedResponse:
+        """What is kept now, which is in force here as well; and what is known here of what is asked about."""
+        about = [entry_of(each) for each in request.about]
         await self._acls.refresh()
         found = await self._coordination.security.read()
         return pb.RevokedResponse(
@@ -36,7 +49,15 @@ class Revoking:
             version=found.version,
             in_force=self._authority.version,
             judged=self._authority.on,
+            known=[self._known(entry) for entry in about],
         )
+
+    def _known(self, entry: str) -> pb.KnownEntry:
+        broker, serial = self._own[0], self._own[1]()
+        if serial:
+            self._seen.note(str(Principal("Broker", str(broker))), serial)
+        known = self._seen.known(entry, self._acls.users)
+        return pb.KnownEntry(whose=known.whose, longer=known.longer, near=known.near)
 
     async def revoke(self, request: pb.RevokeRequest, _deadline: float) -> pb.RevokeResponse:
         """All of it or nothing; in force at this broker when it is answered, at the others within 2 s. May be asked
