@@ -28,8 +28,9 @@ from mq_protocol.errors import (
 from mq_protocol.quotas import Quota
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker import principals
-from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker, numbers_in, standalone
+from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker, numbers_in, standalone, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.mq_broker.broker.queues.members import of
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -65,6 +66,11 @@ async def served(data: Path, **settings: Any) -> AsyncIterator[tuple[As, As, As]
         yield root, As(broker, GREEDY), As(broker, MODEST)
 
 
+def waits_of(quota: str) -> float:
+    """Seconds for which this quota has held somebody back so far."""
+    return QUOTA_WAITS.rows().get((quota,), 0)
+
+
 async def write(who: Broker, count: int) -> float:
     """So many batches of 64 KiB by one stream, all answered: how many seconds it took."""
     began = time.monotonic()
@@ -85,12 +91,11 @@ def test_a_greedy_producer_waits_and_a_modest_one_does_not(tmp_path: Path) -> No
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, modest):
             await limit(root, GREEDY, produce=4 * ROW_BYTES)
-            waited = QUOTA_WAITS.rows().get(("produce",), 0)
+            waited = waits_of("produce")
             writing = asyncio.create_task(write(greedy, 12))
             others = []
             while not writing.done():
                 others.append(await write(modest, 1))
-                await asyncio.sleep(0.05)
             took = await writing
             assert took > 1.5, "twelve batches, four a second, and a second's worth at once"
             assert len(others) > 10
@@ -116,8 +121,9 @@ def test_a_quota_that_is_raised_lets_those_go_on_who_wait(tmp_path: Path) -> Non
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, _):
             await limit(root, GREEDY, produce=ROW_BYTES // 16)
+            waited = waits_of("produce")
             writing = asyncio.create_task(write(greedy, 6))
-            await asyncio.sleep(0.3)
+            await until(of(lambda: waits_of("produce") > waited))
             assert not writing.done(), "this takes more than a minute"
             await unlimit(root, GREEDY, "produce")
             await asyncio.wait_for(writing, DEADLINE_S)
@@ -134,8 +140,9 @@ def test_who_is_held_back_can_leave_at_once(tmp_path: Path) -> None:
                 assert not (await stream.result()).HasField("error"), "what was read is answered"
             await greedy.fetch("t", 0, 1)
             async with greedy.subscribing() as subscription:
+                waited = waits_of("fetch")
                 await subscription.open("t", group="g", member="m", key=b"k" * 16, earliest=True)
-                await asyncio.sleep(0.2)
+                await until(of(lambda: waits_of("fetch") > waited))
                 began = time.monotonic()
                 await subscription.call.done_writing()
                 while await subscription.call.read() is not aio.EOF:  # type: ignore[attr-defined]
@@ -225,13 +232,7 @@ def test_streams_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
                 with pytest.raises(QuotaExceeded, match=r"has 2 streams open at this broker.*--streams 4"):
                     await greedy.fetch("t", 0, 1)
                 await modest.fetch("t", 0, 1)
-            for _ in range(100):  # until the broker has seen that the two are over
-                with contextlib.suppress(QuotaExceeded):
-                    await greedy.fetch("t", 0, 1)
-                    break
-                await asyncio.sleep(0.05)
-            else:
-                pytest.fail("streams that are over still count")
+            assert await until(lambda: greedy.fetch("t", 0, 1)), "streams that are over do not count"
 
     asyncio.run(main())
 
@@ -344,12 +345,7 @@ def test_quotas_outlast_the_broker_and_hold_where_rights_are_not_judged(tmp_path
                     return True
                 return False
 
-            for _ in range(50):
-                if await is_in_force():
-                    break
-                await asyncio.sleep(0.05)
-            else:
-                pytest.fail("a quota that was set before is not in force")
+            await until(is_in_force)
             await unlimit(broker, "User:ANONYMOUS", "requests")
             await asyncio.gather(*(broker.metadata("t") for _ in range(6)))
 

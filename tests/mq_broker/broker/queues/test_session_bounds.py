@@ -14,8 +14,8 @@ from mq_broker.broker.queues.presence import Presence
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import Overloaded
-from tests.mq_broker.broker.cluster import Broker
-from tests.mq_broker.broker.queues.members import queue, ranges
+from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.broker.queues.members import of, queue, ranges
 from tests.mq_broker.broker.queues.spoken import speaking
 from tests.mq_broker.broker.queues.test_sessions import described
 
@@ -87,6 +87,14 @@ def test_a_stream_is_heard_no_more_once_the_ranges_of_its_answers_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "UNTOLD_MAX", 100)
+    streams: list[sessions._Stream] = []
+
+    class Stream(sessions._Stream):
+        def __init__(self, own: sessions.Sessions) -> None:
+            super().__init__(own)
+            streams.append(self)
+
+    monkeypatch.setattr(sessions, "_Stream", Stream)
 
     async def scenario() -> None:
         reader = Reader(monkeypatch)
@@ -95,10 +103,10 @@ def test_a_stream_is_heard_no_more_once_the_ranges_of_its_answers_are_too_many(
             wide = pb.SettleOne(lease=NOBODYS, ranges=[1, 1] * 50)
             for _ in range(6):
                 await stream.settle(wide)
-                await asyncio.sleep(0.05)  # each is answered by an entry of its own
+            await until(of(lambda: streams[0]._untold > sessions.UNTOLD_MAX))
             await stream.open(2, "other", records=1)
-            await asyncio.sleep(0.2)
-            assert await is_leased(broker, 0), "what it says waits in TCP"
+            for _ in range(5):  # each comes to the broker after what was said before, by the same connection
+                assert await is_leased(broker, 0), "what it says waits in TCP"
             reader.reads.set()
             assert ranges(await stream.lease(2)) == [0, 1]
 
