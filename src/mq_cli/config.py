@@ -47,9 +47,7 @@ def show(path: Path | None, profile: str | None, as_json: bool) -> None:
     An option that is given to a command goes before all of them. No secret is shown, for none is a setting: secrets are
     in files, and settings name those.
     """
-    rows = [
-        _row(key, *_value(key, _from_file(path, profile))) for section in keys().values() for key in section.values()
-    ]
+    rows = rows_of(path, profile)
     if as_json:
         write_json(rows)
         return
@@ -69,6 +67,13 @@ def check(path: Path) -> None:
     found = load(path)
     count = sum(map(len, [*found.tables.values(), *found.profiles.values()]))
     say(f"{path} is right: {count} settings, {len(found.profiles)} profiles")
+
+
+def rows_of(path: Path | None = None, profile: str | None = None) -> list[dict[str, Any]]:
+    """Every setting, its value, and where it is from."""
+    return [
+        _row(key, *_value(key, _from_file(path, profile))) for section in keys().values() for key in section.values()
+    ]
 
 
 def _from_file(path: Path | None, profile: str | None) -> dict[str, tuple[Any, str]]:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from click.core import ParameterSource
@@ -49,16 +49,47 @@ _SYNCS_S: Final = 5.0
     help="Measure this data directory too. A file without a name is written there, and gone afterwards.",
 )
 @click.option("--here", is_flag=True, help="Look at this machine only, and ask no broker.")
+@click.option(
+    "--bundle",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE.zip",
+    help="Write all that a bug report needs into this file. It holds no records and no secrets.",
+)
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="The end of this log of a broker is to be in the bundle. May be given several times.",
+)
 @json_option
 @bootstrap_option
 @timeout_option
-def doctor(data: Path | None, here: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+def doctor(
+    data: Path | None,
+    here: bool,
+    bundle: Path | None,
+    logs: tuple[Path, ...],
+    as_json: bool,
+    bootstrap: str,
+    timeout_s: float,
+) -> int:
     """Look at this machine and at the cluster. What is wrong is said with what to do, and the exit status is 1 then."""
-    lines = list(_of_this_machine(data))
+    if logs and bundle is None:
+        raise click.UsageError("--log is for what --bundle writes: give --bundle FILE.zip too")
+    lines, seen = list(_of_this_machine(data)), dict[str, Any]()
     if not here:
-        lines += _of_the_cluster(bootstrap, _origin(), timeout_s)
+        lines += _of_the_cluster(bootstrap, _origin(), timeout_s, seen)
+    told = [{"kind": line.kind, "what": line.what, "cure": line.cure} for line in lines]
+    if bundle is not None:
+        from mq_cli.bundle import write_bundle
+        from mq_cli.config import rows_of
+
+        write_bundle(bundle, told, seen, rows_of(), logs)
+        say(f"{bundle} names topics, groups and addresses, and holds no records: look at it before you pass it on")
     if as_json:
-        write_json([{"kind": line.kind, "what": line.what, "cure": line.cure} for line in lines])
+        write_json(told)
     else:
         for line in lines:
             write(f"{line.kind:5}  {line.what}" + (f"\n       -> {line.cure}" if line.cure else ""))
@@ -102,7 +133,8 @@ def _origin() -> str:
             return ""
 
 
-def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float) -> list[Line]:
+def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float, seen: dict[str, Any]) -> list[Line]:
+    """`seen` gets what brokers say of themselves."""
     from mq_client import Admin
     from mq_client.cluster.connection import parse_bootstrap
     from mq_client.cluster.listening import why_unreachable
@@ -124,19 +156,20 @@ def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float) -> list[Line]
         return [*lines, *([Line("note", f"it was said: {failed}")] if failed else [])]
     try:
         with Admin([next(iter(cluster_ids))], timeout_ms=milliseconds(timeout_s)) as admin:
-            lines += _of_all_brokers(admin)
+            lines += _of_all_brokers(admin, seen)
     except TritonMQError as error:
         lines.append(Line("wrong", f"the cluster could not be asked: {error}", "see `tritonmq cluster status`"))
     return lines
 
 
-def _of_all_brokers(admin: Admin) -> list[Line]:
+def _of_all_brokers(admin: Admin, seen: dict[str, Any]) -> list[Line]:
     from mq_client.cluster.listening import why_unreachable
 
     observed = admin.observe("partitions")
     now_us = time.time_ns() // 1000
     reasons = {address: why_unreachable(address) for address in observed.silent}
     topics = admin.describe_topics(observed)
+    seen |= {"observation": observed, "topics": topics}
     return list(diagnosis.of_cluster(observed, reasons, topics, admin.moves(), admin.transactions(), now_us))
 
 
