@@ -60,6 +60,10 @@ def _principals(_context: click.Context, _option: click.Parameter, text: str) ->
         raise click.UsageError(f"--superusers: {error}") from error
 
 
+def _names(_context: click.Context, _option: click.Parameter, text: str) -> tuple[str, ...]:
+    return tuple(each.strip() for each in text.split(",") if each.strip())
+
+
 class _BrokerId(click.IntRange):
     """A broker's id, or `hostname`: the number at the end of this machine's name, plus one."""
 
@@ -167,6 +171,13 @@ class _BrokerId(click.IntRange):
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
     help="Authorities that the issuer's certificate is checked against, in PEM. Default: this machine's.",
+)
+@click.option(
+    "--authenticators",
+    callback=_names,
+    default="",
+    metavar="NAME,…",
+    help="With --listen-token: further kinds of tokens, known to packages that bring entry points of these names.",
 )
 @click.option(
     "--also-plaintext",

@@ -75,7 +75,8 @@ class BrokerConfig:
     certificate of whoever connects. `also_plaintext` and `also_plaintext_peer` are further ports without TLS, for
     clients and brokers that are moved to TLS one after another. `listen_token` is a further port over TLS, for clients
     that show a token instead of a certificate; `token_advertised` is what they dial. The `oidc_…` say whose JWTs are
-    taken there, and which authorities its https address is checked against. An address that other machines reach needs
+    taken there, and which authorities its https address is checked against. `authenticators` are further ones, by
+    the names of entry points. An address that other machines reach needs
     `certs`, or `insecure`. `connection_age_ms`: of clients over TLS.
 
     `zookeeper_auth`: a file with the brokers' credential for ZooKeeper. `zookeeper_certs`: as `certs`, for TLS towards
@@ -118,6 +119,7 @@ class BrokerConfig:
     oidc_user_claim: str = "sub"
     oidc_groups_claim: str = "groups"
     oidc_ca: Path | None = None
+    authenticators: tuple[str, ...] = ()
     insecure: bool = False
     also_plaintext: str = ""
     also_plaintext_peer: str = ""
@@ -176,6 +178,8 @@ class BrokerConfig:
             raise InvalidSetting("--listen-token goes with --certs DIR: a token is never sent in plain text")
         if self.token_advertised and not self.listen_token:
             raise InvalidSetting("--advertise-token goes with --listen-token")
+        if self.authenticators and not self.listen_token:
+            raise InvalidSetting("--authenticators goes with --listen-token: tokens are taken there alone")
         if self.issuer is not None and not self.listen_token:
             raise InvalidSetting("--oidc-issuer goes with --listen-token: tokens are taken there alone")
         if self.issuer is None and (self.oidc_audience or self.oidc_ca is not None):

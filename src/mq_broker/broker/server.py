@@ -86,7 +86,7 @@ from mq_broker.rpc.streams import FRAMED, METHODS
 from mq_broker.rpc.token_port import TokenDoor
 from mq_broker.security import https
 from mq_broker.security.audit import Audit
-from mq_broker.security.authenticating import ApiTokens, Authenticator
+from mq_broker.security.authenticating import ApiTokens, Authenticator, added
 from mq_broker.security.authority import Authority
 from mq_broker.security.oidc import Keys, OidcTokens
 from mq_broker.security.quotas import Quotas
@@ -284,7 +284,7 @@ class _Broker:
         if (issuer := config.issuer) is not None:
             tls = https.trusting(config.oidc_ca)
             found.append(OidcTokens(issuer, Keys(issuer, lambda address: https.get(address, tls))))
-        return found
+        return [*found, *map(added, config.authenticators)]
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 
 HEADER: Final = "authorization"
 _SCHEME: Final = "bearer "
+VERIFY_S: Final = 15.0
+"""For one token. An issuer may have to be asked."""
+
 WAITING_MAX: Final = 1_000
 """Calls whose refusal waits at once. More are refused without a wait."""
 
@@ -53,9 +56,12 @@ class TokenDoor:
         """Raises `NotAuthenticated`, as it is told."""
         try:
             check_tls(context.auth_context())
-            return await authenticated(self._authenticators, token_of(tuple(context.invocation_metadata() or ())))
+            async with asyncio.timeout(VERIFY_S):
+                return await authenticated(self._authenticators, token_of(tuple(context.invocation_metadata() or ())))
         except NotAuthenticated as error:
             why = str(error)
+        except TimeoutError:
+            why = f"it was not verified within {VERIFY_S:g} s"
         except Exception:
             log.exception("a token could not be verified")  # of an authenticator that was added
             why = "its verification failed, see the broker's log"

@@ -1,20 +1,25 @@
 """Who somebody is by a token: what verifies one, and what it proves.
 
-An `Authenticator` knows one kind of token. They are asked in turn.
+An `Authenticator` knows one kind of token. They are asked in turn. Further ones come from packages that are installed
+beside this one: an entry point of the group `tritonmq.authenticators`, which a broker loads only if it is named.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_broker.security.verified import Verified
-from mq_protocol.errors import NotAuthenticated
+from mq_protocol.errors import InvalidSetting, NotAuthenticated
+from mq_protocol.names import did_you_mean, quoted
 from mq_protocol.secrets import API_TOKEN_PREFIX
+
+ENTRY_POINTS: Final = "tritonmq.authenticators"
 
 
 class Authenticator(Protocol):
@@ -38,6 +43,23 @@ class ApiTokens:
             raise NotAuthenticated(found)
         number, known = found
         return Verified(Principal("User", known.user), float(known.expires_s), api_token=number)
+
+
+def added(name: str) -> Authenticator:
+    """The one of that name which another package brings: what its entry point names is called without arguments.
+    Raises `InvalidSetting`."""
+    found = {each.name: each for each in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    if name not in found:
+        known = f"there are {', '.join(sorted(found))}" if found else "no package that is installed brings any"
+        raise InvalidSetting(f"--authenticators: there is no {quoted(name)}{did_you_mean(name, found)} ({known})")
+    try:
+        made: Authenticator = found[name].load()()
+    except Exception as error:
+        raise InvalidSetting(f"--authenticators: {quoted(name)} cannot be loaded: {error!r}") from error
+    if not callable(getattr(made, "authenticate", None)):
+        kind = type(made).__name__
+        raise InvalidSetting(f"--authenticators: {quoted(name)} makes a {kind}, which authenticates nobody")
+    return made
 
 
 async def authenticated(authenticators: Sequence[Authenticator], token: str) -> Verified:

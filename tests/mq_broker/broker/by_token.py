@@ -15,7 +15,7 @@ from grpc import aio
 from mq_broker.broker.config import BrokerConfig
 from mq_client import Admin, NewApiToken, Security
 from mq_dev.embedded_zookeeper import free_port
-from mq_protocol.pem import CA_FILE
+from mq_protocol.pem import CA_FILE, read
 from tests.mq_broker.broker.cluster import Broker
 from tests.securing import HOST, Certs
 
@@ -83,11 +83,13 @@ class _Headed:
 
 
 class Shown(Broker):
-    """Raw calls at the port for tokens, with these headers."""
+    """Raw calls with these headers: at the port for tokens, or with a certificate at the other."""
 
-    def __init__(self, certs: Certs, address: str, *headers: Header) -> None:
+    def __init__(self, certs: Certs, address: str, *headers: Header, security: Security | None = None) -> None:
         self.address = address
-        self._real = aio.secure_channel(address, grpc.ssl_channel_credentials(certs.ca))
+        pem = read(security.files()) if security is not None else None
+        given = (pem.key, pem.certificate) if pem is not None else ()
+        self._real = aio.secure_channel(address, grpc.ssl_channel_credentials(certs.ca, *given))
         self._channel = _Headed(self._real, headers)  # type: ignore[assignment]
 
     async def __aenter__(self) -> Shown:

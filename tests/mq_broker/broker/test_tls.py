@@ -203,7 +203,7 @@ def test_tls_of_an_older_version_is_refused(tmp_path: Path) -> None:
             older.wrap_socket(plain, server_hostname=host) as s,
         ):
             assert s.version() == "TLSv1.2"
-            s.sendall(_metadata_call(address))
+            s.sendall(metadata_call(address))
             s.settimeout(5)
             heard = b""
             while b"TLSv1.3" not in heard and (more := s.recv(65_536)):
@@ -320,11 +320,11 @@ def test_what_is_open_to_other_machines_needs_certificates_or_a_word(tmp_path: P
             config(**senseless)
 
 
-def _metadata_call(address: str) -> bytes:
+def metadata_call(address: str, **more: str) -> bytes:
     """One call of Metadata in HTTP/2: preface, settings, headers (HPACK without compression), an empty message."""
     headers = {
         ":method": "POST", ":scheme": "https", ":path": BROKER.path("Metadata"), ":authority": address,
-        "content-type": "application/grpc", "te": "trailers",
+        "content-type": "application/grpc", "te": "trailers", **more,
     }  # fmt: skip
     block = b"".join(
         b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from pathlib import Path
@@ -36,6 +37,7 @@ from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, Shown, bearer, beside, broker_with_tokens
 from tests.mq_broker.broker.cluster import Broker, rows, until
 from tests.mq_broker.broker.test_taking_rights_away import OPEN, WITHIN_S, ended, watching
+from tests.mq_broker.broker.test_tls import metadata_call
 from tests.securing import HOST, Certs
 
 RULES = [AclRule("User:etl", each, "Topic", "t") for each in ("Describe", "Read", "Write")]
@@ -363,6 +365,34 @@ def test_a_token_is_never_sent_in_plain_text(tmp_path: Path) -> None:
         listening.shutdown(socket.SHUT_RDWR)
     assert heard
     assert token.encode() not in b"".join(heard)
+
+
+def test_a_token_over_an_older_tls_is_not_taken(tmp_path: Path) -> None:
+    """Over TLS 1.3 the same bytes are answered."""
+
+    def job(place: Place) -> None:
+        call = metadata_call(place.tokens, authorization=bearer(prepared(place))[1])
+        for version, status in ((ssl.TLSVersion.TLSv1_3, b"grpc-status\x010"), (ssl.TLSVersion.TLSv1_2, b"16")):
+            context = ssl.create_default_context(cafile=str(place.certs.path / CA_FILE))
+            context.minimum_version = context.maximum_version = version
+            context.set_alpn_protocols(["h2"])
+            host, _, port = place.tokens.rpartition(":")
+            with (
+                socket.create_connection((host, int(port)), 5) as plain,
+                context.wrap_socket(plain, server_hostname=host) as secured,
+            ):
+                secured.sendall(call)
+                secured.settimeout(5)
+                heard = b""
+                while b"grpc-status" not in heard and (more := secured.recv(65_536)):
+                    heard += more
+            assert status in heard, (version, heard)
+        ends = time.monotonic() + 10
+        while not any("TLSv1.3 only" in why for why in place.audited()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        assert any("TLSv1.3 only" in why for why in place.audited())
+
+    beside(tmp_path, job)
 
 
 def test_a_client_is_told_what_is_wrong_with_the_port(tmp_path: Path) -> None:

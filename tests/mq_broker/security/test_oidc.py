@@ -163,6 +163,19 @@ def test_what_the_issuer_has_not_signed_with_its_key_is_refused(issuer: Issuer) 
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("algorithm", ["RS384", "RS512", "PS256"])
+def test_a_key_is_used_with_its_own_algorithm_alone(algorithm: str, issuer: Issuer) -> None:
+    async def main() -> None:
+        key = Key("k", "RS256")
+        issuer.keys = [key]
+        tokens = verifying(issuer)
+        await believed(tokens, key.sign(issuer.claims()))
+        other = jwt.encode(issuer.claims(), key.private, algorithm, {"kid": "k"})
+        assert "not good" in await refused(tokens, other)
+
+    asyncio.run(main())
+
+
 def test_keys_that_sign_nothing_here_are_passed_over(issuer: Issuer) -> None:
     async def main() -> None:
         good, rsa = Key("good"), Key("small", "RS256")
