@@ -57,7 +57,9 @@ OF_TOPICS: Final = (TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT)
 GAUGES: Final = (IN_FLIGHT, STREAMS)
 """Of those that count: what goes down again."""
 
-for _alarm in ("audit", "damage", "log_replaced", "queue_stuck", "ready_without_sync"):
+for _alarm in (
+    "altered", "audit", "damage", "keys_away", "log_replaced", "queue_stuck", "ready_without_sync", "sealed_away"
+):  # fmt: skip
     ALARMS.add(_alarm, n=0)  # a rule that looks at increases needs the zero before
 for _quota in Quota:
     QUOTA_REFUSALS.add(_quota, n=0)

@@ -230,6 +230,12 @@ class _BrokerId(click.IntRange):
     metavar="DIR",
     help="Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory, as with --certs.",
 )
+@click.option(
+    "--encrypt",
+    default="",
+    metavar="KEYREF",
+    help="Seal what is written to disk with these keys, e.g. file:/etc/tritonmq/keys.json (`tritonmq keys create`).",
+)
 @click.option("--standalone", is_flag=True, help="Run a cluster of this one broker, without ZooKeeper.")
 @click.option(
     "--rack",
@@ -385,6 +391,7 @@ def broker(
         raise click.UsageError(
             "a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth and --zookeeper-certs"
         )
+    os.umask(0o027)  # before anything is written: others read nothing of it
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
     from mq_broker.broker.config import AutoCreate, BrokerConfig

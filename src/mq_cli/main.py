@@ -68,6 +68,7 @@ class _Root(CommandGroup):
             "mq_cli.storage:storage",
             "Look into a stopped broker's data directory: list, show, verify, export. Changes nothing.",
         ),
+        "keys": ("mq_cli.keys:keys", "Make, list, rotate, rewrap and retire the keys that seal brokers' data."),
         "doctor": ("mq_cli.doctor:doctor", "Look for what is wrong, here and in the cluster, and say what to do."),
         "bench": ("mq_cli.bench:bench", "Measure producing, consuming and latency, on a topic of its own."),
         "completion": ("mq_cli.completion:completion", "Write a script that completes commands and names in a shell."),

@@ -40,6 +40,12 @@ def storage() -> None:
 
 
 def data_option(command: F) -> F:
+    command = click.option(
+        "--encrypt",
+        default="",
+        metavar="KEYREF",
+        help="The keys that open what is sealed, e.g. file:/etc/tritonmq/keys.json. Not needed to verify checksums.",
+    )(command)
     return click.option(
         "--data",
         "data",
@@ -53,9 +59,9 @@ def data_option(command: F) -> F:
 @storage.command("list")
 @json_option
 @data_option
-def list_partitions(data: Path, as_json: bool) -> None:
+def list_partitions(data: Path, encrypt: str, as_json: bool) -> None:
     """List the partitions: segments, bytes, entries, snapshots, quarantine. Reads no entries."""
-    with _look_into(data) as directory:
+    with _look_into(data, encrypt) as directory:
         rows = [_partition_row(files) for files in directory.partitions]
         if as_json:
             write_json(
@@ -109,14 +115,14 @@ def list_partitions(data: Path, as_json: bool) -> None:
 @click.argument("partition", type=click.IntRange(min=0))
 @json_option
 @data_option
-def show(topic: str, partition: int, data: Path, as_json: bool) -> None:
+def show(topic: str, partition: int, data: Path, encrypt: str, as_json: bool) -> None:
     """Show one partition: its segments, offsets, what is staged, groups, snapshot, and what was put aside and why.
 
     All that is read from entries is as if each of them had been committed: the last ones may not have been.
     """
     from mq_broker.storage.inspecting.contents import Replay
 
-    with _look_into(data) as directory:
+    with _look_into(data, encrypt) as directory:
         files = directory.find(topic, partition)
         with counting(show=True, total=files.size, things="bytes") as progress:
             contents = Replay(files).run(progress)
@@ -144,7 +150,7 @@ def show(topic: str, partition: int, data: Path, as_json: bool) -> None:
 )
 @json_option
 @data_option
-def entries(topic: str, partition: int, first: int, count_max: int, data: Path, as_json: bool) -> int:
+def entries(topic: str, partition: int, first: int, count_max: int, data: Path, encrypt: str, as_json: bool) -> int:
     """List the entries of one partition: what each is, where it lies, and the offsets that it gave.
 
     Ends at the first bytes that are no good entry, with exit status 1: `verify` says what is behind them.
@@ -152,7 +158,7 @@ def entries(topic: str, partition: int, first: int, count_max: int, data: Path, 
     from mq_broker.storage.inspecting.contents import Replay
 
     rows: list[dict[str, Any]] = []
-    with _look_into(data) as directory:
+    with _look_into(data, encrypt) as directory:
         files = directory.find(topic, partition)
         replay = Replay(files)
         for step in replay.steps():
@@ -192,7 +198,7 @@ def entries(topic: str, partition: int, first: int, count_max: int, data: Path, 
 @click.option("--partition", type=click.IntRange(min=0), metavar="P", help="Only this partition of it.")
 @json_option
 @data_option
-def verify(topic: str | None, partition: int | None, data: Path, as_json: bool) -> int:
+def verify(topic: str | None, partition: int | None, data: Path, encrypt: str, as_json: bool) -> int:
     """Check every checksum, and say what is damaged, where, and what would repair it.
 
     Exit status 1 if something is damaged or could not be checked. What a crash leaves at the end of a log, and nobody
@@ -202,7 +208,7 @@ def verify(topic: str | None, partition: int | None, data: Path, as_json: bool) 
 
     if partition is not None and topic is None:
         raise click.UsageError("--partition is one of a topic: give --topic too")
-    with _look_into(data) as directory:
+    with _look_into(data, encrypt) as directory:
         chosen = _chosen(directory, topic, partition)
         findings = check_owner(directory) if topic is None else []
         checked: list[Checked] = []
@@ -256,6 +262,7 @@ def export(
     schema: str | None,
     output: Path,
     data: Path,
+    encrypt: str,
 ) -> int:
     """Write the records of one partition, in order of offset, as far as its entries are good.
 
@@ -264,7 +271,7 @@ def export(
     """
     from mq_cli.storage_export import export_records, schema_for
 
-    with _look_into(data) as directory:
+    with _look_into(data, encrypt) as directory:
         files = directory.find(topic, partition)
         columns = schema_for(directory, files, schema)
         return export_records(files, columns, first, end, form, output)
@@ -274,10 +281,15 @@ def export(
 
 
 @contextmanager
-def _look_into(data: Path) -> Iterator[InspectedDirectory]:
+def _look_into(data: Path, encrypt: str) -> Iterator[InspectedDirectory]:
     from mq_broker.storage.inspecting.directory import look_into
 
-    with look_into(data) as directory:
+    keys = None
+    if encrypt:
+        from mq_broker.storage.keyring import Keyring
+
+        keys = Keyring(encrypt)
+    with look_into(data, keys) as directory:
         if not directory.locked:
             say(f"{data / 'broker.lock'} is missing: nothing keeps a broker from starting there meanwhile")
         yield directory

@@ -267,6 +267,7 @@ class TopicSettings:
     retention: RetentionPolicy
     retention_over_queues: bool
     scheduled_max: int
+    encryption_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,6 +382,13 @@ SETTINGS: Mapping[str, Setting] = {
             level=2,
         ),
         Setting(
+            "encryption_key",
+            "that of --encrypt",
+            "a key's name: 1 to 64 letters, digits, `.`, `_` and `-`",
+            "which key of the brokers' --encrypt seals what is on disk; to destroy that key is to destroy the records",
+            level=2,
+        ),
+        Setting(
             "on_total_loss",
             "recover if durability is memory, else stop",
             "recover (durability=memory only) or stop",
@@ -390,6 +398,9 @@ SETTINGS: Mapping[str, Setting] = {
         ),
     )
 }
+
+KEY_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}")
+"""Of a key that seals what lies on disk."""
 
 _DURATION = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|ms|s|m|h|d|w)", re.IGNORECASE)
 _DURATION_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -440,8 +451,18 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         retention=_one_of(RetentionPolicy, "retention", given.get("retention", RetentionPolicy.LIMITS.value)),
         retention_over_queues=parse_flag(given, SETTINGS["retention_over_queues"]),
         scheduled_max=_integer(given, "scheduled_max", limits.SCHEDULED_MAX, 0, limits.SCHEDULED_CEILING, int),
+        encryption_key=_key_name(given.get("encryption_key", "")),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
+
+
+def _key_name(text: str) -> str:
+    if text and not KEY_NAME.fullmatch(text):
+        raise InvalidSetting(
+            f"encryption_key={text!r} is not allowed: give {SETTINGS['encryption_key'].allowed}; "
+            f"{SETTINGS['encryption_key'].reason}"
+        )
+    return text
 
 
 def _one_of(kind: type[_Choice], name: str, text: str) -> _Choice:

@@ -79,6 +79,9 @@ class BrokerConfig:
     the names of entry points. An address that other machines reach needs
     `certs`, or `insecure`. `connection_age_ms`: of clients over TLS.
 
+    `encrypt` names the keys with which what is written to disk is sealed: `file:PATH`, or another provider's. Empty:
+    it is written in plain.
+
     `zookeeper_auth`: a file with the brokers' credential for ZooKeeper. `zookeeper_certs`: as `certs`, for TLS towards
     ZooKeeper; None: plain text.
 
@@ -126,6 +129,7 @@ class BrokerConfig:
     connection_age_ms: int = CONNECTION_AGE_MS
     zookeeper_auth: Path | None = None
     zookeeper_certs: Path | None = None
+    encrypt: str = ""
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:

@@ -91,8 +91,9 @@ from mq_broker.security.authority import Authority
 from mq_broker.security.oidc import Keys, OidcTokens
 from mq_broker.security.quotas import Quotas
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import OutcomeUnknown, StorageFailed
+from mq_protocol.errors import InvalidSetting, OutcomeUnknown, StorageFailed
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 from mq_protocol.quotas import SECURED
 
@@ -104,6 +105,9 @@ log = logging.getLogger(__name__)
 TOPICS_SWEEP_S: Final = 30.0
 AUDIT_LOG: Final = "audit.log"
 """In the data directory."""
+
+SEALED_LEVEL: Final = 2
+"""The level of features from which on brokers may seal what they write."""
 
 OPENED_TIMEOUT_S: Final = 30.0
 SERVER_GRACE_S: Final = 0.2
@@ -134,16 +138,29 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
         raise failure
 
 
+def _check_level(level: int) -> None:
+    """Below that level a broker can go back to the last release with its data, and that one knows no sealed data."""
+    if level < SEALED_LEVEL:
+        raise InvalidSetting(
+            f"--encrypt needs level {SEALED_LEVEL} of the cluster's features, and the cluster is at level {level}: "
+            "raise it with `tritonmq cluster upgrade` once every broker runs this release, then start this broker with "
+            "--encrypt. Nothing was written"
+        )
+
+
 async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
     async with contextlib.AsyncExitStack() as undo:
         http = undo.enter_context(http_listener(config.http)) if config.http else None
-        directory = await asyncio.to_thread(DataDirectory.open, config.data_dir, config.broker)
+        keys = await asyncio.to_thread(Keyring, config.encrypt) if config.encrypt else None
+        directory = await asyncio.to_thread(DataDirectory.open, config.data_dir, config.broker, None, keys)
         undo.callback(directory.close)
         coordination = config.make_coordination()
         hints = _Hints()
         await coordination.start(hints)
         undo.push_async_callback(coordination.stop)
         directory.join_cluster(await coordination.cluster_id())
+        if keys is not None:
+            _check_level(await coordination.level())
         incarnation = await coordination.begin_life(config.broker)
         log.info(
             "broker %d, start %d of this data directory, cluster %s, data in %s",

@@ -93,10 +93,18 @@ class Journal(Protocol):
     def read(self, first_index: int, last_index: int, bytes_max: int) -> list[Frame]:
         """Whole frames from `first_index` on: at least one, then as many as fit. Entries not yet written are found too.
         Empty only if `first_index` is beyond the end. Raises `StorageFailed` below `self.first_index`, and if a
-        checksum does not hold: damage is never served."""
+        checksum or a seal does not hold: neither damage nor what somebody altered is ever served."""
 
     def payload(self, index: int) -> memoryview:
         """The payload of one entry. Raises `StorageFailed` if its checksum does not hold: damage is never served."""
+
+    @property
+    def sealed(self) -> bool:
+        """Some of it is sealed on the disk."""
+
+    async def open_apart(self, first_index: int, last_index: int) -> None:
+        """Returns once reading these entries costs the event loop little: what lies sealed on the disk, and is more
+        than a little, was opened in a thread by then. It may be much to read all the same; nothing relies on it."""
 
     @property
     def last_index(self) -> int: ...

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import errno
+import hashlib
 import os
 import random
 import shutil
@@ -18,6 +20,9 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mq_broker.core.entries import (
     TTL_MS_MAX,
@@ -53,7 +58,9 @@ from mq_broker.storage.interface import Frame, Journal, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.segments import LogFiles
 from mq_broker.storage.journal.writer import Writer
-from mq_broker.storage.opening.opening import open_disk_journal
+from mq_broker.storage.key_provider import DEFAULT, DoesNotUnwrap, NoSuchKey
+from mq_broker.storage.keyring import Keyring
+from mq_broker.storage.opening.opening import Sealing, open_disk_journal
 from mq_protocol.envelope import Buffer
 from mq_protocol.manifest import StagedPart
 
@@ -266,6 +273,49 @@ class TrickFiles(OsFiles):
         super().replace(path, data)
 
 
+class Keys:
+    """A key provider in memory, that can be away. Its keys are of one name or another, `name-1`, `name-2` and so on."""
+
+    def __init__(self) -> None:
+        self.newest = {DEFAULT: 1}
+        self.gone: set[str] = set()
+        self.away = False
+        self.at_hand = True
+        self.salt = ""
+        self.asked = 0
+
+    def current(self, name: str) -> str:
+        self._ask()
+        if name not in self.newest:
+            raise NoSuchKey(f"no key called {name}")
+        return f"{name}-{self.newest[name]}"
+
+    def wrap(self, key_id: str, data_key: bytes, context: bytes) -> bytes:
+        self._ask(key_id)
+        return b"n" * 12 + AESGCM(self._key(key_id)).encrypt(b"n" * 12, data_key, context)
+
+    def unwrap(self, key_id: str, wrapped: bytes, context: bytes) -> bytes:
+        self._ask(key_id)
+        try:
+            return AESGCM(self._key(key_id)).decrypt(wrapped[:12], wrapped[12:], context)
+        except InvalidTag as error:
+            raise DoesNotUnwrap("no") from error
+
+    def _ask(self, key_id: str = "") -> None:
+        self.asked += 1
+        if self.away:
+            raise ConnectionError("the key service does not answer")
+        if key_id in self.gone:
+            raise NoSuchKey(f"no key {key_id}")
+
+    def _key(self, key_id: str) -> bytes:
+        return hashlib.sha256((self.salt + key_id).encode()).digest()
+
+
+sealed_by_default: contextvars.ContextVar[bool] = contextvars.ContextVar("sealed_by_default", default=False)
+"""Whether beds seal what they write, if they are told nothing."""
+
+
 class Bed:
     """Where a test opens journals: a directory, a writer, and a clean end whatever happens. Use as `async with`."""
 
@@ -275,6 +325,8 @@ class Bed:
         self.settings = settings
         self.files = TrickFiles()
         self.boot = "boot-1"
+        self.provider = Keys()
+        self.keys = Keyring("test:", self.provider) if sealed_by_default.get() else None
 
     async def __aenter__(self) -> Bed:
         self.writer = Writer(self.files, sync_interval_s=0.02)
@@ -293,7 +345,15 @@ class Bed:
             opened = open_memory_journal(heard, PLACE)
         else:
             opened = open_disk_journal(
-                self.path, PLACE, durability, heard, self.writer, boot=self.boot, topic="flights", **self.settings
+                self.path,
+                PLACE,
+                durability,
+                heard,
+                self.writer,
+                boot=self.boot,
+                topic="flights",
+                sealing=Sealing(self.keys) if self.keys is not None else None,
+                **self.settings,  # type: ignore[arg-type]
             )
         return opened.journal, heard, opened
 

@@ -167,7 +167,7 @@ STORAGE = (
     Fault(
         "a snapshot is stored after the segments it stands for are gone",
         "storage.journal.journal:DiskJournal._make_snapshot",
-        "store_snapshot(directory, data, files)",
+        "store_snapshot(directory, data, files, key)",
         "drop_segments(directory, dropped[-1][0] + 1, files)",
         ("purge", "small segments"),
     ),

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Final
 
 from mq_broker.broker.data.pushdown import Pushdown, stored
+from mq_broker.broker.host.cold_reads import open_apart
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
@@ -82,6 +83,8 @@ class Reading:
         while at < request.end_offset:
             await room_to_send()
             await self._held.room(caller())
+            end = self._known_end(partition, request, at)
+            await open_apart(partition.journal, partition.index, at, end, chunk_bytes)
             batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
             epoch = partition.replica.leader_epoch
             if pushdown is None:

@@ -16,6 +16,7 @@ from mq_broker.broker.data.pushdown import stored
 from mq_broker.broker.groups.audiences import Audiences
 from mq_broker.broker.groups.kinds import check_is_no_queue, check_is_no_stream
 from mq_broker.broker.groups.sharing import Share, Shares
+from mq_broker.broker.host.cold_reads import open_apart
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
@@ -366,6 +367,7 @@ class _Session:
         while not self._ended:
             if not await room_to_send(_LOOK_AGAIN_S):
                 continue  # the client may have said its last meanwhile
+            await self._open_apart()
             message = self._gather()
             if message is None:
                 self._wake.clear()
@@ -373,6 +375,13 @@ class _Session:
             else:
                 async with self._delivery.held.holding(caller(), message_bytes(message)):
                     await send(message)
+
+    async def _open_apart(self) -> None:
+        """What is read next costs the loop little by then, though it lies sealed on the disk."""
+        subscription = next(iter(self._ready), None)
+        if subscription is not None and subscription.partition.journal.sealed:
+            partition, bytes_max = subscription.partition, chunk_bytes(FETCH_CHUNK_BYTES)
+            await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
     def _gather(self) -> Batches | None:
         """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""

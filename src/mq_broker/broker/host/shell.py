@@ -26,12 +26,14 @@ from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
+from mq_broker.measured import ALARMS
 from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
+from mq_broker.storage.sealed import SealedAway
 from mq_protocol.errors import (
     CoordinationUnavailable,
     IncompatibleVersion,
@@ -83,6 +85,7 @@ class Shell:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._in_order: list[Partition] | None = None  # the same, sorted; None if they have changed since
         self._wanted: dict[str, Topic] = {}
+        self._sealed_away: dict[tuple[str, int], str] = {}  # why partitions do not open, as it was told
         self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
         # Journals in memory that are to begin anew
         self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}
@@ -285,6 +288,10 @@ class Shell:
                     try:
                         async with self._openings:
                             await self._open(topic, number)
+                        self._sealed_away.pop(key, None)
+                    except SealedAway as error:
+                        self._stays_closed(key, topic, error)
+                        return
                     except StorageFailed:
                         log.exception("partition %d of %s cannot be opened; trying again", number, topic.spec.name)
                         await asyncio.sleep(REOPEN_S)
@@ -313,6 +320,15 @@ class Shell:
         finally:
             if self._settling.get(key) is me:
                 del self._settling[key]
+
+    def _stays_closed(self, key: tuple[str, int], topic: Topic, error: SealedAway) -> None:
+        """It is sealed and does not open. It is tried again and again, and told once for each reason. Nobody waits for
+        it, the start of this broker included."""
+        self._loop.call_later(REOPEN_S, self._settle, key)
+        if self._sealed_away.get(key) != str(error):
+            self._sealed_away[key] = str(error)
+            ALARMS.add("sealed_away")
+            log.error("partition %d of %s stays closed: %s", key[1], topic.spec.name, error)
 
     async def _released(self, partition: Partition) -> bool:
         """Whether a replica that was moved away is needed no more: the node neither names its log nor this broker as
@@ -374,6 +390,7 @@ class Shell:
             listener,
             self._writer,
             topic=topic.spec.name,
+            key=topic.settings.encryption_key,
         )
 
     def reopen(
@@ -414,7 +431,9 @@ class Shell:
         self._begin_anew(
             partition,
             "it begins anew from its leader's state",
-            lambda place, durability, name: self._directory.install(place, durability, name, snapshot, recovery),
+            lambda place, durability, name: self._directory.install(
+                place, durability, name, snapshot, recovery, partition.topic.settings.encryption_key
+            ),
             (snapshot, recovery),
         )
 

@@ -9,7 +9,8 @@ The checksum starts from the place (topic id and partition), then covers the hea
 payload: a frame that is whole but in another partition's journal fails as a damaged one does. The index and the epoch
 are in the header, so a frame cannot pass for its neighbour either.
 
-The magic's first byte is T, its second one is the format: 1. Every later format keeps the header's size, the
+The magic's first byte is T, its second one is the format: 1. Format 2 is what lies in sealed segments, on disk only
+(sealed.py). Every later format keeps the header's size, the
 checksum's rule, and the places of the magic and of the sizes of meta and payload. So a whole frame of a later format
 is known as such (`NewerFrame`), and is not taken for a damaged one.
 
@@ -158,7 +159,7 @@ def encode(place: Place, entry: Entry, payload_parts: Sequence[Buffer] = ()) -> 
     crc = google_crc32c.extend(place.seed, checked)
     payload_bytes = 0
     for part in payload_parts:
-        crc = _extend(crc, part)
+        crc = checksum(crc, part)
         payload_bytes += len(part) if type(part) is bytes else memoryview(part).nbytes
     assert payload_bytes == entry.payload_bytes, (
         f"entry {entry.index} declares {entry.payload_bytes} bytes, has {payload_bytes}"
@@ -178,7 +179,7 @@ def decode(place: Place, data: Buffer, at: int = 0) -> tuple[Entry, memoryview, 
         raise CorruptBatch(
             f"a frame of {header.frame_bytes} bytes is cut off after {len(view) - at}: send or write it again"
         )
-    if _extend(place.seed, view[at + MAGIC_POSITION : end]) != header.crc:
+    if checksum(place.seed, view[at + MAGIC_POSITION : end]) != header.crc:
         raise CorruptBatch(
             f"checksum does not hold for entry {header.entry_index} of {place}: it is damaged, or of another partition"
         )
@@ -251,7 +252,8 @@ def unpinned(frame: Frame) -> Frame:
     return frame
 
 
-def _extend(crc: int, part: Buffer) -> int:
+def checksum(crc: int, part: Buffer) -> int:
+    """`crc`, of what is before, gone on with over `part`."""
     if type(part) is bytes:
         return int(google_crc32c.extend(crc, part))
     view = memoryview(part)

@@ -9,8 +9,9 @@ partition's directory fails as a damaged one does.
 The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
 its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. Version 3 is written where there are queue
 groups, scheduled batches, staged ones with attributes, or owners: between the two are as many `WorkPart` as the first
-part says. The body of version 1, which is still read, is one `SnapshotState`. UUIDs are written by columns and as
-steps from one to the next: about 23 bytes each, 16 of which are the UUID.
+part says. Version 4 is one that is sealed, in the data directory alone (sealed.py). The body of version 1, which is
+still read, is one `SnapshotState`. UUIDs are written by columns and as steps from one to
+the next: about 23 bytes each, 16 of which are the UUID.
 
 Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
 then waits for the time of one part, not for that of 100,000 UUIDs.

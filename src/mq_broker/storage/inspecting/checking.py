@@ -1,9 +1,10 @@
 """Whether what lies in a data directory is what was written there: every checksum, and every rule by which a broker
 opens a journal (recovery.py). What a broker would do about it, and what a person can.
 
-Findings are of four kinds. `damaged`: the log lacks, or may lack, what it acknowledged, or a file is not what was
-written. `unchecked`: a newer version wrote it, or the search was given up; it may be all right. `torn`: what a crash
-leaves of writes that nobody was promised. `note`: nothing is wrong, and a person may want to know.
+Findings are of five kinds. `damaged`: the log lacks, or may lack, what it acknowledged, or a file is not what was
+written. `altered`: its checksum holds and its seal does not, so somebody without the key wrote it. `unchecked`: a newer
+version wrote it, a key is missing, or the search was given up; it may be all right. `torn`: what a crash leaves of
+writes that nobody was promised. `note`: nothing is wrong, and a person may want to know.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from mq_broker.storage.identity import FILE_NAME as IDENTITY_FILE_NAME
 from mq_broker.storage.identity import LogIdentity, boot_id
 from mq_broker.storage.inspecting.contents import read_snapshot
 from mq_broker.storage.inspecting.directory import InspectedDirectory, PartitionFiles, Segment
-from mq_broker.storage.inspecting.walking import Bad, Frame, walk
+from mq_broker.storage.inspecting.walking import Bad, Frame, Sealed, walk
 from mq_broker.storage.journal.recovery import damage_by_the_mark
 from mq_broker.storage.journal.segments import MARK_FILE_NAME
+from mq_broker.storage.sealed import Altered, KeyAbsent, WrongKey
 from mq_protocol.errors import CorruptBatch, StorageFailed
 from mq_protocol.names import quoted
 
-Kind = Literal["damaged", "unchecked", "torn", "note"]
+Kind = Literal["damaged", "altered", "unchecked", "torn", "note"]
 
 FINDINGS_MAX: Final = 1_000
 """Of one partition: behind so many bad places its segments are not walked any further."""
@@ -40,6 +42,8 @@ UNCOVERED: Final = (
 """Which bytes of a data directory no checksum covers, and why."""
 
 _ON_DISK: Final = ("fsync", "os")
+
+_GIVE_THE_KEY: Final = "give --encrypt KEYREF to look inside too, e.g. file:/etc/tritonmq/keys.json"
 
 _FROM_THE_LEADER: Final = (
     "at its next start the broker keeps the entries before, puts these bytes and all behind them aside, and copies "
@@ -111,6 +115,7 @@ class _Check:
         self._last = 0
         self._epoch = 0
         self._certain = True  # that `_last` is the last entry of the log so far
+        self._sealed: set[Path] = set()  # segments that were noted as such
         self._broken = False  # behind the first damage in the segments: a broker goes no further
 
     def run(self) -> None:
@@ -199,7 +204,18 @@ class _Check:
                 self._add("damaged", path, str(error), _ALL_FROM_THE_LEADER)
                 self._last, self._certain = (segments[0].first_index - 1 if segments else 0), False
             return segments
+        except Altered as error:
+            self._add("altered", path, str(error), _ALL_FROM_THE_LEADER)
+            self._last, self._certain = (segments[0].first_index - 1 if segments else 0), False
+            return segments
         except StorageFailed as error:  # of a newer version, or not to be opened
+            if isinstance(error, KeyAbsent) and self._files.keys is None:
+                what = (
+                    f"it is sealed with key {quoted(error.key_id)}: its checksum holds, and its content is not verified"
+                )
+                self._add("note", path, what, _GIVE_THE_KEY)
+                self._last, self._certain = (segments[0].first_index - 1 if segments else 0), False
+                return segments
             repair = "let it be read, or start the TritonMQ version that wrote it if that is a newer one"
             self._add("unchecked", path, str(error), repair)
             self._last, self._certain = (segments[0].first_index - 1 if segments else 0), False
@@ -226,8 +242,10 @@ class _Check:
         self._certain = True
         done = self._checked.size
         try:
-            for piece in walk(segment, self._files.place, self._epoch):
-                if isinstance(piece, Bad):
+            for piece in walk(segment, self._files.place, self._epoch, self._files.keys):
+                if isinstance(piece, Sealed):
+                    self._take_sealed(segment, piece)
+                elif isinstance(piece, Bad):
                     self._judge(segment, piece, last=last)
                     if len(self._checked.findings) >= FINDINGS_MAX:
                         break
@@ -235,6 +253,12 @@ class _Check:
                     self._take(piece)
                 self._checked.size = done + piece.end
                 self._progress(self._checked.size)
+        except (KeyAbsent, WrongKey) as error:
+            self._add("unchecked", segment.path, str(error), _GIVE_THE_KEY)
+            self._certain = False
+        except Altered as error:
+            self._add("altered", segment.path, str(error), _ALL_FROM_THE_LEADER, self._checked.size - done)
+            self._certain = False
         except StorageFailed as error:
             self._add("damaged", segment.path, str(error), _FROM_THE_LEADER)
             self._certain, self._broken = False, True
@@ -244,7 +268,19 @@ class _Check:
         self._certain = True
         self._checked.entries += 1
 
+    def _take_sealed(self, segment: Segment, sealed: Sealed) -> None:
+        if segment.path not in self._sealed:
+            self._sealed.add(segment.path)
+            what = f"it is sealed with key {quoted(sealed.key_id)}: its checksums are verified, its seals are not"
+            self._add("note", segment.path, what, _GIVE_THE_KEY)
+        self._last, self._certain = sealed.index, True
+        self._checked.entries += 1
+
     def _judge(self, segment: Segment, bad: Bad, *, last: bool) -> None:
+        if bad.spare:
+            repair = "`tritonmq keys rewrap` writes it anew, from the other one"
+            self._add("damaged", segment.path, bad.reason, repair, bad.position, bad.end)
+            return
         self._certain = False
         until = bad.following - 1 if bad.following else None
         place = (bad.position, bad.end, (bad.next_index, until))
@@ -297,4 +333,4 @@ class _Check:
 
 def is_damage(findings: Sequence[Finding]) -> bool:
     """Whether it may not be relied on that all is there."""
-    return any(each.kind in ("damaged", "unchecked") for each in findings)
+    return any(each.kind in ("damaged", "altered", "unchecked") for each in findings)

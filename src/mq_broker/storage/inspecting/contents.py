@@ -22,7 +22,9 @@ from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.codec.snapshot import decode_snapshot
 from mq_broker.storage.inspecting.directory import PartitionFiles
 from mq_broker.storage.inspecting.reading import opened, read_exactly, read_small
-from mq_broker.storage.inspecting.walking import Bad, Frame, walk
+from mq_broker.storage.inspecting.walking import Bad, Frame, Sealed, sealed_with, walk
+from mq_broker.storage.keyring import opened_with
+from mq_broker.storage.sealed import plain_snapshot
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
 SNAPSHOT_FILE_BYTES_MAX: Final = 256 << 20
@@ -62,7 +64,7 @@ class Contents:
 
 def read_snapshot(files: PartitionFiles) -> Snapshot | None:
     """The snapshot that the journal begins with; None without one. Raises `CorruptBatch` if its checksum does not hold,
-    `StorageFailed` if it cannot be read or is of a newer version."""
+    `StorageFailed` if it cannot be read, is of a newer version, or is sealed and does not open."""
     path = files.path / SNAPSHOT_FILE_NAME
     try:
         data = read_small(path, SNAPSHOT_FILE_BYTES_MAX)
@@ -72,6 +74,7 @@ def read_snapshot(files: PartitionFiles) -> Snapshot | None:
         if error.errno == errno.EIO:
             raise CorruptBatch(f"the disk cannot read it ({error.strerror})") from error
         raise StorageFailed(f"{path} cannot be read ({error})") from error
+    data = plain_snapshot(files.place, data, lambda slot: opened_with(files.keys, files.place, slot))
     return decode_snapshot(files.place, data)
 
 
@@ -105,8 +108,15 @@ class Replay:
                 )
                 self.contents.bad = Bad(segment.first_index, 0, segment.size, self.contents.last_index + 1, reason)
                 return
-            for piece in walk(segment, self._files.place, self.contents.last_epoch):
+            for piece in walk(segment, self._files.place, self.contents.last_epoch, self._files.keys):
+                if isinstance(piece, Sealed):
+                    slot = sealed_with(segment, self._files.place)
+                    assert slot is not None, "a sealed entry lies in a sealed segment"
+                    opened_with(None, self._files.place, slot)  # says which key is needed
+                    return
                 if isinstance(piece, Bad):
+                    if piece.spare:
+                        continue  # `verify` tells
                     self.contents.bad = piece
                     return
                 yield Step(piece, self._apply(piece.entry))
@@ -179,10 +189,15 @@ class Replay:
 def read_payload(files: PartitionFiles, frame: Frame) -> memoryview:
     """The payload of a frame that was walked over. Its checksum is verified again: a disk that fails may give other
     bytes the second time. Raises `StorageFailed`."""
-    path = next(each.path for each in files.segments if each.first_index == frame.segment)
+    segment = next(each for each in files.segments if each.first_index == frame.segment)
+    path = segment.path
     try:
+        slot = sealed_with(segment, files.place)
         with opened(path) as fd:
             data = memoryview(read_exactly(fd, frame.end - frame.position, frame.position))
+        if slot is not None:
+            parts = opened_with(files.keys, files.place, slot).open(frame.segment, data)[0].payload_parts
+            return memoryview(b"".join(parts))
         return decode(files.place, data)[1]
     except (OSError, CorruptBatch) as error:
         raise StorageFailed(

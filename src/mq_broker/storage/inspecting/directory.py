@@ -18,6 +18,7 @@ from mq_broker.storage.identity import FILE_NAME as IDENTITY_FILE_NAME
 from mq_broker.storage.identity import LogIdentity, load_identity
 from mq_broker.storage.inspecting.reading import opened, read_small
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, SEGMENT_SUFFIX, unpack_mark
+from mq_broker.storage.keyring import Keyring
 from mq_protocol.errors import InvalidSetting, StorageFailed
 from mq_protocol.names import quoted
 
@@ -55,13 +56,14 @@ class Aside:
 @dataclass(frozen=True, slots=True)
 class PartitionFiles:
     """The directory of one partition. `strangers`: names in it that storage does not give, or gives only for a
-    moment."""
+    moment. `keys`: what opens it, if it is sealed and they were given."""
 
     path: Path
     place: Place
     segments: tuple[Segment, ...]
     asides: tuple[Aside, ...]
     strangers: tuple[str, ...]
+    keys: Keyring | None = None
 
     @property
     def size(self) -> int:
@@ -135,16 +137,16 @@ class InspectedDirectory:
 
 
 @contextlib.contextmanager
-def look_into(path: Path) -> Iterator[InspectedDirectory]:
-    """While it is looked into no broker can start in it. Raises `InvalidSetting` if one runs, `StorageFailed` if it is
-    no data directory or cannot be read."""
+def look_into(path: Path, keys: Keyring | None = None) -> Iterator[InspectedDirectory]:
+    """While it is looked into no broker can start in it. `keys` open what is sealed. Raises `InvalidSetting` if a
+    broker runs, `StorageFailed` if it is no data directory or cannot be read."""
     with contextlib.ExitStack() as stack:
         try:
             if not (path / "partitions").is_dir():
                 raise StorageFailed(f"{path} is no data directory: it has no folder `partitions`; give --data another")
             locked = stack.enter_context(_shared_lock(path))
             broker, cluster_id, wrong = _owner(path)
-            partitions, strangers = _partitions(path / "partitions")
+            partitions, strangers = _partitions(path / "partitions", keys)
         except OSError as error:
             raise StorageFailed(f"{path} cannot be read ({error}): run this as the user who runs the broker") from error
         yield InspectedDirectory(path, broker, cluster_id, wrong, locked, partitions, strangers)
@@ -191,7 +193,7 @@ def _owner(path: Path) -> tuple[int | None, str, str]:
     return broker, cluster_id, ""
 
 
-def _partitions(path: Path) -> tuple[tuple[PartitionFiles, ...], tuple[str, ...]]:
+def _partitions(path: Path, keys: Keyring | None) -> tuple[tuple[PartitionFiles, ...], tuple[str, ...]]:
     found: list[PartitionFiles] = []
     strangers: list[str] = []
     for name in sorted(os.listdir(path)):
@@ -200,11 +202,11 @@ def _partitions(path: Path) -> tuple[tuple[PartitionFiles, ...], tuple[str, ...]
         if match is None or not known or not (path / name).is_dir():
             strangers.append(name)
         else:
-            found.append(files_of(path / name, Place(match[1], int(match[2]))))
+            found.append(files_of(path / name, Place(match[1], int(match[2])), keys))
     return tuple(found), tuple(strangers)
 
 
-def files_of(path: Path, place: Place) -> PartitionFiles:
+def files_of(path: Path, place: Place, keys: Keyring | None = None) -> PartitionFiles:
     """What lies in a partition's directory. Raises `OSError`."""
     segments: list[Segment] = []
     asides: list[Aside] = []
@@ -218,7 +220,7 @@ def files_of(path: Path, place: Place) -> PartitionFiles:
         elif name not in (IDENTITY_FILE_NAME, MARK_FILE_NAME, SNAPSHOT_FILE_NAME, *_NEEDLESS):
             strangers.append(name)
     asides.sort(key=lambda aside: int(aside.path.name.partition("-")[2]))
-    return PartitionFiles(path, place, tuple(segments), tuple(asides), tuple(strangers))
+    return PartitionFiles(path, place, tuple(segments), tuple(asides), tuple(strangers), keys)
 
 
 def _aside(path: Path) -> Aside:

@@ -17,11 +17,23 @@ from mq_broker.core.entries import Entry
 from mq_broker.storage.codec.frame import HEADER_BYTES, MAGIC_POSITION, NewerFrame, Place, decode, unpack_header
 from mq_broker.storage.inspecting.directory import Segment
 from mq_broker.storage.inspecting.reading import opened, read_exactly
+from mq_broker.storage.keyring import Keyring
+from mq_broker.storage.sealed import (
+    BLOCK_BYTES,
+    OVERHEAD_BYTES,
+    SLOT_BYTES,
+    DataKey,
+    Slot,
+    read_block,
+    slots_of,
+    walk_unit,
+)
+from mq_broker.storage.sealed import FORMAT as SEALED_FORMAT
 from mq_protocol.errors import CorruptBatch, StorageFailed
 from mq_protocol.limits import BATCH_BYTES_CEILING, MANIFEST_BYTES_MAX
 
-FRAME_BYTES_MAX: Final = HEADER_BYTES + BATCH_BYTES_CEILING + 2 * MANIFEST_BYTES_MAX
-"""The largest payload and the largest meta: 16 bytes for each of a million records, or a decision."""
+FRAME_BYTES_MAX: Final = HEADER_BYTES + BATCH_BYTES_CEILING + 2 * MANIFEST_BYTES_MAX + OVERHEAD_BYTES
+"""The largest payload and the largest meta: 16 bytes for each of a million records, or a decision; sealed."""
 
 _WINDOW_BYTES: Final = 4 << 20
 _MAGIC: Final = re.compile(rb"T[\x01-\xff]", re.DOTALL)
@@ -47,12 +59,25 @@ class Frame:
 
 
 @dataclass(frozen=True, slots=True)
+class Sealed:
+    """A sealed entry whose checksum holds, at bytes `position .. end - 1` of the segment that begins with entry
+    `segment`. There is no key to look into it; `key_id` names the one that would do."""
+
+    index: int
+    segment: int
+    position: int
+    end: int
+    key_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Bad:
     """Bytes `position .. end - 1`, where entry `next_index` belongs, are not that entry.
 
     `following`: the entry of the good frame behind them, 0 if there is none in this segment. `whole`: they are a frame,
     out of order. `unreadable`: the disk does not give them. `newer`: a newer version wrote them, and they are all
-    right. `incomplete`: what is behind them was not searched to its end.
+    right. `incomplete`: what is behind them was not searched to its end. `spare`: one of two copies of a sealed
+    segment's key, of which the other one is good.
     """
 
     segment: int
@@ -65,41 +90,78 @@ class Bad:
     unreadable: bool = False
     newer: bool = False
     incomplete: bool = False
+    spare: bool = False
 
 
-Piece: TypeAlias = Frame | Bad
+Piece: TypeAlias = Frame | Sealed | Bad
 
 
-def walk(segment: Segment, place: Place, epoch: int = 0) -> Iterator[Piece]:
-    """What a segment consists of, in order, without a gap. `epoch`: that of the entry before it. Raises `StorageFailed`
-    if the file cannot be opened."""
+def walk(segment: Segment, place: Place, epoch: int = 0, keys: Keyring | None = None) -> Iterator[Piece]:
+    """What a segment consists of, in order, without a gap but the block of a sealed one. `epoch`: that of the entry
+    before it. Without `keys` there is no `Frame` in a sealed segment, but `Sealed`. Raises `StorageFailed` if the file
+    cannot be opened, `SealedAway` if the keys do not open it, and where an entry was altered."""
     try:
         with opened(segment.path) as fd:
-            yield from _Walk(fd, os.fstat(fd).st_size, segment.first_index, place, epoch).pieces()
+            slot = _slot(fd, place)
+            key = None if slot is None or keys is None else keys.open(place, slot)
+            size = os.fstat(fd).st_size
+            yield from _Walk(fd, size, segment.first_index, place, epoch, slot, key).pieces()
     except OSError as error:
         raise StorageFailed(f"{segment.path} cannot be read ({error}): check that disk and its rights") from error
+
+
+def sealed_with(segment: Segment, place: Place) -> Slot | None:
+    """What the segment is sealed with; None for a plain one. Raises `StorageFailed`."""
+    try:
+        with opened(segment.path) as fd:
+            return _slot(fd, place)
+    except OSError as error:
+        raise StorageFailed(f"{segment.path} cannot be read ({error}): check that disk and its rights") from error
+
+
+def _slot(fd: int, place: Place) -> Slot | None:
+    try:
+        return read_block(place, memoryview(read_exactly(fd, BLOCK_BYTES, 0)))
+    except NewerFrame:
+        return None  # the walk says so
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
 
 
 class _Walk:
     """Owns where a walk through one segment is: the next byte, the next index, the window that is read."""
 
-    def __init__(self, fd: int, size: int, first: int, place: Place, epoch: int) -> None:
+    def __init__(
+        self, fd: int, size: int, first: int, place: Place, epoch: int, slot: Slot | None, key: DataKey | None
+    ) -> None:
         self._fd = fd
         self._size = size
         self._segment = first
         self._place = place
         self._index = first
         self._epoch = epoch
+        self._slot = slot
+        self._key = key
         self._start = 0
         self._window = memoryview(b"")
         self._searchable = _SEARCHED_TIMES_MAX * size + _WINDOW_BYTES
 
     def pieces(self) -> Iterator[Piece]:
         at = 0
+        if self._slot is not None:
+            for position, slot in slots_of(self._place, self._at(0, BLOCK_BYTES)):
+                if slot is None:
+                    reason = "one of the two copies of its key is damaged"
+                    yield Bad(self._segment, position, position + SLOT_BYTES, self._index, reason, spare=True)
+            at = BLOCK_BYTES
         while at < self._size:
             piece = self._piece(at)
             if isinstance(piece, Frame):
                 self._index, self._epoch = piece.entry.index + 1, piece.entry.leader_epoch
+            elif isinstance(piece, Sealed):
+                self._index = piece.index + 1
             elif piece.following:
                 self._index = piece.following
             yield piece
@@ -107,7 +169,10 @@ class _Walk:
 
     def _piece(self, at: int) -> Piece:
         try:
-            entry, end = self._decoded(at)
+            found = self._decoded(at)
+            if isinstance(found, Sealed):
+                return self._in_order(found)
+            entry, end = found
         except NewerFrame as error:
             header = unpack_header(self._at(at, HEADER_BYTES), 0)
             newer = Bad(self._segment, at, at + header.frame_bytes, self._index, str(error), newer=True)
@@ -131,15 +196,31 @@ class _Walk:
             return disordered
         return Frame(entry, self._segment, at, end)
 
-    def _decoded(self, at: int) -> tuple[Entry, int]:
-        """The entry of the frame that begins at `at`, and where it ends. Raises `CorruptBatch` and `OSError`."""
+    def _in_order(self, found: Sealed) -> Sealed | Bad:
+        if found.index == self._index:
+            return found
+        reason = f"entry {found.index} lies where {self._index} belongs"
+        disordered = Bad(self._segment, found.position, found.end, self._index, reason, whole=True)
+        self._index = max(found.index + 1, self._index)
+        return disordered
+
+    def _decoded(self, at: int) -> tuple[Entry, int] | Sealed:
+        """The entry of the frame that begins at `at`, and where it ends. Raises `CorruptBatch`, `Altered` and
+        `OSError`."""
         header = unpack_header(self._at(at, HEADER_BYTES), 0)
         if header.frame_bytes > self._size - at:
             raise CorruptBatch(f"a frame of {header.frame_bytes} bytes is cut off after {self._size - at}")
         if header.frame_bytes > FRAME_BYTES_MAX:
             raise CorruptBatch(f"a frame claims {header.frame_bytes} bytes, and brokers write up to {FRAME_BYTES_MAX}")
-        entry, _, taken = decode(self._place, self._at(at, header.frame_bytes), 0)
-        return entry, at + taken
+        data = self._at(at, header.frame_bytes)
+        if self._slot is None or header.format > SEALED_FORMAT:
+            entry, _, taken = decode(self._place, data, 0)
+            return entry, at + taken
+        if self._key is not None:
+            frame, taken = self._key.open(self._segment, data)
+            return frame.entry, at + taken
+        index, taken = walk_unit(self._place, data)
+        return Sealed(index, self._segment, at, at + taken, self._slot.key_id)
 
     def _at(self, at: int, size: int) -> memoryview:
         """`size` bytes from `at` on; fewer at the end of the file."""

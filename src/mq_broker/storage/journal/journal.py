@@ -25,15 +25,20 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 from mq_broker.core.machine.window import WindowBounds
+from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
+from mq_broker.storage.files import Files
 from mq_broker.storage.interface import Frame, JournalListener, not_kept
+from mq_broker.storage.journal.key_ahead import KeyAhead
 from mq_broker.storage.journal.recovery import LogDamaged, Recovered
 from mq_broker.storage.journal.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
-from mq_broker.storage.journal.shortening import drop_segments, entries_of, store_snapshot, summarize
+from mq_broker.storage.journal.shortening import WholeSegment, drop_segments, entries_of, store_snapshot, summarize
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.sealed import Altered, DataKey, file_end, unit_start
 from mq_protocol.errors import CorruptBatch, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 
@@ -41,6 +46,11 @@ CLOSE_DEADLINE_S: Final = 30.0
 ADOPT_DEADLINE_S: Final = 30.0
 
 _FRAME_OVERHEAD_BYTES: Final = 512  # what a cached frame costs beside its bytes: an Entry, a tuple, its numbers
+
+OPENED_ON_THE_LOOP_MAX: Final = 64 << 10
+"""Sealed bytes that the event loop opens itself: more are opened in a thread, if whoever reads can wait."""
+
+OPENED_APART_MAX: Final = 16 << 20
 
 _logger = logging.getLogger(__name__)
 
@@ -50,8 +60,10 @@ class DiskJournal:
 
     Owns the index of positions, the cache of recent frames and one descriptor to read with. Invariants:
     - `_base` is the last entry that the snapshot stands for, 0 without one; the others are `_base + 1 .. last_index`;
-    - `_ends[i]` is where entry `_base + i` ends, counted over all segments there ever were; `_segments` are (first
-      index, where it begins), ascending;
+    - `_ends[i]` is where the frame of entry `_base + i` ends, counted over all segments there ever were; `_segments`
+      are (first index, where it begins), ascending;
+    - `_keys` has what opens those of them that are sealed. With a `KeyAhead` each segment that begins is, and none
+      begins before there is a key;
     - no truncation goes below `_floor - 1`, and none removes the segment that begins at `_floor`: all before is being
       dropped;
     - `_recent` holds the entries from `_recent_first` to the last one, and at least all above `_written`;
@@ -69,6 +81,7 @@ class DiskJournal:
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
         at_work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        ahead: KeyAhead | None = None,
     ) -> None:
         self.log_id = files.identity.log_id
         self._files = files
@@ -82,6 +95,9 @@ class DiskJournal:
         self._base = self._floor = recovered.base_index
         self._ends = recovered.ends
         self._segments = recovered.segments
+        self._keys = recovered.keys
+        self._ahead = ahead
+        self._begin_due = self._is_of_another_key()
         self._epochs: list[tuple[int, int]] = []  # (first index, epoch)
         if recovered.snapshot is not None:
             self._note_epoch(self._base, recovered.snapshot.last_epoch)
@@ -94,7 +110,8 @@ class DiskJournal:
         self._recent_first = self.last_index + 1
         self._recent_bytes = 0
         self._overflow_from: int | None = None
-        self._damage_told = False
+        self._damage_told = self._altered_told = False
+        self._opened: dict[int, Frame] = {}  # what a thread opened lately, of the files
         self._reader: tuple[int, int] | None = None  # (segment, descriptor)
         self._closed: asyncio.Future[None] | None = None
         self._adopting: list[tuple[int, asyncio.Future[str]]] = []
@@ -127,6 +144,8 @@ class DiskJournal:
                 self._submit_append(run, end - run_start)
                 run, run_start = [], end
                 self._segments.append((entry.index, end))
+            if self._ahead is not None and self._segments[-1][1] == end:
+                self._take_key(self._ahead)
             self._note_epoch(entry.index, entry.leader_epoch)
             self._ends.append(end + frame.size)
             frame = unpinned(frame)
@@ -209,6 +228,8 @@ class DiskJournal:
         if self._shortening is not None:
             await asyncio.wait({self._shortening}, timeout=CLOSE_DEADLINE_S)
         self._close_reader()
+        if self._ahead is not None:
+            self._ahead.close()
         self._writer.caches.forget(self)  # last: a shortening gives back what it drops
         if not self._closed.done() or (self._shortening is not None and not self._shortening.done()):
             raise StorageFailed(
@@ -254,7 +275,24 @@ class DiskJournal:
         if not self._segments:
             return True
         filled = self._ends[-1] - self._segments[-1][1]
-        return filled > 0 and filled + size > self._segment_bytes_max
+        if self._ahead is None:
+            return filled > 0 and filled + size > self._segment_bytes_max
+        return filled > 0 and (self._begin_due or filled + size > self._segment_bytes_max) and self._ahead.ready
+
+    def _is_of_another_key(self) -> bool:
+        """Whether the last segment is plain or sealed with another key than what begins now: it is not gone on with."""
+        if self._ahead is None or not self._segments:
+            return False
+        key = self._keys.get(self._segments[-1][0])
+        return key is None or key.slot.key_id != self._ahead.latest.slot.key_id
+
+    def _take_key(self, ahead: KeyAhead) -> None:
+        """For the last segment, of which nothing is written yet."""
+        self._begin_due = False
+        first = self._segments[-1][0]
+        if ahead.ready and (first not in self._keys or self._is_of_another_key()):
+            self._keys[first] = ahead.take()
+        assert first in self._keys, f"segment {first} begins without a key"
 
     def _submit_append(self, run: list[Frame], size: int) -> None:
         if not run:
@@ -263,7 +301,9 @@ class DiskJournal:
             self._overflow_from = run[0].entry.index
             self._writer.loop.call_soon(self._refuse_overflow)
         if self._overflow_from is None:
-            self._writer.submit(self._files, self, Append(self._generation, self._segments[-1][0], run, size), size)
+            segment = self._segments[-1][0]
+            order = Append(self._generation, segment, run, size, self._keys.get(segment))
+            self._writer.submit(self._files, self, order, size)
 
     def _refuse_overflow(self) -> None:
         """What was appended while the writer's queue was full was never queued: take it back."""
@@ -281,7 +321,9 @@ class DiskJournal:
         self._cuts.append((self._generation, last_index))
         del self._ends[last_index + 1 - self._base :]
         while self._segments and self._segments[-1][0] > max(last_index, self._floor):
-            self._segments.pop()
+            popped = self._keys.pop(self._segments.pop()[0], None)
+            if popped is not None and self._ahead is not None:
+                self._ahead.give_back(popped)
         while self._epochs and self._epochs[-1][0] > last_index:
             self._epochs.pop()
         for index in [index for index in self._recent if index > last_index]:
@@ -292,8 +334,10 @@ class DiskJournal:
         if self._overflow_from is not None and last_index < self._overflow_from:
             self._overflow_from = None
         self._close_reader()  # a segment may be made anew under the same name
-        segment, base = self._segments[-1] if self._segments else (0, self._ends[-1])
-        self._writer.submit(self._files, self, Truncate(self._generation, last_index, segment, self._ends[-1] - base))
+        self._opened = {}
+        segment = self._segments[-1][0] if self._segments else 0
+        kept_bytes = self._file_end(last_index) if segment else 0
+        self._writer.submit(self._files, self, Truncate(self._generation, last_index, segment, kept_bytes))
 
     def _note_epoch(self, index: int, epoch: int) -> None:
         if not self._epochs or self._epochs[-1][1] != epoch:
@@ -309,9 +353,15 @@ class DiskJournal:
         """Begin with segment number `at`. See shortening.py for the order of things."""
         directory, first = self._files.directory, self._segments[at][0]
         starts = self._segments[: at + 1]
-        dropped = [(index, end - start) for (index, start), (_, end) in pairwise(starts)]
+        dropped = [
+            WholeSegment(
+                index, file_end(end - start, following - index, sealed=index in self._keys), self._keys.get(index)
+            )
+            for (index, start), (following, end) in pairwise(starts)
+        ]
+        key = self._ahead.latest if self._ahead is not None else None
         try:
-            data = await asyncio.to_thread(self._make_snapshot, dropped, window)
+            data = await asyncio.to_thread(self._make_snapshot, dropped, window, key)
         except LogDamaged as damage:
             raise self._damaged(damage.segment, damage.position, damage.reason) from damage
         except OSError as error:
@@ -327,14 +377,16 @@ class DiskJournal:
             _logger.warning("%s: segments before entry %d are not removed yet (%s)", directory, first, error)
         return first
 
-    def _make_snapshot(self, dropped: Sequence[tuple[int, int]], window: WindowBounds) -> bytes | None:
+    def _make_snapshot(
+        self, dropped: Sequence[WholeSegment], window: WindowBounds, key: DataKey | None
+    ) -> bytes | None:
         """In a thread."""
         directory, files = self._files.directory, self._writer.files
         with self._at_work():
             entries = entries_of(directory, self._place, files, dropped)
             data = summarize(self._place, self.snapshot_data, entries, window, self._stopping)
             if data is not None:
-                store_snapshot(directory, data, files)
+                store_snapshot(directory, data, files, key)
         return data
 
     def _drop_segments(self, first_index: int) -> None:
@@ -347,7 +399,10 @@ class DiskJournal:
         self.snapshot_data = data
         del self._ends[: base - self._base]
         self._base = base
-        del self._segments[: bisect_right(self._segments, base, key=lambda segment: segment[0])]
+        gone = bisect_right(self._segments, base, key=lambda segment: segment[0])
+        for first, _ in self._segments[:gone]:
+            self._keys.pop(first, None)
+        del self._segments[:gone]
         del self._epochs[: bisect_right(self._epochs, base, key=lambda run: run[0]) - 1]
         for index in range(self._recent_first, min(base, self.last_index) + 1):
             self._cached(-self._recent.pop(index).size - _FRAME_OVERHEAD_BYTES)
@@ -366,20 +421,22 @@ class DiskJournal:
 
     def _read_files(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
         """Frames of one segment, read at once and each checked."""
-        n = bisect_right(self._segments, first_index, key=lambda segment: segment[0]) - 1
-        segment, base = self._segments[n]
-        if n + 1 < len(self._segments):
-            last_index = min(last_index, self._segments[n + 1][0] - 1)
+        if first_index in self._opened:
+            return [self._opened[first_index]]
+        segment, base, last_index = self._within_segment(first_index, last_index)
         last_index = self._last_that_fits(first_index, last_index, room, first=first)
-        start = self._end(first_index - 1)
+        start, key = self._end(first_index - 1), self._keys.get(segment)
+        at, size = self._span(segment, base, first_index, last_index)
         try:
-            data = memoryview(self._pread(segment, self._end(last_index) - start, start - base))
+            data = memoryview(self._pread(segment, size, at))
         except OSError as error:
             if error.errno in (errno.EIO, errno.ENOENT):
-                raise self._damaged(segment, start - base, str(error)) from error
+                raise self._damaged(segment, at, str(error)) from error
             raise StorageFailed(
                 f"{segment_path(self._files.directory, segment)} cannot be read ({error}): ask another replica"
             ) from error
+        if key is not None:
+            return self._unsealed(segment, base, key, data, first_index)
         frames: list[Frame] = []
         for index in range(first_index, last_index + 1):
             try:
@@ -392,6 +449,66 @@ class DiskJournal:
                 )
             frames.append(frame)
         return frames
+
+    def _within_segment(self, first_index: int, last_index: int) -> tuple[int, int, int]:
+        """The segment that has the first entry: its first index, where it begins, and the last of the entries that it
+        has as well."""
+        n = bisect_right(self._segments, first_index, key=lambda segment: segment[0]) - 1
+        if n + 1 < len(self._segments):
+            last_index = min(last_index, self._segments[n + 1][0] - 1)
+        return *self._segments[n], last_index
+
+    def _span(self, segment: int, base: int, first_index: int, last_index: int) -> tuple[int, int]:
+        """Where in the segment's file these entries begin, and how many bytes they are."""
+        sealed = segment in self._keys
+        start = unit_start(self._end(first_index - 1) - base, first_index - segment, sealed=sealed)
+        return start, unit_start(self._end(last_index) - base, last_index + 1 - segment, sealed=sealed) - start
+
+    def _file_end(self, index: int) -> int:
+        """Where the file of the last segment ends, if `index` is its last entry."""
+        segment, base = self._segments[-1]
+        return file_end(self._end(index) - base, index + 1 - segment, sealed=segment in self._keys)
+
+    def _unsealed(self, segment: int, base: int, key: DataKey, data: memoryview, index: int) -> list[Frame]:
+        """The frames of the units that `data` is, from that of entry `index` on."""
+        frames: list[Frame] = []
+        at = 0
+        while at < len(data):
+            position, _ = self._span(segment, base, index, index)
+            try:
+                frame, at = key.open(segment, data, at)
+            except CorruptBatch as error:
+                raise self._damaged(segment, position, str(error)) from error
+            except Altered as error:
+                self._tell_altered(segment, position, error)
+                raise
+            if frame.entry.index != index:
+                raise self._damaged(segment, position, f"entry {frame.entry.index} lies where {index} belongs")
+            frames.append(frame)
+            index += 1
+        return frames
+
+    @property
+    def sealed(self) -> bool:
+        return bool(self._keys)
+
+    async def open_apart(self, first_index: int, last_index: int) -> None:
+        if not self._keys or first_index <= self._base or first_index >= self._recent_first:
+            return
+        last_index = min(last_index, self._recent_first - 1, self.last_index)
+        segment, base, last_index = self._within_segment(first_index, last_index)
+        at, size = self._span(segment, base, first_index, last_index)
+        key = self._keys.get(segment)
+        if key is None or not OPENED_ON_THE_LOOP_MAX < size <= OPENED_APART_MAX:
+            return
+        generation, path = self._generation, segment_path(self._files.directory, segment)
+        try:
+            frames = await asyncio.to_thread(_opened, self._writer.files, path, segment, key, at, size)
+        except (OSError, CorruptBatch, StorageFailed):
+            return  # whoever reads it is told
+        whole = [frame.entry.index for frame in frames] == list(range(first_index, last_index + 1))
+        if whole and generation == self._generation and first_index > self._base:
+            self._opened = {frame.entry.index: frame for frame in frames}
 
     def _last_that_fits(self, first_index: int, last_index: int, room: int, *, first: bool) -> int:
         """The last entry of the range that ends within `room` bytes; `first`: at least the first one."""
@@ -409,6 +526,12 @@ class DiskJournal:
         if self._reader is not None:
             os.close(self._reader[1])
             self._reader = None
+
+    def _tell_altered(self, segment: int, position: int, error: Altered) -> None:
+        if not self._altered_told:
+            self._altered_told = True
+            ALARMS.add("altered")
+            _logger.error("%s, byte %d: %s", segment_path(self._files.directory, segment), position, error)
 
     def _damaged(self, segment: int, position: int, reason: str) -> StorageFailed:
         """The error to raise; the first one also gives the log a new id, for it lacks what it acknowledged."""
@@ -431,3 +554,18 @@ class DiskJournal:
     def _cached(self, delta: int) -> None:
         self._recent_bytes += delta
         self._writer.caches.changed(self, delta)
+
+
+def _opened(files: Files, path: Path, segment: int, key: DataKey, at: int, size: int) -> list[Frame]:
+    """The frames of sealed entries of a file. In a thread. Raises what reading and opening them does."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = memoryview(files.read(fd, size, at))
+    finally:
+        os.close(fd)
+    frames: list[Frame] = []
+    position = 0
+    while position < len(data):
+        frame, position = key.open(segment, data, position)
+        frames.append(frame)
+    return frames

@@ -105,6 +105,13 @@ class MemoryJournal:
             room -= frame.size
         return frames
 
+    @property
+    def sealed(self) -> bool:
+        return False
+
+    async def open_apart(self, first_index: int, last_index: int) -> None:
+        pass
+
     def payload(self, index: int) -> memoryview:
         assert 1 <= index <= self.last_index, f"entry {index} of {self.last_index}"
         self._require_kept(index)

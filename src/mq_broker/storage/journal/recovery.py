@@ -16,7 +16,9 @@ mark can be read. A log that ends below its mark has lost flushed entries: damag
 new id because a reboot may have cost it what it acknowledged (`os`), rule 4 is waived: its unsynced pages reached the
 disk in any order. A place that the disk cannot read is damage.
 
-A journal that a newer version wrote is neither torn nor damaged. It is not opened, and nothing of it is touched.
+A journal that a newer version wrote is neither torn nor damaged. It is not opened, and nothing of it is touched. Nor is
+one that is sealed with a key that is not to be had, or that was altered (sealed.py): a checksum that holds says that
+the disk is all right.
 
 A snapshot stands for every entry up to its own; the order begins after it. Segments before are what a shortening that
 was cut short left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the
@@ -49,6 +51,16 @@ from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.codec.snapshot import decode_snapshot, read_snapshot_file
 from mq_broker.storage.files import Files
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, SEGMENT_SUFFIX, Tail, rewrite, segment_path, unpack_mark
+from mq_broker.storage.keyring import Keyring, opened_with
+from mq_broker.storage.sealed import (
+    BLOCK_BYTES,
+    OVERHEAD_BYTES,
+    DataKey,
+    file_end,
+    plain_snapshot,
+    read_block,
+    unit_start,
+)
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
 _WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger than the memory to spare
@@ -74,14 +86,15 @@ class LogDamaged(StorageFailed):
 @dataclass(slots=True)
 class Recovered:
     """What was kept: `snapshot`, also as the bytes `snapshot_data`, and the entries after it. `ends[i]` is where entry
-    `base_index + i` ends in the journal as one stream of bytes, `ends[0]` is 0. `segments` are (first index, where it
-    begins in that stream)."""
+    `base_index + i` ends in the journal as one stream of frames, `ends[0]` is 0. `segments` are (first index, where it
+    begins in that stream). `keys`: of those segments that are sealed, by their first index."""
 
     snapshot: Snapshot | None = None
     snapshot_data: bytes = b""
     entries: list[Entry] = field(default_factory=list)
     ends: array[int] = field(default_factory=lambda: array("Q", [0]))
     segments: list[tuple[int, int]] = field(default_factory=list)
+    keys: dict[int, DataKey] = field(default_factory=dict)
 
     @property
     def base_index(self) -> int:
@@ -102,8 +115,13 @@ class Recovered:
     def tail(self) -> Tail:
         if not self.segments:
             return Tail(0, 0, self.last_index)
+        first, _ = self.segments[-1]
+        return Tail(first, self.end_in_last(self.last_index), self.last_index)
+
+    def end_in_last(self, index: int) -> int:
+        """Where entry `index` ends in the file of the last segment; the one before it ends where it begins."""
         first, base = self.segments[-1]
-        return Tail(first, self.ends[-1] - base, self.last_index)
+        return file_end(self.ends[index - self.base_index] - base, index + 1 - first, sealed=first in self.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,17 +174,18 @@ def recover(
     lossy: bool,
     rebooted: bool,
     about_to_change: Callable[[], None] = _unchanged,
+    keys: Keyring | None = None,
 ) -> Recovered:
     """Scan, then cut and sync. `clean`: the log was stopped cleanly. `lossy`: a reboot may have cost it what it
     acknowledged, so it is to get a new id. `about_to_change` is called after the scan and before the first change, and
-    gives it that id.
+    gives it that id. `keys` open what is sealed.
 
-    Raises `LogDamaged` or, for what a newer version wrote, `StorageFailed`, both before anything is touched, and
-    `OSError` as it comes.
+    Raises `LogDamaged` or, for what a newer version wrote or what is sealed away, `StorageFailed`, both before anything
+    is touched, and `OSError` as it comes.
     """
     mark = read_mark(directory, place)
     firsts = segment_firsts(directory)
-    kept = _read_snapshot(directory, place, firsts)
+    kept = _read_snapshot(directory, place, firsts, keys)
     outdated = [first for first in firsts if first <= kept.base_index]
     firsts = firsts[len(outdated) :]
     torn: _Bad | None = None
@@ -180,7 +199,8 @@ def recover(
                 kept.last_index,
                 f"it begins at entry {first}, what is before it ends at {kept.last_index}",
             )
-        torn = _scan_segment(files, path, first, place, kept, mark, last=first == firsts[-1], clean=clean, lossy=lossy)
+        last = first == firsts[-1]
+        torn = _scan_segment(files, path, first, place, kept, mark, keys, last=last, clean=clean, lossy=lossy)
     if mark is not None and mark > kept.last_index:
         tail = kept.tail
         path = segment_path(directory, tail.segment) if tail.segment else directory
@@ -206,6 +226,7 @@ def _scan_segment(
     place: Place,
     kept: Recovered,
     mark: int | None,
+    keys: Keyring | None,
     *,
     last: bool,
     clean: bool,
@@ -216,7 +237,10 @@ def _scan_segment(
     try:
         size = files.size(fd)
         kept.segments.append((first, kept.ends[-1]))
-        bad = _scan(files, fd, size, place, kept)
+        key = segment_key(files, fd, place, keys)
+        if key is not None:
+            kept.keys[first] = key
+        bad = _scan(files, fd, size, place, kept, key)
         if bad is not None:
             reason = _damage(files, fd, place, bad, kept.last_index + 1, mark, last=last, clean=clean, lossy=lossy)
             if reason:
@@ -236,18 +260,37 @@ def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, s
             _logger.warning(
                 "%s: cut a torn tail of %d bytes at %d (%s)", path, size - torn.position, torn.position, torn.reason
             )
-        rewrite(files, fd, kept.ends[synced - kept.base_index] - kept.segments[-1][1], kept.tail.segment_bytes)
+        rewrite(files, fd, kept.end_in_last(synced), kept.tail.segment_bytes)
         files.sync(fd)
     finally:
         files.close(fd)
 
 
-def _read_snapshot(directory: Path, place: Place, firsts: list[int]) -> Recovered:
+def segment_key(files: Files, fd: int, place: Place, keys: Keyring | None) -> DataKey | None:
+    """What opens a segment; None for a plain one. Raises `KeyAbsent`, `WrongKey`, `OSError`, and `StorageFailed` for
+    one of a newer version. A disk that cannot read it is left to who reads on."""
+    try:
+        slot = read_block(place, memoryview(files.read(fd, BLOCK_BYTES, 0)))
+    except NewerFrame as error:
+        raise _newer(place, error) from error
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return None
+    return None if slot is None else opened_with(keys, place, slot)
+
+
+def _newer(place: Place, error: NewerFrame) -> StorageFailed:
+    return StorageFailed(f"the journal of {place} was written by a newer version, and is left as it is: {error}")
+
+
+def _read_snapshot(directory: Path, place: Place, firsts: list[int], keys: Keyring | None) -> Recovered:
     path = directory / SNAPSHOT_FILE_NAME
     try:
         data = read_snapshot_file(directory)
         if data is None:
             return Recovered()
+        data = plain_snapshot(place, data, lambda slot: opened_with(keys, place, slot))
         return Recovered(decode_snapshot(place, data), data)
     except (CorruptBatch, OSError) as error:
         if isinstance(error, OSError) and error.errno != errno.EIO:
@@ -266,14 +309,18 @@ def _drop_outdated(directory: Path, files: Files, outdated: Sequence[int]) -> No
         _logger.info("%s: removed, the snapshot stands for it", segment_path(directory, first))
 
 
-def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[Entry, int]]:
+def frames_in(
+    files: Files, fd: int, size: int, place: Place, first: int = 0, key: DataKey | None = None
+) -> Iterator[tuple[Entry, int]]:
     """The entries of a segment of `size` bytes, in order, each with the position after its frame, every checksum
-    verified.
+    verified. Of a sealed one `first`, its first index, and what opens it; each seal is verified too.
 
     Raises `CorruptBatch` where the first bad frame begins, `OSError` where the disk cannot be read, and `StorageFailed`
-    for an entry that a newer version wrote.
+    for an entry that a newer version wrote, or that was altered.
     """
-    at = start = 0
+    at = start = unit_start(0, 0, sealed=key is not None)
+    if key is not None and size <= at:
+        raise CorruptBatch("a sealed segment has no entry")
     view = memoryview(b"")
     while at < size:
         if at + HEADER_BYTES > start + len(view):
@@ -282,21 +329,24 @@ def frames_in(files: Files, fd: int, size: int, place: Place) -> Iterator[tuple[
         if at + frame_bytes > start + len(view) and frame_bytes <= size - at:
             start, view = at, memoryview(files.read(fd, max(frame_bytes, _WINDOW_BYTES), at))
         try:
-            entry, _, end = decode(place, view, at - start)
+            if key is None:
+                entry, _, end = decode(place, view, at - start)
+            else:
+                frame, end = key.open(first, view, at - start)
+                entry = frame.entry
         except NewerFrame as error:
-            raise StorageFailed(
-                f"the journal of {place} was written by a newer version, and is left as it is: {error}"
-            ) from error
+            raise _newer(place, error) from error
         at = start + end
         yield entry, at
 
 
-def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered) -> _Bad | None:
-    """Take every good frame of a segment into `kept`; where and why it ended early, if it did."""
-    base = kept.ends[-1]
-    at = 0
+def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered, key: DataKey | None) -> _Bad | None:
+    """Take every good frame of the segment that `kept` has last into it; where and why it ended early, if it did."""
+    first, overhead = kept.segments[-1][0], OVERHEAD_BYTES if key is not None else 0
+    at = 0  # a block alone is as bad as what should follow it
+    start = unit_start(0, 0, sealed=key is not None)
     try:
-        for entry, end in frames_in(files, fd, size, place):
+        for entry, end in frames_in(files, fd, size, place, first, key):
             next_index = kept.last_index + 1
             if entry.index != next_index:
                 return _Bad(at, f"entry {entry.index} lies where {next_index} belongs", whole=True)
@@ -307,8 +357,8 @@ def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered) -> _B
                     whole=True,
                 )
             kept.entries.append(entry)
-            kept.ends.append(base + end)
-            at = end
+            kept.ends.append(kept.ends[-1] + end - start - overhead)
+            at = start = end
     except CorruptBatch as error:
         return _Bad(at, str(error))
     except OSError as error:

@@ -2,7 +2,8 @@
 
 On disk, one directory per partition:
 
-    00000000000000000001.log    segments, named by their first index; frames one after another, nothing else
+    00000000000000000001.log    segments, named by their first index; frames one after another, nothing else. Of a
+                                broker with keys: sealed (sealed.py)
     snapshot                    what stands for all entries before the first segment (snapshot.py); not there while that
                                 is entry 1
     log.json                    identity.py
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import WRITE_PARTS_MAX, Files
 from mq_broker.storage.identity import LogIdentity
 from mq_broker.storage.interface import Frame
+from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, DataKey
 from mq_protocol.envelope import Buffer
 
 MARK_FILE_NAME: Final = "flushed"
@@ -47,6 +49,8 @@ _MARK: Final = struct.Struct("<QI")
 # Below this a part costs more as a buffer of its own than copied beside its neighbours
 _JOIN_BYTES_MAX: Final = 16 << 10
 _COPY_BYTES: Final = 4 << 20
+_SEALED_AT_ONCE_BYTES: Final = 4 << 20
+"""Frames that are sealed and written together: while they are, they are in memory twice."""
 
 
 def segment_path(directory: Path, first_index: int) -> Path:
@@ -58,18 +62,19 @@ def segment_path(directory: Path, first_index: int) -> Path:
 
 @dataclass(slots=True)
 class Append:
-    """Frames of one segment, which begins at index `segment`."""
+    """Frames of one segment, which begins at index `segment`. `key` seals it; None: it is plain."""
 
     generation: int
     segment: int
     frames: list[Frame]
     size: int
+    key: DataKey | None = None
 
 
 @dataclass(slots=True)
 class Truncate:
-    """Drop all above `last_index`: `segment` becomes the last one and keeps `segment_bytes` (0 and 0: nothing is
-    left)."""
+    """Drop all above `last_index`: `segment` becomes the last one and its file keeps `segment_bytes` (0 and 0: nothing
+    is left)."""
 
     generation: int
     last_index: int
@@ -312,14 +317,19 @@ class LogFiles:
         except OSError as error:
             self._refuse(first_index, error)
             return
-        start = self._end
+        start, key = self._end, run[0].key
         try:
-            self._write(frames)
+            if key is None:
+                self._write(_gather(frames))
+            else:
+                self._write_sealed(frames, key)
         except OSError as error:
             whole, end = 0, start
-            while end + frames[whole].size <= self._end:
-                end += frames[whole].size
-                whole += 1
+            overhead = 0 if key is None else OVERHEAD_BYTES
+            block = BLOCK_BYTES if key is not None and start == 0 else 0
+            while end + block + frames[whole].size + overhead <= self._end:
+                end += block + frames[whole].size + overhead
+                whole, block = whole + 1, 0
             self._end = end
             self._written += whole
             self._tail_dirty = True
@@ -330,9 +340,20 @@ class LogFiles:
         else:
             self._written = frames[-1].entry.index
 
-    def _write(self, frames: list[Frame]) -> None:
-        """All the frames at the end; `_end` moves with every byte taken, so that it is right whatever fails."""
-        parts = _gather(frames)
+    def _write_sealed(self, frames: list[Frame], key: DataKey) -> None:
+        """The same frames sealed, behind the block that a segment begins with."""
+        parts: list[Buffer] = [] if self._end else [key.block]
+        size = 0
+        for frame in frames:
+            parts += key.seal(self._segment, frame)
+            size += frame.size
+            if size >= _SEALED_AT_ONCE_BYTES:
+                self._write(_joined(parts))
+                parts, size = [], 0
+        self._write(_joined(parts))
+
+    def _write(self, parts: list[Buffer]) -> None:
+        """All of it at the end; `_end` moves with every byte taken, so that it is right whatever fails."""
         at = 0
         while at < len(parts):
             chunk = parts[at : at + WRITE_PARTS_MAX]
@@ -551,17 +572,20 @@ def rewrite(files: Files, fd: int, start: int, end: int) -> None:
 
 def _gather(frames: list[Frame]) -> list[Buffer]:
     """The frames' bytes as few buffers: small parts are joined, large ones stay as they are."""
+    return _joined(part for frame in frames for part in frame.parts)
+
+
+def _joined(pieces: Iterable[Buffer]) -> list[Buffer]:
     parts: list[Buffer] = []
     small: list[Buffer] = []
-    for frame in frames:
-        for part in frame.parts:
-            if memoryview(part).nbytes <= _JOIN_BYTES_MAX:
-                small.append(part)
-            else:
-                if small:
-                    parts.append(b"".join(small))
-                    small = []
-                parts.append(part)
+    for part in pieces:
+        if memoryview(part).nbytes <= _JOIN_BYTES_MAX:
+            small.append(part)
+        else:
+            if small:
+                parts.append(b"".join(small))
+                small = []
+            parts.append(part)
     if small:
         parts.append(b"".join(small))
     return parts

@@ -25,6 +25,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from mq_broker.core.entries import Entry
 from mq_broker.core.machine.machine import PartitionMachine
@@ -35,7 +36,16 @@ from mq_broker.storage.codec.snapshot import FILE_NAME, decode_snapshot, encode_
 from mq_broker.storage.files import Files
 from mq_broker.storage.journal.recovery import LogDamaged, frames_in, segment_firsts
 from mq_broker.storage.journal.segments import segment_path
+from mq_broker.storage.sealed import DataKey
 from mq_protocol.errors import CorruptBatch
+
+
+class WholeSegment(NamedTuple):
+    """A segment by its first index, with its file's size in bytes, and what opens it if it is sealed."""
+
+    first: int
+    size: int
+    key: DataKey | None = None
 
 
 class Replay:
@@ -71,18 +81,19 @@ def summarize(
     return encode_snapshot(place, replay.snapshot())
 
 
-def entries_of(directory: Path, place: Place, files: Files, segments: Sequence[tuple[int, int]]) -> Iterable[Entry]:
-    """The entries of whole segments, each given by its first index and its size in bytes.
+def entries_of(directory: Path, place: Place, files: Files, segments: Sequence[WholeSegment]) -> Iterable[Entry]:
+    """The entries of whole segments.
 
-    Raises `LogDamaged` where they are not what was written, and `OSError`.
+    Raises `LogDamaged` where they are not what was written, `Altered` where somebody without the key wrote them, and
+    `OSError`.
     """
-    for first, size in segments:
+    for first, size, key in segments:
         path = segment_path(directory, first)
         index, at = first, 0
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                for entry, end in frames_in(files, fd, size, place):
+                for entry, end in frames_in(files, fd, size, place, first, key):
                     if entry.index != index:
                         raise LogDamaged(path, first, at, index - 1, f"entry {entry.index} lies where {index} belongs")
                     yield entry
@@ -97,9 +108,9 @@ def entries_of(directory: Path, place: Place, files: Files, segments: Sequence[t
             raise
 
 
-def store_snapshot(directory: Path, data: bytes, files: Files) -> None:
-    """In place of the present one, durably."""
-    files.replace(directory / FILE_NAME, data)
+def store_snapshot(directory: Path, data: bytes, files: Files, key: DataKey | None = None) -> None:
+    """In place of the present one, durably; sealed if there is a key."""
+    files.replace(directory / FILE_NAME, data if key is None else key.seal_snapshot(data))
 
 
 def drop_segments(directory: Path, first_index: int, files: Files) -> None:

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,11 @@ from mq_broker.storage.identity import boot_id
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_broker.storage.opening.opening import open_disk_journal
+from mq_broker.storage.opening.opening import Sealing, open_disk_journal
 from mq_broker.storage.opening.quarantine import fresh_identity, install_snapshot, start_over
+from mq_broker.storage.sealed import KeyAbsent
 from mq_protocol.errors import InvalidSetting, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 from mq_protocol.names import quoted
@@ -57,7 +60,7 @@ class DataDirectory:
     would cut what the next process appends.
     """
 
-    def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files) -> None:
+    def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files, keys: Keyring | None = None) -> None:
         broker, cluster_id = owner.broker, owner.cluster_id
         self._unknown = owner.unknown
         self.path = path
@@ -67,23 +70,24 @@ class DataDirectory:
         self._holders = 1  # of the lock: who opened it, and the threads at work
         self._guard = threading.Lock()
         self._files = files
+        self._keys = keys
         self._boot = boot_id()
 
     @classmethod
-    def open(cls, path: Path, broker: int, files: Files | None = None) -> DataDirectory:
-        """Make or take up the directory of that broker.
+    def open(cls, path: Path, broker: int, files: Files | None = None, keys: Keyring | None = None) -> DataDirectory:
+        """Make or take up the directory of that broker. With `keys` whatever of payloads is written is sealed.
 
         Raises `InvalidSetting` if another process uses it or it belongs to another broker, `StorageFailed` if it cannot
         be used. `cluster_id` is empty until `join_cluster` has been called once in the directory's life.
         """
         files = files or OsFiles()
         try:
-            (path / "partitions").mkdir(parents=True, exist_ok=True)
+            _make_private(path)
             lock_fd = _lock(path)
             try:
-                directory = cls(path, _read_owner(path, broker), lock_fd, files)
+                directory = cls(path, _read_owner(path, broker), lock_fd, files, keys)
                 directory._write_owner()
-                (path / "broker.pid").write_text(f"{os.getpid()}\n")
+                _write_pid(path / "broker.pid")
                 for leftover in (path / "partitions").glob(f"*{_DELETED}"):
                     shutil.rmtree(leftover)
             except BaseException:
@@ -148,16 +152,19 @@ class DataDirectory:
         *,
         topic: str = "",
         cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
+        key: str = "",
     ) -> OpenJournal:
         """The partition's journal, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
+        `key`: the name of the key that what begins is sealed with, if that is not the broker's.
 
-        Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `InvalidSetting` for a
-        durability that there is not.
+        Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `SealedAway` where a key
+        is missing or does not fit, `InvalidSetting` for a durability that there is not.
         """
         if durability not in DURABILITIES:
             raise InvalidSetting(f"durability={durability}: there are {', '.join(DURABILITIES)}")
         if durability == "memory":
             return open_memory_journal(listener, place)
+        sealing = self._sealing(place, key)
         with self._at_work():
             return open_disk_journal(
                 self.partition_path(place),
@@ -170,9 +177,23 @@ class DataDirectory:
                 cache_bytes_max=cache_bytes_max,
                 at_work=self._at_work,
                 boot=self._boot,
+                sealing=sealing,
             )
 
-    def install(self, place: Place, durability: str, topic: str, snapshot: Snapshot, recovery: int) -> None:
+    def _sealing(self, place: Place, key: str) -> Sealing | None:
+        if self._keys is not None:
+            return Sealing(self._keys, key)
+        if not key:
+            return None
+        raise KeyAbsent(
+            f"partition {place.partition} of topic id {place.topic_id} is to be sealed with the key called "
+            f"{quoted(key)}, and this broker was given no keys: start it with --encrypt KEYREF",
+            key,
+        )
+
+    def install(
+        self, place: Place, durability: str, topic: str, snapshot: Snapshot, recovery: int, key: str = ""
+    ) -> None:
         """Replace a closed journal, or none, by one that begins with `snapshot` and holds nothing else, under a new log
         id.
 
@@ -181,9 +202,11 @@ class DataDirectory:
         this can be repeated.
         """
         path = self.partition_path(place)
+        sealing = self._sealing(place, key)
+        data_key = sealing.keys.make(place, sealing.name) if sealing is not None else None
         with self._at_work(), _failing(path, "takes no snapshot"):
             identity = fresh_identity(path, place, durability, topic, recovery, self._boot)
-            install_snapshot(path, place, identity, snapshot, self._files)
+            install_snapshot(path, place, identity, snapshot, self._files, data_key)
 
     def start_over(self, place: Place, durability: str, topic: str, recovery: int) -> Path | None:
         """Put a closed journal aside, for people, and begin an empty one under a new log id and this recovery number
@@ -239,6 +262,37 @@ def _failing(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageFailed(f"{path} {what} ({error}): free space there, or check that disk") from error
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """No broker uses the data directory meanwhile. Raises `InvalidSetting` if one does, `StorageFailed` if it is
+    none."""
+    if not (path / "partitions").is_dir():
+        raise StorageFailed(f"{path} is no data directory: it has no folder `partitions`; give --data another")
+    fd = _lock(path)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+def _make_private(path: Path) -> None:
+    """The directory, and what partitions lie in: for this user and its group. What others could do in a directory that
+    was there is taken from them, if it is this user's."""
+    (path / "partitions").mkdir(parents=True, exist_ok=True, mode=0o750)
+    for each in (path, path / "partitions"):
+        found = each.stat()
+        if found.st_mode & 0o027 and found.st_uid == os.geteuid():
+            each.chmod(stat.S_IMODE(found.st_mode) & ~0o027)
+
+
+def _write_pid(path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    try:
+        os.write(fd, f"{os.getpid()}\n".encode())
+    finally:
+        os.close(fd)
 
 
 def _lock(path: Path) -> int:

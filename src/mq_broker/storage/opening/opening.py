@@ -24,9 +24,11 @@ from mq_broker.storage.files import Files
 from mq_broker.storage.identity import FILE_NAME, Cut, LogIdentity, boot_id, load_identity, new_log_id
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.journal import DiskJournal
+from mq_broker.storage.journal.key_ahead import KeyAhead
 from mq_broker.storage.journal.recovery import LogDamaged, Recovered, holds_entries, recover, segment_firsts
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, LogFiles, pack_mark, segment_path
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.quarantine import begin_cut, finish_cut, next_aside
 from mq_protocol.errors import StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
@@ -46,16 +48,21 @@ def open_disk_journal(
     cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
     boot: str = "",
     at_work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+    sealing: Sealing | None = None,
 ) -> OpenJournal:
     """The journal that lives in `directory`, recovered, or a new one. Blocks while it checks every frame: call it in a
     thread.
 
     `boot` is this boot of the kernel, asked for if not given. The journal's own threads hold `at_work` while they
-    change files. Raises `StorageFailed` if there is no telling what the directory holds, or the disk refuses.
+    change files. With `sealing` whatever begins is sealed. Raises `StorageFailed` if there is no telling what the
+    directory holds, or the disk refuses; `SealedAway`, with nothing changed, if what is there does not open or there is
+    no key for what begins.
     """
     boot = boot or boot_id()
+    ahead = KeyAhead(sealing.keys, place, sealing.name) if sealing is not None else None
+    keys = sealing.keys if sealing is not None else None
     try:
-        found = _open_files(directory, place, durability, writer.files, topic, boot)
+        found = _open_files(directory, place, durability, writer.files, topic, boot, keys)
     except OSError as error:
         raise StorageFailed(
             f"{directory} cannot be opened ({error}): check that disk and its rights, then restart this broker"
@@ -71,10 +78,18 @@ def open_disk_journal(
         segment_bytes_max=segment_bytes_max,
         cache_bytes_max=cache_bytes_max,
         at_work=at_work,
+        ahead=ahead,
     )
     return OpenJournal(
         journal, RecoveredLog(tuple(recovered.entries), recovered.snapshot), identity.recovery, found.damaged
     )
+
+
+class Sealing(NamedTuple):
+    """With which keys a journal is sealed; `name` as the topic's `encryption_key`, empty: the default."""
+
+    keys: Keyring
+    name: str = ""
 
 
 class _Found(NamedTuple):
@@ -83,7 +98,9 @@ class _Found(NamedTuple):
     damaged: str
 
 
-def _open_files(directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str) -> _Found:
+def _open_files(
+    directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str, keys: Keyring | None
+) -> _Found:
     identity = load_identity(directory, place)
     if identity is None:
         return _Found(_new_log(directory, place, durability, files, topic, boot), Recovered(segments=[(1, 0)]), "")
@@ -103,14 +120,21 @@ def _open_files(directory: Path, place: Place, durability: str, files: Files, to
     try:
         try:
             recovered = recover(
-                directory, place, files, clean=identity.clean, lossy=lossy, rebooted=rebooted, about_to_change=renew
+                directory,
+                place,
+                files,
+                clean=identity.clean,
+                lossy=lossy,
+                rebooted=rebooted,
+                about_to_change=renew,
+                keys=keys,
             )
             identity = another if lossy else identity
         except LogDamaged as damage:
             identity = _repair(directory, place, another, damage, files)
             damaged = str(damage)
             ALARMS.add("damage")
-            recovered = recover(directory, place, files, clean=False, lossy=lossy, rebooted=rebooted)
+            recovered = recover(directory, place, files, clean=False, lossy=lossy, rebooted=rebooted, keys=keys)
     except OSError as error:
         if error.errno == errno.EIO:
             _renew_again(directory, place, boot, files)

@@ -31,6 +31,7 @@ from mq_broker.storage.files import Files
 from mq_broker.storage.identity import Cut, LogIdentity, load_identity, new_log_id
 from mq_broker.storage.journal.recovery import holds_entries, segment_firsts
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, pack_mark, segment_path
+from mq_broker.storage.sealed import DataKey
 
 ASIDES_MAX: Final = 10
 """Directories kept aside, a partition: a disk that fails again and again must not fill up with what it failed."""
@@ -42,8 +43,16 @@ _COPY_BYTES: Final = 4 << 20
 _logger = logging.getLogger(__name__)
 
 
-def install_snapshot(directory: Path, place: Place, identity: LogIdentity, snapshot: Snapshot, files: Files) -> None:
-    """Replace the log in `directory` by one that is nothing but `snapshot`. `identity` is its new name.
+def install_snapshot(
+    directory: Path,
+    place: Place,
+    identity: LogIdentity,
+    snapshot: Snapshot,
+    files: Files,
+    key: DataKey | None = None,
+) -> None:
+    """Replace the log in `directory` by one that is nothing but `snapshot`, sealed if there is a key. `identity` is its
+    new name.
 
     Until the last step the directory opens as an empty log of that name. Raises `OSError`.
     """
@@ -51,7 +60,8 @@ def install_snapshot(directory: Path, place: Place, identity: LogIdentity, snaps
         directory, identity, Cut(0, 0, 0, "", f"a snapshot up to entry {snapshot.last_index} is being installed"), files
     )
     _take_out(directory, place, Cut(0, 0, snapshot.last_index, "", ""), files)
-    files.replace(directory / snapshots.FILE_NAME, snapshots.encode_snapshot(place, snapshot))
+    data = snapshots.encode_snapshot(place, snapshot)
+    files.replace(directory / snapshots.FILE_NAME, data if key is None else key.seal_snapshot(data))
     identity.store(directory, files)
 
 

@@ -36,7 +36,7 @@ class Replica:
         self.replica = SimpleNamespace(leading=True, leader=1, leader_epoch=5)
         self.serving, self.closed, self.knows_committed, self.next_offset = True, False, True, 10
         self.observers: set[Callable[[], None]] = set()
-        self.index = OffsetIndex()
+        self.index, self.journal = OffsetIndex(), SimpleNamespace(sealed=False)
         self.chunks: list[int] = []
 
     def not_leader(self) -> NotLeader:

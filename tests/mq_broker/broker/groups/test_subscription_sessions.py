@@ -41,6 +41,7 @@ class Readable(Led):
         self.serving = True
         self.observers: set[Callable[[], None]] = set()
         self.index = SimpleNamespace(log_start_offset=log_start, find_time=lambda timestamp_us: timestamp_us // 10)
+        self.journal = SimpleNamespace(sealed=False)
         self.fails: TritonMQError | None = None
         self.most: list[int] = []
 

@@ -1,0 +1,228 @@
+"""`tritonmq keys`: the keys that brokers seal their data with, in a file."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from mq_cli.command_group import CommandGroup
+from mq_cli.output import json_option, say, write_json, write_table
+
+if TYPE_CHECKING:
+    from mq_broker.storage.key_provider import KeyFile
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@click.group(cls=CommandGroup)
+def keys() -> None:
+    """Make, list, rotate, rewrap and retire the keys that brokers seal their data with.
+
+    KEYREF is file:PATH, or one of another provider, which makes and retires keys itself. Needs `pip install
+    'tritonmq[security]'`.
+    """
+
+
+def _encrypt_option(command: F) -> F:
+    return click.option("--encrypt", required=True, metavar="KEYREF", help="The keys, as file:PATH.")(command)
+
+
+def _data_option(*, required: bool) -> Callable[[F], F]:
+    kind: Any = click.Path(exists=True, file_okay=False, path_type=Path)
+    return click.option(
+        "--data",
+        "directories",
+        type=kind,
+        multiple=True,
+        required=required,
+        metavar="DIR",
+        help="The data directory of a broker that is stopped. More than one may be given.",
+    )
+
+
+_name = click.argument("name", default="default")
+
+
+@keys.command()
+@_name
+@_encrypt_option
+def create(name: str, encrypt: str) -> None:
+    """Make the first key called NAME, and the file if there is none. `default` seals every topic that names no key.
+
+    Keep a copy of the file elsewhere: without it nothing that is sealed can be read again.
+    """
+    path = _path_of(encrypt)
+    content = _read(path, new=True)
+    if name in content.current:
+        raise click.ClickException(f"{path} has a key called {name}: `tritonmq keys rotate` makes a newer one")
+    _say_made(path, content, content.add(name))
+
+
+@keys.command()
+@_name
+@_encrypt_option
+def rotate(name: str, encrypt: str) -> None:
+    """Make a newer key called NAME. A broker uses it when it starts again, or two segments later.
+
+    The older ones stay: what they seal needs them. `rewrap` changes that.
+    """
+    path = _path_of(encrypt)
+    content = _read(path)
+    if name not in content.current:
+        raise click.ClickException(f"{path} has no key called {name}: `tritonmq keys create {name}` makes one")
+    _say_made(path, content, content.add(name))
+
+
+@keys.command("list")
+@json_option
+@_encrypt_option
+@_data_option(required=False)
+def list_keys(encrypt: str, directories: tuple[Path, ...], as_json: bool) -> None:
+    """List the keys, and with --data how many files each seals there."""
+    content = _read(_path_of(encrypt))
+    used = _used(directories)
+    newest = {key_id: name for name, key_id in content.current.items()}
+    rows = [
+        {
+            "key": key_id,
+            "newest_of": newest.get(key_id, ""),
+            "files": used[key_id],
+            "absent": key_id not in content.keys,
+        }
+        for key_id in sorted({*content.keys, *used})
+    ]
+    if as_json:
+        write_json(rows)
+        return
+    write_table(
+        ["key", "newest called", "#files"],
+        [
+            (
+                row["key"],
+                "ABSENT from the file" if row["absent"] else row["newest_of"],
+                row["files"] if directories else "",
+            )
+            for row in rows
+        ],
+    )
+
+
+@keys.command()
+@_name
+@_encrypt_option
+@_data_option(required=True)
+@click.option("--from", "former", metavar="KEY", help="Only what this key seals. Default: every older key of NAME.")
+def rewrap(name: str, encrypt: str, directories: tuple[Path, ...], former: str | None) -> None:
+    """Have the newest key called NAME seal what older ones of that name seal. Writes heads of files, not records."""
+    from mq_broker.storage.files import OsFiles
+    from mq_broker.storage.keyring import Keyring
+    from mq_broker.storage.opening.rewrapping import rewrap, sealed_files
+
+    ring = Keyring(encrypt)
+    key_id = ring.current(name)
+    done = left = 0
+    for data in directories:
+        with _alone(data):
+            for found in sealed_files(data):
+                named = former == found.slot.key_id if former else found.slot.key_id.rpartition("-")[0] == name
+                if not named or (found.slot.key_id == key_id and found.whole == 2 - found.is_snapshot):
+                    left += 1
+                    continue
+                try:
+                    rewrap(found, ring, key_id, OsFiles())
+                except OSError as error:
+                    raise click.ClickException(f"{found.path} takes no new key ({error}): do it again") from error
+                done += 1
+    say(f"{done} files are sealed with {key_id} now, {left} were left as they are")
+
+
+@keys.command()
+@click.argument("key")
+@_encrypt_option
+@_data_option(required=True)
+@click.option("--shred", is_flag=True, help="Remove it although it is used: what it seals is lost for ever.")
+@click.option("--yes", is_flag=True, help="With --shred: do not ask.")
+def retire(key: str, encrypt: str, directories: tuple[Path, ...], shred: bool, yes: bool) -> None:
+    """Remove KEY from the file, if nothing in the data directories is sealed with it.
+
+    Give every data directory of the brokers that use this file.
+    """
+    path = _path_of(encrypt)
+    content = _read(path)
+    if key not in content.keys:
+        raise click.ClickException(f"{path} has no key {key!r}: see `tritonmq keys list`")
+    with contextlib.ExitStack() as locked:
+        for data in directories:
+            locked.enter_context(_alone(data))
+        used = _used(directories)[key]
+        if used and not shred:
+            raise click.ClickException(
+                f"{used} files are sealed with {key}: `tritonmq keys rewrap` first, or --shred to lose them for ever"
+            )
+        newest_of = [name for name, key_id in content.current.items() if key_id == key]
+        if newest_of and not shred:
+            raise click.ClickException(f"{key} is what brokers seal with: `tritonmq keys rotate {newest_of[0]}` first")
+        if shred and not yes:
+            click.confirm(
+                f"{used} files are sealed with {key}, and will be lost for ever. Go on?", abort=True, err=True
+            )
+        del content.keys[key]
+        for name in newest_of:
+            del content.current[name]
+        _write(path, content)
+    say(f"{key} is gone from {path}. Copies of that file still have it")
+
+
+# ------------------------------------------------------------------ what is asked
+
+
+def _path_of(encrypt: str) -> Path:
+    from mq_broker.storage.key_provider import aead
+
+    scheme, _, rest = encrypt.partition(":")
+    if scheme != "file" or not rest:
+        raise click.UsageError(f"--encrypt {encrypt}: keys are made and removed in a file here: give file:PATH")
+    aead()  # without it nobody could use them
+    return Path(rest)
+
+
+def _read(path: Path, *, new: bool = False) -> KeyFile:
+    from mq_broker.storage.key_provider import KeyFile, read_key_file
+
+    if new and not path.exists():
+        return KeyFile()
+    return read_key_file(path)
+
+
+def _write(path: Path, content: KeyFile) -> None:
+    from mq_broker.storage.key_provider import write_key_file
+
+    try:
+        write_key_file(path, content)
+    except OSError as error:
+        raise click.ClickException(f"{path} cannot be written ({error.strerror}): choose another place") from error
+
+
+def _say_made(path: Path, content: KeyFile, key_id: str) -> None:
+    _write(path, content)
+    say(f"{key_id} is in {path} now. Keep a copy of that file elsewhere: without it nothing sealed can be read again")
+
+
+def _used(directories: tuple[Path, ...]) -> Counter[str]:
+    from mq_broker.storage.opening.rewrapping import sealed_files
+
+    return Counter(found.slot.key_id for data in directories for found in sealed_files(data))
+
+
+@contextlib.contextmanager
+def _alone(data: Path) -> Iterator[None]:
+    """No broker runs there, and none can start: one that runs has data keys that are on no disk yet."""
+    from mq_broker.storage.opening.directory import locked
+
+    with locked(data):
+        yield

@@ -1,0 +1,150 @@
+"""Brokers that seal what they write: what waits for a key, what goes on meanwhile, and what lies on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_broker.broker.host import shell
+from mq_broker.measured import ALARMS
+from mq_broker.storage.key_provider import KeyFile, read_key_file, write_key_file
+from mq_client import Admin, Producer
+from mq_client.transactions import TransactionClient
+from mq_protocol.errors import InvalidSetting, NotLeader
+from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.mq_cli.processes import Command
+
+MARKER = "THIS-IS-A-PAYLOAD"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    content = KeyFile()
+    content.add("default")
+    content.add("orders")
+    write_key_file(tmp_path / "keys.json", content)
+    return tmp_path / "keys.json"
+
+
+def without(keys: Path, name: str) -> Callable[[], None]:
+    """Take the keys of that name out of the file. Returns what puts them back."""
+    before, content = read_key_file(keys), read_key_file(keys)
+    del content.keys[content.current.pop(name)]
+    write_key_file(keys, content)
+    return lambda: write_key_file(keys, before)
+
+
+def test_a_partition_without_its_key_waits_and_others_are_served(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "REOPEN_S", 0.05)
+
+    async def read(broker: Broker, topic: str) -> list[int]:
+        return await broker.numbers(topic)
+
+    async def scenario() -> None:
+        data, encrypt = tmp_path / "data", f"file:{keys}"
+        async with standalone(data, encrypt=encrypt) as broker:
+            await broker.create_topic("plain-name")
+            await broker.create_topic("orders", encryption_key="orders")
+            for topic in ("plain-name", "orders"):
+                await broker.produce(topic, 7)
+                await broker.produce(topic, 8)
+        names = {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")}
+        put_back = without(keys, "orders")
+        told = ALARMS.rows()["sealed_away",]
+        async with standalone(data, encrypt=encrypt) as broker:
+            assert await until(lambda: read(broker, "plain-name")) == [7, 8]
+            with pytest.raises(NotLeader, match="opening"):
+                await broker.fetch("orders", 0, 2)
+            assert ALARMS.rows()["sealed_away",] == told + 1
+            put_back()
+            assert await until(lambda: read(broker, "orders")) == [7, 8]
+        async with standalone(data) as broker:  # and without --encrypt
+            with pytest.raises(NotLeader, match="opening"):
+                await broker.fetch("plain-name", 0, 2)
+        assert {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")} == names
+        assert not list(data.rglob("aside-*"))
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_refuses_keys_that_are_of_no_use(tmp_path: Path, keys: Path) -> None:
+    async def refused(encrypt: str, match: str) -> None:
+        with pytest.raises(InvalidSetting, match=match):
+            async with standalone(tmp_path / "data", encrypt=encrypt):
+                pass
+
+    async def scenario() -> None:
+        await refused("keys.json", "write file:PATH")
+        await refused("vault:x", "no key provider is called 'vault'")
+        await refused(f"file:{tmp_path / 'none'}", "tritonmq keys create")
+        await asyncio.to_thread(keys.chmod, 0o644)
+        await refused(f"file:{keys}", "chmod 600")
+
+    asyncio.run(scenario())
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_cluster_below_level_two_has_no_sealed_data(
+    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mq_broker.coordination.file import FileCoordination
+
+    async def one(_self: FileCoordination) -> int:
+        return 1
+
+    monkeypatch.setattr(FileCoordination, "level", one)
+
+    async def scenario() -> None:
+        with pytest.raises(InvalidSetting, match="tritonmq cluster upgrade"):
+            async with standalone(tmp_path / "data", encrypt=f"file:{keys}"):
+                pass
+
+    asyncio.run(scenario())
+
+
+def test_cryptography_is_imported_where_it_is_used_alone() -> None:
+    program = (
+        "import sys, mq_broker.broker.server, mq_cli.storage, mq_cli.keys; assert 'cryptography' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+@pytest.mark.cluster
+@pytest.mark.processes
+def test_a_broker_that_is_killed_has_no_payload_in_any_file_and_loses_nothing(tmp_path: Path, keys: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir(mode=0o755)
+    arguments = ["broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(data), "--standalone"]
+    arguments += ["--encrypt", f"file:{keys}"]
+    schema = pa.schema([("word", pa.string())])
+    with Command(*arguments) as broker:
+        address = str(broker.remark_with("broker 1 serves")).split(" at ")[1].split(",")[0]
+        with Admin(address) as admin, Producer(address) as producer, TransactionClient(address) as transactions:
+            admin.create_topic("words", schema=schema)
+            sent = [producer.publish("words", {"word": f"{MARKER}-{n}"}) for n in range(100)]
+            sent.append(producer.publish("words", {"word": f"{MARKER}-later"}, delay_ms=3_600_000))
+            [future.result(30) for future in sent]
+            staged = pa.record_batch({"word": [MARKER] * 10}, schema)
+            transactions.stage("words", 0, [staged], ("query", "sink"), 0, "run")
+            broker.process.send_signal(signal.SIGKILL)
+            broker.process.wait(30)
+    files = [path for path in data.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".log" and path.stat().st_size > 4_500 for path in files)
+    assert [path for path in files if MARKER.encode() in path.read_bytes()] == []
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o027 for path in data.rglob("*")} == {0}
+    assert stat.S_IMODE(data.stat().st_mode) == 0o750
+    with Command(*arguments) as broker:
+        address = str(broker.remark_with("broker 1 serves")).split(" at ")[1].split(",")[0]
+        with Admin(address) as admin:
+            assert admin.offsets("words") == {0: (0, 100)}
