@@ -94,12 +94,12 @@ def _with(method: str, path: str, count: int) -> bytes:
         elements.update({str(number): "" for number in range(count)})
     elif path == "set":
         elements.update({str(number): 0 for number in range(count)})
-    elif path in ("topics", "columns", "unset") or method == "Revoke":
-        elements.extend(str(number) for number in range(count))
     elif last == "uuids":
         elements.extend([b""] * count)
     elif path == "partitions" and method in ("ListOffsets", "DescribeQueue", "SweepQueue"):
         elements.extend(range(count))
+    elif not hasattr(elements, "add"):  # names
+        elements.extend(str(number) for number in range(count))
     else:
         for number in range(count):
             added = elements.add()
