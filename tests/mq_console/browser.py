@@ -69,6 +69,12 @@ class Browser:
         """What the browser has complained about since it was asked last."""
         return [f"{each['level']}: {each['message']}" for each in self.driver.get_log("browser")]
 
+    def press(self, keys: str) -> None:
+        """Typed where the focus is."""
+        from selenium.webdriver import ActionChains
+
+        ActionChains(self.driver).send_keys(keys).perform()
+
     def shoot(self, path: Path) -> None:
         self.driver.save_screenshot(str(path))
 
