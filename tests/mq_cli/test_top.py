@@ -56,6 +56,8 @@ def test_traffic_is_what_came_in_between_two_looks_also_after_retention() -> Non
     assert after.per_second(before) == {"a": 35.0, "b": 0.0}
     assert after.per_second(None) == {}
     assert look(13.0, partition("a", 0, 160)).per_second(after) == {"a": 0}  # the leader of the other did not answer
+    again = look(14.0, partition("a", 0, 160), partition("a", 1, 10_000))  # it answers again: what came is not known
+    assert again.per_second(look(13.0, partition("a", 0, 160))) == {"a": 0}
     assert after.kept == {"a": 70, "b": 7, "n": 9}
 
 

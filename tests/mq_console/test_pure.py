@@ -40,6 +40,14 @@ def test_a_note_holds_for_the_time_since_the_one_before_it_and_old_values_go() -
     assert history.of("a") == [3.0, 3.0, 3.0, 4.0]
 
 
+def test_old_values_do_not_come_back_while_nothing_is_known() -> None:
+    history = History(points=3, step_s=1)
+    history.note(0, {("a",): 5.0})
+    for tick in range(1, 8):
+        history.note(tick, {})
+    assert history.of("a") == [None, None, None]
+
+
 def test_there_are_never_more_series_than_allowed_and_idle_ones_give_way() -> None:
     history = History(points=3, step_s=1, series_max=3)
     history.note(0, {(name,): 1.0 for name in "abc"})
