@@ -229,8 +229,8 @@ class PeerRefused(RefusedError):
 
 
 class NotAuthenticated(RefusedError):
-    """The certificate names nobody whom the cluster knows how to call, or the connection is not of the kind that proves
-    a name."""
+    """The certificate names nobody whom the cluster knows how to call, the token is not good (any more), or the
+    connection is not of the kind that proves a name. The broker's audit log says why."""
 
     grpc_status = "UNAUTHENTICATED"
 

@@ -124,18 +124,22 @@ class Gate:
             raise
         note_asker(asker)
         self.seen.note(asker.text, serial)
-        if not asker.free or asker.token is not None or asker.principal.kind != "User":
+        if not asker.free or asker.principal.kind != "User":
             self._check_name(asker, method)
         return asker
 
     def _check_name(self, asker: Asker, method: str) -> None:
-        if gone := self._gone(asker):
-            self._note_refused(asker, method, "", "", gone[0])
-            raise gone[1]
+        self.check_still_known(asker, method)
         if asker.principal.kind != "User":
             why = "a broker's certificate is no user's"
             self._note_refused(asker, method, "", "", why)
             raise PermissionDenied(f"{asker.text} may not ask this as a client: {why}. Use a client's certificate")
+
+    def check_still_known(self, asker: Asker, method: str) -> None:
+        """Raises `NotAuthenticated` if its name, its certificate or its token is revoked."""
+        if gone := self._gone(asker):
+            self._note_refused(asker, method, "", "", gone[0])
+            raise gone[1]
 
     def _gone(self, asker: Asker) -> tuple[str, TritonMQError] | None:
         """Why the asker has its name no more, and what it is told of that."""
@@ -226,6 +230,8 @@ class Door:
         return self._row.waits and not getattr(request, "settles", ())
 
     def under_way(self, asker: Asker) -> UnderWay:
+        """Raises `NotAuthenticated` for who was revoked while the request was read: from now on it is told."""
+        self._gate.check_still_known(asker, self._name)
         return UnderWay(self._gate.calls, asker, self._name)
 
     def present(self, asker: Asker, *, stream: bool = False) -> Present:

@@ -14,6 +14,7 @@ from mq_broker.security.names import Principal
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
+from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import REQUEST_PLACES_MAX
@@ -83,6 +84,22 @@ def test_a_revoked_name_and_a_brokers_are_refused_before_anything_is_read(monkey
         monkeypatch.setattr(module, "note_caller", lambda _context: Principal("Broker", "1"))
         with pytest.raises(PermissionDenied, match="a broker's certificate is no user's"):
             door.greet(context)
+
+    asyncio.run(main())
+
+
+def test_who_is_revoked_while_the_request_is_read_opens_no_stream() -> None:
+    async def main() -> None:
+        judging = Judging(rule(Operation.WRITE, "t"))
+        asker = await judging.begin()
+        by_token = Asker(ETL, "", judging.authority, token=Verified(ETL, 9e9, api_token="0" * 16))
+        door = judging.gate.door(BROKER.methods["Produce"])
+        with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
+            door.under_way(by_token)
+        judging.give(revoked=frozenset({str(ETL)}))
+        with pytest.raises(NotAuthenticated, match="revoked"):
+            door.under_way(asker)
+        assert not judging.gate.calls
 
     asyncio.run(main())
 
