@@ -3,6 +3,7 @@ options and no more arguments, and what is said about it stands behind a `#`."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from mq_cli.main import cli
 from tests.documents.blocks import blocks
 from tests.documents.test_documents import PAGES, ROOT
+
+REDIRECTED = re.compile(r"\s[0-9]>+&?\S*")
+"""`2>b1.log`: the number is not a word of its own."""
 
 ENDS = {"|", "||", "&", "&&", ";", "<", "<<", "<<<", ">", ">>", "(", ")"}
 
@@ -35,7 +39,7 @@ def commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def words(command: str) -> list[str]:
-    lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
+    lexer = shlex.shlex(REDIRECTED.sub(" ", command), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     found: list[str] = []
     for word in lexer:
