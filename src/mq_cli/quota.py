@@ -37,8 +37,8 @@ def quota() -> None:
     """How much each user may use of every broker, or have in the cluster.
 
     Whoever is above a rate (produce, fetch, requests) waits. What is above a number (connections, streams, topics,
-    partitions) is refused. What is not set for a user is as it is set for everybody, by --default. Superusers have no
-    quotas.
+    partitions, transactions, staged batches) is refused. What is not set for a user is as it is set for everybody, by
+    --default. Superusers have no quotas.
     """
 
 
@@ -51,8 +51,8 @@ def _whose(command: F) -> F:
 
 def _limits(command: F) -> F:
     for each in reversed(Quota):
-        metavar = "BYTES/s" if each in IN_BYTES else "N/s" if each in RATES else "N"
-        command = click.option(f"--{each}", metavar=metavar, help=MEANINGS[each])(command)
+        metavar = ("BYTES" if each in IN_BYTES else "N") + ("/s" if each in RATES else "")
+        command = click.option(f"--{each.replace('_', '-')}", metavar=metavar, help=MEANINGS[each])(command)
     return command
 
 

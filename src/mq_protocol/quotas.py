@@ -22,6 +22,9 @@ class Quota(StrEnum):
     STREAMS = "streams"
     TOPICS = "topics"
     PARTITIONS = "partitions"
+    TRANSACTIONS = "transactions"
+    STAGED = "staged"
+    STAGED_BYTES = "staged_bytes"
 
 
 MEANINGS: Final[Mapping[Quota, str]] = {
@@ -32,9 +35,12 @@ MEANINGS: Final[Mapping[Quota, str]] = {
     Quota.STREAMS: "Streams at a broker at the same time.",
     Quota.TOPICS: "Topics in the cluster that it has made.",
     Quota.PARTITIONS: "Partitions of these topics, in all.",
+    Quota.TRANSACTIONS: "Keys of transactions that a broker keeps.",
+    Quota.STAGED: "Batches that are staged at a broker and not decided.",
+    Quota.STAGED_BYTES: "Bytes of these batches.",
 }
 
-IN_BYTES: Final = frozenset((Quota.PRODUCE, Quota.FETCH))
+IN_BYTES: Final = frozenset((Quota.PRODUCE, Quota.FETCH, Quota.STAGED_BYTES))
 RATES: Final = (Quota.PRODUCE, Quota.FETCH, Quota.REQUESTS)
 
 EVERYBODY: Final = "*"
@@ -50,6 +56,9 @@ SECURED: Final[Mapping[Quota, int]] = {
     Quota.STREAMS: 1_000,
     Quota.TOPICS: 1_000,
     Quota.PARTITIONS: 4_000,
+    Quota.TRANSACTIONS: 10_000,
+    Quota.STAGED: 100_000,
+    Quota.STAGED_BYTES: 4 << 30,
 }
 """What holds where everybody has a name, and nothing is set: nobody can use up by mistake what all need."""
 
@@ -79,7 +88,8 @@ def parse_limit(quota: Quota, text: str) -> int:
     try:
         limit = parse_size(number) if quota in IN_BYTES else _count(number)
     except ValueError:
-        example = "50MiB/s" if quota in IN_BYTES else "500/s" if quota in RATES else "1000"
+        example = "50MiB" if quota in IN_BYTES else "500" if quota in RATES else "1000"
+        example += "/s" if quota in RATES else ""
         raise InvalidSetting(f"{quota}={quoted(text)} is no limit: write {example} or unlimited") from None
     return check_limit(quota, limit)
 
@@ -105,4 +115,5 @@ def limit_text(quota: Quota, limit: int) -> str:
 
 def set_command(principal: str, quota: Quota, limit: int) -> str:
     """The command by which an administrator sets that."""
-    return shlex.join(["tritonmq", "quota", "set", principal, f"--{quota}", limit_text(quota, limit)])
+    option = f"--{quota.replace('_', '-')}"
+    return shlex.join(["tritonmq", "quota", "set", principal, option, limit_text(quota, limit)])

@@ -10,6 +10,7 @@ from mq_protocol.errors import InvalidSetting
 from mq_protocol.quotas import (
     MEANINGS,
     MOST,
+    RATES,
     SECURED,
     UNLIMITED,
     Quota,
@@ -61,9 +62,13 @@ def test_a_word_that_is_near_is_named() -> None:
 
 def test_each_quota_says_what_it_means_and_the_defaults_are_counts() -> None:
     assert set(MEANINGS) == set(Quota)
-    assert set(SECURED) == {Quota.CONNECTIONS, Quota.STREAMS, Quota.TOPICS, Quota.PARTITIONS}
+    assert set(SECURED) == set(Quota) - set(RATES)
 
 
 def test_the_command_can_be_pasted() -> None:
     words = shlex.split(set_command("User:o'neill x", Quota.PRODUCE, 3 << 20))
     assert words == ["tritonmq", "quota", "set", "User:o'neill x", "--produce", "3MiB/s"]
+    assert set_command("User:etl", Quota.STAGED_BYTES, 4 << 30).endswith(" --staged-bytes 4GiB")
+    assert parse_limit(Quota.STAGED_BYTES, "4GiB") == 4 << 30
+    with pytest.raises(InvalidSetting, match="write 50MiB or"):
+        parse_limit(Quota.STAGED_BYTES, "4GiB/s")

@@ -250,7 +250,7 @@ class _Broker:
         held = self._held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
         self._clock = RetentionClock()
         self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
-        self._producing = Producing(shell, self._topics, held, self._scheduled, self._room)
+        self._producing = Producing(shell, self._topics, held, self._scheduled, self._transactions.owned, self._room)
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(

@@ -24,6 +24,7 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places
 from mq_broker.broker.runtime.streams import side_by_side
+from mq_broker.broker.transactions.owned import Owned
 from mq_broker.broker.transactions.owners import owner_of
 from mq_broker.broker.transactions.requests import check_attempt, check_micro_batch_id, key_of, listed_name
 from mq_broker.core.entries import (
@@ -47,9 +48,17 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import check_untrusted
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import code_of, to_wire
-from mq_protocol.errors import BatchTooLarge, InternalError, InvalidRequest, SchemaMismatch, TritonMQError
+from mq_protocol.errors import (
+    BatchTooLarge,
+    InternalError,
+    InvalidRequest,
+    QuotaExceeded,
+    SchemaMismatch,
+    TritonMQError,
+)
 from mq_protocol.limits import PRODUCE_IN_FLIGHT_BYTES_MAX, RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS, SCHEDULED_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_id
+from mq_protocol.quotas import Quota
 from mq_protocol.work_keys import is_of_queue, place_of
 
 log = logging.getLogger(__name__)
@@ -103,10 +112,12 @@ class Producing:
         topics: Topics,
         held: Held,
         scheduled: Scheduled,
+        owned: Owned,
         room: Callable[[Partition], Room | None] = lambda _: None,
     ) -> None:
         """`room`: how far batches may be appended to a partition."""
         self.shell = shell
+        self.owned = owned
         self.room = room
         self.scheduled = scheduled
         self.held = held
@@ -254,6 +265,13 @@ class _Stream:
         query = listed_name(header.stage.key.query_id) if stages else ""
         self._producing.fillers.count(batch.partition, self._caller, query, 1 + len(header.record_uuids) // UUID_BYTES)
         owner = owner_of(self._asker, key_of(header.stage.key), self._producing.shell.level) if stages else ""
+        try:
+            if owner and header.uuid not in batch.partition.replica.machine.staged:
+                more = {Quota.STAGED: 1, Quota.STAGED_BYTES: len(batch.payload)}
+                self._producing.owned.add(self._asker, owner, more)
+        except QuotaExceeded as error:
+            self._answer(batch, Refused(error))
+            return
         batch.partition.propose(
             _operation(header, due_us, owner),
             lambda result: self._answer(batch, result),

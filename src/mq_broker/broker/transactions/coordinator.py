@@ -26,6 +26,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.broker.transactions.owned import Owned
 from mq_broker.broker.transactions.owners import check_may_see, is_for_anybody, owner_of
 from mq_broker.broker.transactions.requests import (
     check_manifest,
@@ -58,6 +59,7 @@ from mq_protocol.manifest import StagedPart, by_partition
 from mq_protocol.manifest_lines import line_from_wire
 from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.partitioner import coordinator_partition
+from mq_protocol.quotas import Quota
 from mq_protocol.rights import Kind, Operation
 from mq_protocol.work_keys import is_of_queue
 
@@ -96,10 +98,12 @@ class _Publishing:
 
 
 class Transactions:
-    """Owns the publishing of every decision whose coordinator is led here."""
+    """Owns the publishing of every decision whose coordinator is led here, and how much of transactions each user
+    owns."""
 
     def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, admin: Admin, calls: Calls) -> None:
         self._shell = shell
+        self.owned = Owned(lambda: shell.partitions(), time.monotonic)
         self._cluster = cluster
         self._topics = topics
         self._admin = admin
@@ -126,6 +130,8 @@ class Transactions:
         known = partition.replica.machine.transactions.get(key)
         if known is None or (decide.batch_id > known.batch_id and known.finished and not known.aborted):
             await self._check_staged(decide, deadline)
+        if known is None:
+            self.owned.add(asker(), owner, {Quota.TRANSACTIONS: 1})
         result = await partition.ask(
             decide, deadline, keep_on_mismatch=request.keep_on_mismatch, for_anybody=is_for_anybody(asker())
         )

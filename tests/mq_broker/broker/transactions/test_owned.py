@@ -1,0 +1,125 @@
+"""How many transaction keys, and how much that is staged, one user may have: what fits is taken, one more is refused by
+name, and what is committed or aborted makes room."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from mq_broker.broker.transactions import owned
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import QuotaExceeded
+from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.mq_broker.broker.transactions.test_aborting import decide, stage
+
+pytestmark = pytest.mark.usefixtures("named")
+
+GREEDY, MODEST = "User:greedy", "User:modest"
+
+
+def key(query: str | None = None) -> pb.TransactionKey:
+    return pb.TransactionKey(query_id=query or str(uuid.uuid4()), sink="t")
+
+
+@contextlib.asynccontextmanager
+async def served(data: Path, **limits: int) -> AsyncIterator[tuple[As, As, As]]:
+    """Somebody who may do everything, and two users who may write topic `t`, of whom the first has these limits."""
+    async with judging(data) as broker:
+        root = As(broker, ROOT)
+        await root.create_topic("t")
+        for who in (GREEDY, MODEST):
+            await root.allow(pb.AclRule(principal=who, operation="Write", kind="Topic", name="t"))
+        if limits:
+            await limit(root, **limits)
+        yield root, As(broker, GREEDY), As(broker, MODEST)
+
+
+async def limit(root: Broker, **limits: int) -> None:
+    await root.ask("AlterQuotas", pb.AlterQuotasRequest(principal=GREEDY, set=limits))
+
+
+@pytest.fixture(autouse=True)
+def _count_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owned, "AGAIN_S", -1.0)
+
+
+def test_staged_batches_are_counted_until_they_are_decided(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path, staged=3) as (root, greedy, modest):
+            mine = key()
+            lines = [await stage(greedy, 0, n, key=mine) for n in range(3)]
+            with pytest.raises(QuotaExceeded, match=r"User:greedy has 3 batches staged at this broker.*--staged 6"):
+                await stage(greedy, 0, 3, key=mine)
+            for n in range(5):
+                await stage(modest, 0, n, key=key())
+            place = pb.StageOf(key=mine, batch_id=0, run_id="run")
+            again = await greedy.produce("t", 0, uuid=lines[0].uuids[0], stage=place)
+            assert again.duplicate, "what is staged already is no more than it was"
+            whole = pb.StagedBatches(topic="t", partition=0, uuids=[line.uuids[0] for line in lines], row_count=3)
+            await decide(greedy, 0, whole, key=mine)
+            assert await root.numbers("t") == [0, 1, 2]
+            await stage(greedy, 1, 3, key=mine)
+
+    asyncio.run(main())
+
+
+def test_staged_bytes_are_counted(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, greedy, _):
+            mine = key()
+            await stage(greedy, 0, 1, key=mine)
+            [staged] = (await root.ask("Transactions", pb.TransactionsRequest())).staged
+            await limit(root, staged_bytes=2 * staged.bytes)
+            await stage(greedy, 0, 2, key=mine)
+            with pytest.raises(QuotaExceeded, match="bytes staged at this broker"):
+                await stage(greedy, 0, 3, key=mine)
+            await limit(root, staged_bytes=3 * staged.bytes)
+            await stage(greedy, 0, 3, key=mine)
+
+    asyncio.run(main())
+
+
+def test_keys_are_counted_and_a_key_that_is_there_goes_on(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path, transactions=2) as (root, greedy, modest):
+            first = key()
+            for each in (first, key()):
+                await decide(greedy, 0, key=each)
+            with pytest.raises(QuotaExceeded, match=r"has 2 transaction keys at this broker.*--transactions 4"):
+                await decide(greedy, 0, key=key())
+            await decide(greedy, 1, key=first)
+            for _ in range(3):
+                await decide(modest, 0, key=key())
+                await decide(root, 0, key=key())
+            await limit(root, transactions=3)
+            await decide(greedy, 0, key=key())
+
+    asyncio.run(main())
+
+
+def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path, staged=2, transactions=1) as (_, greedy, _modest):
+            mine = key()
+            await decide(greedy, 0, key=mine)
+            for n in range(2):
+                await stage(greedy, 1, n, key=mine)
+        async with judging(tmp_path) as broker:
+            greedy = As(broker, GREEDY)
+            await until(lambda: _refused(stage(greedy, 1, 3, key=mine)))
+            assert await _refused(decide(greedy, 0, key=key()))
+
+    async def _refused(asked: object) -> bool:
+        try:
+            await asked  # type: ignore[misc]
+        except QuotaExceeded:
+            return True
+        return False
+
+    asyncio.run(main())
