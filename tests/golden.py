@@ -13,7 +13,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from mq_broker.coordination import change_notes, documents
@@ -39,6 +41,7 @@ from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.identity import Cut, LogIdentity
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.opening.directory import DataDirectory
+from mq_broker.storage.sealed import DataKey, Slot
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
 from tests.mq_broker.storage.bed import (
@@ -56,6 +59,9 @@ DATA: Final = Path(__file__).parent / "data"
 UNRELEASED: Final = DATA / "unreleased.json"
 
 PAYLOAD: Final = bytes(range(64))
+
+SEALING: Final = DataKey(PLACE, Slot("default-1", bytes(range(60)), 3), AESGCM(bytes(range(32))))
+SEALED_FRAME: Final = encode(PLACE, Entry(1, 1, 1_000_001, Append(), uuid_of(1), 2, 64, 128), (PAYLOAD,))
 
 DECIDED: Final = TransactionState(
     12, "run-1", 3, (StagedPart("t", 2, (uuid_of(9),), 3, "id"),), False, ("run-0",), changed_us=7
@@ -142,7 +148,19 @@ def stored() -> dict[str, str]:
         "snapshot with an owner of a key": encode_snapshot(PLACE, decided_by_somebody).hex(),
         "snapshot with a time to live": encode_snapshot(PLACE, expires).hex(),
         "flushed": pack_mark(PLACE, 40).hex(),
+        **_sealed(),
     }
+
+
+def _sealed() -> dict[str, str]:
+    """A sealed segment of one entry, and a sealed snapshot. Their nonces are not random here."""
+    nonce = bytes(range(12))
+    with mock.patch("os.urandom", lambda size: nonce[:size]):
+        segment = b"".join((SEALING.block, *SEALING.seal(1, SEALED_FRAME)))
+        return {
+            "segment that is sealed": segment.hex(),
+            "sealed snapshot": SEALING.seal_snapshot(encode_snapshot(PLACE, SNAPSHOT)).hex(),
+        }
 
 
 def queue_group() -> FrozenWork:
@@ -175,6 +193,7 @@ def documents_as_stored() -> dict[str, str]:
     return {
         "log.json": _identity(IDENTITY),
         "log.json with a cut": _identity(cut),
+        "log.json of a sealed log": _identity(IDENTITY.as_sealed()),
         "state": documents.dump(documents.state_to_json(STATE)).decode(),
         "topic": documents.dump(documents.topic_to_json(TOPIC)).decode(),
         "topic with an owner": documents.dump(documents.topic_to_json(replace(TOPIC, owner="User:etl"))).decode(),

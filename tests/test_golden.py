@@ -18,8 +18,9 @@ from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
 from mq_broker.storage.identity import load_identity
 from mq_broker.storage.journal.segments import pack_mark, unpack_mark
 from mq_broker.storage.opening.directory import DataDirectory
+from mq_broker.storage.sealed import BLOCK_BYTES, read_block, snapshot_slot
 from mq_protocol import mq_pb2 as pb
-from tests.golden import DATA, REGISTRATION, TOPIC, UNRELEASED, _identity, golden
+from tests.golden import DATA, REGISTRATION, SEALED_FRAME, SEALING, TOPIC, UNRELEASED, _identity, golden
 from tests.mq_broker.storage.bed import PLACE
 
 RELEASES = sorted(path.stem for path in DATA.glob("*.json"))
@@ -106,6 +107,24 @@ def test_a_data_directory_and_the_file_of_a_lone_broker_are_read_and_written_aga
     assert contents.topics["t"] == (4, TOPIC)
     coordination_file._store(tmp_path, contents)
     assert (tmp_path / "coordination.json").read_text() == found["coordination.json"]
+
+
+def test_what_was_sealed_is_opened() -> None:
+    stored = {name: bytes.fromhex(data) for name, data in kept("unreleased", "stored").items()}
+    segment = memoryview(stored["segment that is sealed"])
+    assert read_block(PLACE, segment[:BLOCK_BYTES]) == SEALING.slot
+    frame, end = SEALING.open(1, segment, BLOCK_BYTES)
+    assert (b"".join(frame.parts), end) == (b"".join(SEALED_FRAME.parts), len(segment))
+    assert snapshot_slot(PLACE, stored["sealed snapshot"]) == SEALING.slot
+    assert SEALING.open_snapshot(stored["sealed snapshot"]) == stored["snapshot"]
+
+
+def test_the_identity_of_a_sealed_log_is_read_and_written_again(tmp_path: Path) -> None:
+    text = kept("unreleased", "documents")["log.json of a sealed log"]
+    (tmp_path / "log.json").write_text(text)
+    identity = load_identity(tmp_path, PLACE)
+    assert identity is not None
+    assert _identity(identity) == text
 
 
 @pytest.mark.parametrize("name", ["log.json", "log.json with a cut"])

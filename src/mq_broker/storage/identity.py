@@ -24,7 +24,10 @@ FILE_NAME: Final = "log.json"
 FORMAT: Final = 2
 """2: journals may begin with a snapshot. What is of format 1 is read as well: it has none, and no recovery."""
 
-_READABLE_FORMATS: Final = (1, FORMAT)
+SEALED_FORMAT: Final = 3
+"""Of a log that is, or was, sealed (sealed.py): 0.2.0 would take what is sealed for damage, and refuses this."""
+
+_READABLE_FORMATS: Final = (1, FORMAT, SEALED_FORMAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,10 @@ class LogIdentity:
     def renewed(self) -> LogIdentity:
         """Another log as far as anybody's promises go: it may lack what the former one acknowledged."""
         return replace(self, log_id=new_log_id(), clean=False)
+
+    def as_sealed(self) -> LogIdentity:
+        """From now on something of it may be sealed."""
+        return replace(self, format=SEALED_FORMAT)
 
     def store(self, directory: Path, files: Files) -> None:
         document = {key: value for key, value in asdict(self).items() if key != "unknown"}
@@ -116,14 +123,16 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
     if found not in _READABLE_FORMATS:
         shown = f"of format {found}" if type(found) is int else "of no format that is known"
         raise StorageFailed(
-            f"{path} is {shown}, and this version reads formats 1 to {FORMAT}: the journal is left as it is; "
+            f"{path} is {shown}, and this version reads formats 1 to {SEALED_FORMAT}: the journal is left as it is; "
             "start the TritonMQ version that wrote it, or a newer one"
         )
     try:
         if raw.get("cut") is not None:
             raw["cut"] = Cut(**raw["cut"])
         known = {key: value for key, value in raw.items() if key in _KEYS}
-        identity = LogIdentity(**{**known, "format": FORMAT, "unknown": unknown_keys(raw, _KEYS, _UNKNOWN_BYTES_MAX)})
+        identity = LogIdentity(
+            **{**known, "format": max(found, FORMAT), "unknown": unknown_keys(raw, _KEYS, _UNKNOWN_BYTES_MAX)}
+        )
         _check_types(identity)
     except (TypeError, ValueError) as error:
         raise StorageFailed(

@@ -83,7 +83,8 @@ def fresh_identity(directory: Path, place: Place, durability: str, topic: str, r
     another's."""
     former = load_identity(directory, place)
     topic = topic or (former.topic if former is not None else "")
-    return LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic, recovery)
+    identity = LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic, recovery)
+    return replace(identity, format=former.format) if former is not None else identity
 
 
 def next_aside(directory: Path) -> str:
