@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from mq_client.consumer import Consumer, ConsumerRecord, RecordQueue, Skipped
     from mq_client.floor_admin import SecurityFloor
     from mq_client.group_descriptions import GroupCursor, GroupDescription
+    from mq_client.interceptors import OutgoingRecord
     from mq_client.lock import Lock
     from mq_client.observation import (
         BrokerObservation,
@@ -133,6 +134,7 @@ __all__ = [
     "ApiTokenDescription",
     "TokenUser",
     "SecurityFloor",
+    "OutgoingRecord",
     "RecordMetadata",
     "BatchMetadata",
     "BatchPlace",
@@ -239,6 +241,7 @@ _HOMES = {
     "producing.futures": ("BatchMetadata", "BatchPlace", "RecordMetadata"),
     "floor_admin": ("SecurityFloor",),
     "group_descriptions": ("GroupCursor", "GroupDescription"),
+    "interceptors": ("OutgoingRecord",),
     "lock": ("Lock",),
     "observation": (
         "BrokerObservation",

@@ -23,6 +23,7 @@ from mq_client.cluster.listening import REFUSED_S
 from mq_client.consuming.record_queue import ConsumerRecord, RecordQueue, Skipped
 from mq_client.consuming.subscription import SetStart, Subscriptions
 from mq_client.errors import InvalidRequest, InvalidSetting
+from mq_client.interceptors import ConsumerInterceptor, incoming
 from mq_client.producing.batches import to_timestamp_us
 from mq_client.security import Security
 from mq_client.serializers import Deserializer, deserializer_of, record_deserializer
@@ -59,6 +60,7 @@ class Consumer(AsyncBlock):
       on it: a member that says otherwise is refused when a partition is opened (`InvalidRequest`).
     - `key_deserializer`, `value_deserializer`: turn the bytes of a record into keys and values: "json", "string",
       "bytes", a callable, or a name of the entry point group `tritonmq.serializers`. serializers.py describes each.
+    - `interceptors`: functions that each record goes through before it is handed out. interceptors.py describes them.
 
     Raises `InvalidSetting` for a value that is not allowed.
     """
@@ -79,6 +81,7 @@ class Consumer(AsyncBlock):
         priority: int = 0,
         key_deserializer: str | Deserializer | None = None,
         value_deserializer: str | Deserializer | None = None,
+        interceptors: Sequence[str | ConsumerInterceptor] = (),
         security: Security | None = None,
     ) -> None:
         if ephemeral and group is None:
@@ -103,9 +106,12 @@ class Consumer(AsyncBlock):
             broadcast=broadcast or "",
             priority=priority,
         )
-        self._subscriptions.deserialize = record_deserializer(
-            deserializer_of("key_deserializer", key_deserializer),
-            deserializer_of("value_deserializer", value_deserializer),
+        self._subscriptions.deserialize = incoming(
+            interceptors,
+            record_deserializer(
+                deserializer_of("key_deserializer", key_deserializer),
+                deserializer_of("value_deserializer", value_deserializer),
+            ),
         )
         self._running = False
         self._stopped = False

@@ -21,8 +21,9 @@ from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.requests import topic_with
 from mq_client.errors import BatchTooLarge, InvalidRequest, SchemaMismatch, TritonMQError
+from mq_client.interceptors import Outgoing, ProducerInterceptor
+from mq_client.producing import allowed
 from mq_client.producing.accumulator import AccumulatorSettings
-from mq_client.producing.allowed import ACKS, COMPRESSIONS, check_names, check_room, check_sending
 from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
     Headers,
@@ -46,9 +47,6 @@ from mq_protocol import limits
 from mq_protocol.names import check_topic_name
 from mq_protocol.partitioner import partition_for_key
 
-_BATCH_BYTES: Final = 1 << 20
-_BUFFER_BYTES: Final = 64 << 20
-_RETRIES: Final = 2**31 - 1
 _METADATA_AGE_MS: Final = 30_000.0
 
 # Keys repeat; the hash in Python costs ten times the look-up.
@@ -78,6 +76,7 @@ class Producer(AsyncBlock):
     - `key_serializer`, `value_serializer`: turn keys and values into bytes (for a typed topic only keys): "json",
       "string", "bytes", a callable, or a name of the entry point group `tritonmq.serializers`. serializers.py
       describes each.
+    - `interceptors`: functions that each record of `publish` goes through. interceptors.py describes them.
     - `metadata_age_ms_max`: the time after which added partitions and columns are known. One that is named is looked
       up at once.
 
@@ -89,23 +88,24 @@ class Producer(AsyncBlock):
         bootstrap: str | Sequence[str],
         acks: str = "all",
         timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
-        retries: int = _RETRIES,
+        retries: int = allowed.RETRIES,
         max_in_flight: int = 5,
         linger_ms: float = 2,
-        batch_bytes_max: int = _BATCH_BYTES,
+        batch_bytes_max: int = allowed.BATCH_BYTES,
         *,
         compression: str | None = None,
-        buffer_bytes_max: int = _BUFFER_BYTES,
+        buffer_bytes_max: int = allowed.BUFFER_BYTES,
         metadata_age_ms_max: float = _METADATA_AGE_MS,
         publish_ms_max: float | None = None,
         partitioner: str | Partitioner = "key",
         key_serializer: str | Serializer | None = None,
         value_serializer: str | Serializer | None = None,
+        interceptors: Sequence[str | ProducerInterceptor] = (),
         security: Security | None = None,
     ) -> None:
-        check_names(acks, compression)
-        check_sending(retries, max_in_flight, linger_ms)
-        check_room(batch_bytes_max, buffer_bytes_max)
+        allowed.check_names(acks, compression)
+        allowed.check_sending(retries, max_in_flight, linger_ms)
+        allowed.check_room(batch_bytes_max, buffer_bytes_max)
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._publish_ms_max = (
             self._timeout_ms / 2 if publish_ms_max is None else positive_ms("publish_ms_max", publish_ms_max)
@@ -122,15 +122,17 @@ class Producer(AsyncBlock):
             timeout_ms / 1000,
             retries,
             max_in_flight,
-            COMPRESSIONS[compression or "none"],
+            allowed.COMPRESSIONS[compression or "none"],
             takes_turns=not self._choice.sticks,
         )
-        self._sender = Sender(self._connection, settings, ACKS[acks], self._forget, self._metadata_age_s_max)
+        self._sender = Sender(self._connection, settings, allowed.ACKS[acks], self._forget, self._metadata_age_s_max)
         self._accumulator = self._sender.accumulator
         self._lock = self._sender.lock
         self._targets: dict[str, Target] = {}
         # Those for which `publish` may choose the partition itself, as it does for most.
-        plain = self._choice == (None, True, False) and self._key_serializer is None and self._value_serializer is None
+        self._outgoing = Outgoing(interceptors)
+        as_given = self._key_serializer is None and self._value_serializer is None and not self._outgoing
+        plain = self._choice == (None, True, False) and as_given
         self._quick: dict[str, Target] = self._targets if plain else {}
         self._closed = False
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -209,6 +211,8 @@ class Producer(AsyncBlock):
         uuid: uuids.UUID | bytes | str | None,
         way: Shipment,
     ) -> RecordFuture:
+        if self._outgoing:
+            _, value, key, headers = self._outgoing.record(topic, value, key, headers)
         if key is not None and self._key_serializer is not None:
             key = self._key_serializer(key)
         if way.due != NOT_SCHEDULED:
@@ -372,6 +376,7 @@ class Producer(AsyncBlock):
         A value that cannot be sent refuses all: raises at once what `publish` raises, naming the value. `Overloaded`
         comes as from `publish_batch`.
         """
+        self._outgoing.refuse("publish_many")
         given = listed("values", values)
         target = self._targets.get(topic) or self._target(topic)
         names = None if keys is None else binaries("key", listed("keys", keys), self._key_serializer)
@@ -424,6 +429,7 @@ class Producer(AsyncBlock):
         Raises at once `SchemaMismatch` naming the column, `BatchTooLarge`, `UnknownTopic`, `UnknownPartition`;
         `Overloaded` when no room was made within `publish_ms_max` (then batches before may be on their way).
         """
+        self._outgoing.refuse("publish_batch")
         usual = Shipment(attributes_of(priority, ttl_ms), due_of(deliver_at, delay_ms))
         ways = [(usual, batch)]
         if priority_column is not None or deliver_at_column is not None:

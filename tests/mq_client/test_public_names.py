@@ -12,7 +12,7 @@ from mq_protocol import errors
 NAMES = {
     "Admin", "Producer", "Consumer", "Reader", "Rows", "Lock", "Security", "SecurityFloor",
     "Secret", "NewApiToken", "ApiTokenDescription", "TokenUser",
-    "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
+    "OutgoingRecord", "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
     "TopicDescription", "PartitionDescription",
     "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",

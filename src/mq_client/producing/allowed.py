@@ -11,6 +11,10 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.names import did_you_mean
 
+BATCH_BYTES: Final = 1 << 20
+BUFFER_BYTES: Final = 64 << 20
+RETRIES: Final = 2**31 - 1
+
 ACKS: Final = {"all": pb.ALL, "leader": pb.LEADER, "none": pb.NONE}
 COMPRESSIONS: Final = {"none": None, "lz4": "lz4", "zstd": "zstd", "gzip": "zstd", "zlib": "zstd", "snappy": "lz4"}
 """Arrow's buffers know lz4 and zstd alone, and every reader of Arrow knows those. The other names stand for the nearest
