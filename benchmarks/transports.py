@@ -17,9 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import psutil
+import pyarrow as pa
 
 import mq_client  # noqa: F401 - before gRPC is imported
-from mq_client import Admin, Producer
+from mq_client import Admin, Producer, Reader
 from mq_dev.certificates import make_missing
 from mq_dev.local_cluster import HOST, LocalCluster
 
@@ -31,16 +32,19 @@ SMALL = 100
 IN_FLIGHT_RECORDS = 20_000
 MEGABYTES = 200
 MB = 1 << 20
+ROWS_A_BATCH = 9_000
+ROWS_STORED = 50 * ROWS_A_BATCH
+READINGS = 5
 
 
-def one_by_one(producer: Producer) -> float:
+def one_by_one(producer: Producer, reader: Reader) -> float:
     """Of one record, each waited for."""
     for _ in range(SINGLES):
         producer.publish("single", b"x" * SMALL).result(10)
     return SINGLES
 
 
-def in_flight(producer: Producer) -> float:
+def in_flight(producer: Producer, reader: Reader) -> float:
     """Of one record, each a batch of its own as far as linger 0 has it."""
     for _ in range(IN_FLIGHT_RECORDS):
         producer.publish("single", b"x" * SMALL)
@@ -48,7 +52,7 @@ def in_flight(producer: Producer) -> float:
     return IN_FLIGHT_RECORDS
 
 
-def large(producer: Producer) -> float:
+def large(producer: Producer, reader: Reader) -> float:
     """Of one MB, in batches of one record."""
     value = os.urandom(MB - 4_096)
     for _ in range(MEGABYTES):
@@ -57,10 +61,19 @@ def large(producer: Producer) -> float:
     return MEGABYTES
 
 
-ROWS: dict[str, tuple[Callable[[Producer], float], float]] = {
+def read(producer: Producer, reader: Reader) -> float:
+    """Of one MB that is read, in batches of 9,000 rows of 100 bytes."""
+    nbytes = 0
+    for _ in range(READINGS):
+        nbytes += sum(rows.nbytes for rows in reader.read("rows", 0, 0, ROWS_STORED))
+    return nbytes / MB
+
+
+ROWS: dict[str, tuple[Callable[[Producer, Reader], float], float]] = {
     "one at a time, us a record": (one_by_one, 1e6),
     "as fast as it goes, us a record": (in_flight, 1e6),
     "1 MB batches, ms a MB": (large, 1e3),
+    "read, ms a MB": (read, 1e3),
 }
 
 
@@ -73,18 +86,25 @@ def measure(rounds: int, *, tls: bool) -> None:
         broker, security = next(iter(cluster.brokers.values())), cluster.security
         at_broker, here = psutil.Process(broker.pid), psutil.Process()
         with Admin(cluster.bootstrap, security=security) as admin:
-            for topic in ("single", "large"):
+            for topic in ("single", "large", "rows"):
                 admin.create_topic(topic, partitions=1, durability="os")
+        with Producer(cluster.bootstrap, security=security) as producer:
+            batch = pa.table({"value": [b"x" * SMALL] * ROWS_A_BATCH})
+            for _ in range(ROWS_STORED // ROWS_A_BATCH):
+                producer.publish_batch("rows", batch, partition=0).result(10)
         found: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
         for _ in range(rounds):
             for transport in TRANSPORTS:
                 os.environ[VARIABLE] = transport
                 for name, (row, scale) in ROWS.items():
-                    with Producer(cluster.bootstrap, linger_ms=0, security=security) as producer:
+                    with (
+                        Producer(cluster.bootstrap, linger_ms=0, security=security) as producer,
+                        Reader(cluster.bootstrap, security=security) as reader,
+                    ):
                         producer.publish("single", b"x").result(10)
                         producer.publish("large", b"x").result(10)
                         before = spent(here), spent(at_broker), time.perf_counter()
-                        count = row(producer)
+                        count = row(producer, reader)
                         after = spent(here), spent(at_broker), time.perf_counter()
                         client, server, wall = (
                             (late - early) * scale / count for late, early in zip(after, before, strict=True)

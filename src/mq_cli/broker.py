@@ -124,8 +124,8 @@ class _BrokerId(click.IntRange):
     "--stream-listen",
     default="",
     metavar="HOST:PORT",
-    help="Address where Python clients and Spark send records without gRPC. Default: a free port of the host of "
-    "--listen. Clients that cannot reach it use --listen.",
+    help="Address where Python clients and Spark send and read records without gRPC. Default: a free port of the host "
+    "of --listen. Clients that cannot reach it use --listen.",
 )
 @click.option(
     "--stream-advertise",

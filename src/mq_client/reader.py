@@ -10,9 +10,10 @@ from typing import NamedTuple
 import grpc
 import pyarrow as pa
 
-from mq_client.cluster.channels import generation, meaning, open_fetch
+from mq_client.cluster.channels import generation, meaning
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
+from mq_client.cluster.fetching import open_fetch
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.replicas import Replicas
 from mq_client.cluster.requests import ask_offsets, topic_with
@@ -344,7 +345,8 @@ class Reader:
         if read.until is not None:
             limit = limit.at_most(read.until.remaining_s * 1000)
         made_with = generation(self._connection.client)
-        call = open_fetch(address, request, limit.remaining_s, self._connection.client)
+        client, stream_address = self._connection.client, self._connection.stream_address(address)
+        call = open_fetch(address, request, limit.remaining_s, client, stream_address)
         position = request.start_offset
         try:
             for message in call:

@@ -127,6 +127,11 @@ class Receiver:
             self._gathered[: self._end] = rest
         return self._gathered[self._end :]
 
+    @property
+    def is_large(self) -> bool:
+        """Whether `buffer()` is the rest of one message, and nothing else."""
+        return self._large is not None
+
     def received(self, count: int) -> None:
         """So many bytes have been received into `buffer()`."""
         if self._large is not None:

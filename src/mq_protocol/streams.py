@@ -8,7 +8,8 @@ preamble `STREAM`. The first byte of its header is its kind:
               payload the header stands here and the payload is the frame's
     END       the client has said its last; the broker has answered its last, and the connection is free for another
               call
-    ERROR     the broker ends the call: `Error`. The connection ends with it
+    ERROR     the broker ends the call: `Error`. The connection ends with it, unless the call had a single request: then
+              it is free for another one
     PING      is answered by PONG. Whoever has heard nothing for `PING_S` sends it, and takes `SILENCE_S` without a
               word for the end. A call with a deadline (`StreamOpen.timeout_ms`) has none
     PONG

@@ -22,7 +22,7 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_client.cluster.channels import open_fetch
+from mq_client.cluster.fetching import open_fetch
 from mq_dev.local_cluster import LocalCluster
 
 
@@ -265,7 +265,7 @@ def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
             self.cancel = self._call.cancel
 
         def __iter__(self) -> Iterator[Any]:
-            yield next(self._call)
+            yield next(iter(self._call))
 
     monkeypatch.setattr("mq_client.reader.open_fetch", Broken)
     publish(range(3))

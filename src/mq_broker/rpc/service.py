@@ -312,10 +312,7 @@ def _held(method: Method, service: object, gate: Gate, room: Room, coding: Codin
     give = _answering(method, serve, door, room, coding)
 
     async def hold(context: aio.ServicerContext[Any, Any]) -> None:
-        data = await context.read()
-        if data is EOF:
-            raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
-        await give(coding.body(data), context)
+        await give(None, context)
 
     return hold
 
@@ -330,11 +327,17 @@ def _counted(name: str, hold: Conversation) -> Conversation:
 
 def _answering(
     method: Method, answer: Callable[..., Awaitable[None]], door: Door, room: Room, coding: Coding = BY_GRPC
-) -> Callable[[bytes, Any], Awaitable[None]]:
+) -> Callable[[bytes | None, Any], Awaitable[None]]:
+    """The request is None where it is still to be read from the context."""
     bounded: Bounded[Any] = Bounded(method.name, method.request)
 
-    async def give(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
+    async def give(data: bytes | None, context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
+        if data is None:
+            said: Any = await context.read()
+            if said is EOF:
+                raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
+            data = coding.body(said)
         request = await bounded.read(data)
         with door.under_way(asker) as call, room, door.present(asker, stream=True):
             await door.hold_back(asker, request)

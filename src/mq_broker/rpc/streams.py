@@ -29,6 +29,7 @@ from mq_protocol.limits import (
     PRODUCE_HEADER_BYTES_MAX,
 )
 from mq_protocol.methods import BROKER
+from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.pem import names_in
 from mq_protocol.streams import (
     KIND_BYTES,
@@ -47,7 +48,7 @@ from mq_protocol.versions import Versions, check_overlap, ours
 
 log = logging.getLogger(__name__)
 
-METHODS: Final = ("Produce",)
+METHODS: Final = ("Produce", "Fetch")
 """What is served here. All else is asked by gRPC, and so may these be."""
 
 ACCEPTS_PER_S: Final = 500
@@ -55,6 +56,10 @@ ACCEPTS_PER_S: Final = 500
 
 IDLE_MS: Final = 60_000
 """Without a call for so long a connection is closed. Clients keep one for half of that."""
+
+CALL_MS_MAX: Final = 300_000
+"""A call with a deadline ends after so long in any case: its client need not answer when it is asked whether it is
+there."""
 
 UNREAD_BYTES: Final = 64 << 10
 """Of messages that wait for whoever reads them; then no more is received."""
@@ -188,11 +193,12 @@ class StreamWire(asyncio.BufferedProtocol):
         self._heard_at = self._loop.time()
         self._take()
 
-    def end(self) -> bool:
-        """The call is over. Whether there may be another."""
+    def end(self, error: TritonMQError | None) -> bool:
+        """The call is over, with an error or without. Whether there may be another."""
         self._in_call = self._watched = False
         self._unread.popleft()  # the client's END, to which it was read
-        self._up().write(b"".join(say(Kind.END)))
+        said = say(Kind.END) if error is None else say(Kind.ERROR, to_wire(error).SerializeToString())
+        self._up().write(b"".join(said))
         return not self._old
 
     def grow_old(self, grace_s: float) -> None:
@@ -382,8 +388,7 @@ class StreamServer(Accepting):
             wait_ms = HANDSHAKE_TIMEOUT_MS
             while (opened := await self._opened(wire, wait_ms)) is not None:
                 self._known(task)
-                await self._hold(wire, opened)
-                if not wire.end():
+                if not wire.end(await self._hold(wire, opened)):
                     break
                 wait_ms = IDLE_MS
         except Unreachable as gone:
@@ -406,8 +411,9 @@ class StreamServer(Accepting):
         except TimeoutError:
             return None
 
-    async def _hold(self, wire: StreamWire, opened: pb.StreamOpen) -> None:
-        """One call to its end. Raises what ends it otherwise."""
+    async def _hold(self, wire: StreamWire, opened: pb.StreamOpen) -> TritonMQError | None:
+        """One call, until the client has said its last: the error of a single request. Raises what ends the
+        connection."""
         theirs = Versions.said(opened.protocol, opened.protocol_oldest)
         check_overlap("this broker", ours(), "this client", theirs)
         held = self._conversations.get(opened.method)
@@ -416,13 +422,20 @@ class StreamServer(Accepting):
                 f"the stream port has no method {opened.method[:100]!r}: ask it by gRPC, at the address for clients"
             )
         wire.begin(opened.method, watched=not opened.timeout_ms)
+        error: TritonMQError | None = None
         try:
-            async with asyncio.timeout(opened.timeout_ms / 1000 if opened.timeout_ms else None):
-                await held(wire)  # type: ignore[arg-type]  # stands in the place of gRPC's context
+            async with asyncio.timeout(min(opened.timeout_ms, CALL_MS_MAX) / 1000 if opened.timeout_ms else None):
+                try:
+                    await held(wire)  # type: ignore[arg-type]  # stands in the place of gRPC's context
+                except TritonMQError as refused:
+                    if BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
+                        raise
+                    error = refused
                 if await wire.read() is not EOF:
                     raise InvalidRequest(f"{opened.method} was asked something after its last answer")
         except TimeoutError as late:
             raise Unreachable("the time that the client gave is over") from late
+        return error
 
     @staticmethod
     def _grow_old(wire: StreamWire, age_ms: int) -> asyncio.TimerHandle:

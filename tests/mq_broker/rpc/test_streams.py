@@ -18,7 +18,7 @@ from mq_broker.rpc import framed, streams
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.framed import bind
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.service import ProduceRequests, Room, Send, conversations
+from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, conversations
 from mq_broker.rpc.streams import FRAMED, METHODS, StreamServer
 from mq_broker.security.authority import Authority
 from mq_broker.security.revoked import Revoked
@@ -74,6 +74,13 @@ class Answering:
                 await send(pb.ProduceResponse(results=[result]))
         finally:
             self.ended.set()
+
+    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
+        if self.error is not None:
+            raise self.error
+        for n in range(request.start_offset, request.end_offset):
+            batch = pb.StoredBatch(base_offset=n, payload_bytes=request.chunk_bytes_max)
+            await send(Envelope(pb.BatchesHeader(batches=[batch]), (b"a", bytes(request.chunk_bytes_max - 1))))
 
 
 class Served:
@@ -233,6 +240,38 @@ def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pyt
     assert "ZeroDivisionError: a defect" in caplog.text
 
 
+def fetching(start: int, end: int, size: int = 10) -> list[Any]:
+    request = pb.FetchRequest(topic="t", start_offset=start, end_offset=end, chunk_bytes_max=size)
+    return [*opening("Fetch", timeout_ms=60_000), *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)]
+
+
+def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refused() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            for size in (10, 500_000):
+                client.say(fetching(3, 6, size))
+                for n in (3, 4, 5):
+                    message = await client.hear()
+                    assert message is not None
+                    assert parsed(message.body, pb.BatchesHeader).batches[0].base_offset == n
+                    assert len(message.payload) == size
+                ended = await client.hear()
+                assert ended is not None
+                assert ended.kind is Kind.END
+                served.service.error = NotLeader("ask broker 3", 3, 17)
+                client.say(fetching(0, 1))
+                client.say(opening("Fetch"), say(Kind.END))  # which asks for nothing
+                for error in (NotLeader, InvalidRequest):
+                    refused = await client.hear()
+                    assert refused is not None
+                    assert refused.kind is Kind.ERROR
+                    assert isinstance(from_wire(parsed(refused.body, pb.Error)), error)
+                served.service.error = None
+
+    run(scenario)
+
+
 def test_who_asks_whether_the_broker_is_there_is_answered() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as client:
@@ -359,6 +398,8 @@ OPENED = PREAMBLE + b"".join(opening())
         (PREAMBLE + b"".join(opening("Metadata")), InvalidRequest),
         (PREAMBLE + b"".join(opening(protocol=99, protocol_oldest=99)), IncompatibleVersion),
         (OPENED + b"".join(opening()), InvalidRequest),
+        (PREAMBLE + b"".join([*fetching(0, 0)[:-1], *say(Kind.MESSAGE, b"")]), InvalidRequest),
+        (PREAMBLE + b"".join(opening("Fetch")) + struct.pack(">II", limits.REQUEST_BYTES_MAX + 2, 0), RequestTooLarge),
         (OPENED + struct.pack(">II", 5, 0) + bytes(5), InvalidRequest),
         (OPENED + b"".join(say(Kind.MESSAGE, b"\xff\xff")), InvalidRequest),
         (OPENED + struct.pack(">II", limits.PRODUCE_HEADER_BYTES_MAX + 2, 0), RequestTooLarge),
@@ -528,14 +569,31 @@ def test_a_connection_that_is_too_old_ends_after_its_grace() -> None:
     run(scenario, age_ms=200)
 
 
-def test_a_call_ends_when_the_time_is_over_that_the_client_gave() -> None:
+def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(served: Served) -> None:
         served.service.hangs = True
-        async with connected(served) as client:
-            client.say([PREAMBLE], opening(timeout_ms=200))
-            assert isinstance(await client.refused(), Unreachable)
+        for timeout_ms in (200, 0xFFFFFFFF):
+            async with connected(served) as client:
+                client.say([PREAMBLE], opening(timeout_ms=timeout_ms))
+                assert isinstance(await client.refused(), Unreachable)
+            monkeypatch.setattr(streams, "CALL_MS_MAX", 300)
 
     run(scenario)
+
+
+def test_who_may_not_ask_is_told_before_anything_is_asked() -> None:
+    authority = judged()
+    authority.take(2, RuleBook(()), Revoked(names=frozenset({"User:ANONYMOUS"})), Tokens())
+
+    async def scenario(served: Served) -> None:
+        for method in METHODS:
+            async with connected(served) as client:
+                client.say([PREAMBLE], opening(method), say(Kind.END))
+                message = await client.hear()
+                assert message is not None
+                assert isinstance(from_wire(parsed(message.body, pb.Error)), NotAuthenticated)
+
+    run(scenario, authority)
 
 
 def test_a_port_that_stops_ends_what_is_under_way() -> None:

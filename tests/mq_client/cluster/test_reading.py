@@ -95,7 +95,9 @@ class Logs:
         self.allowed_s: list[float] = []
         self.calls: list[Call] = []
 
-    def open_fetch(self, address: str, request: pb.FetchRequest, timeout_s: float, client: Any) -> Call:
+    def open_fetch(
+        self, address: str, request: pb.FetchRequest, timeout_s: float, client: Any, stream_address: str
+    ) -> Call:
         self.fetched.append((address, request.start_offset))
         self.requests.append(request)
         self.allowed_s.append(timeout_s)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq_client import Admin, PartitionUnavailable, Reader, Unreachable
-from mq_client.cluster.channels import open_fetch
+from mq_client.cluster.fetching import open_fetch
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import Three, three
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from mq_client.cluster.channels import open_fetch
+from mq_client.cluster.fetching import open_fetch
 from mq_spark.datasource.batch_reader import BatchReader
 from mq_spark.planning.options import parse_source
 from tests.mq_broker.broker.cluster import until
