@@ -34,6 +34,7 @@ TARGETS: Final = (
     "requests",
     "schemas",
     "snapshots",
+    "streams",
 )
 CORPUS: Final = Path(__file__).with_name("corpus")
 
