@@ -128,6 +128,11 @@ class Receiver:
         return self._gathered[self._end :]
 
     @property
+    def is_empty(self) -> bool:
+        """Whether all that was received was taken."""
+        return self._large is None and self._start == self._end
+
+    @property
     def is_large(self) -> bool:
         """Whether `buffer()` is the rest of one message, and nothing else."""
         return self._large is not None

@@ -64,6 +64,9 @@ there."""
 UNREAD_BYTES: Final = 64 << 10
 """Of messages that wait for whoever reads them; then no more is received."""
 
+_MESSAGE_BYTES: Final = 128
+"""About what a message takes beside its bytes, so that a flood of empty ones is bounded too."""
+
 LINGER_S: Final = 1.0
 """How long the far side is given to read why a call ends."""
 
@@ -154,6 +157,7 @@ class StreamWire(asyncio.BufferedProtocol):
         message = await self._next()
         if message.kind is Kind.END:
             self._unread.appendleft(message)  # to be read as often as it is asked for
+            self._unread_bytes += _MESSAGE_BYTES
             return EOF
         if message.kind is not Kind.MESSAGE:
             raise InvalidRequest(f"{message.kind.name} within a call: it has to be ended first")
@@ -197,6 +201,7 @@ class StreamWire(asyncio.BufferedProtocol):
         """The call is over, with an error or without. Whether there may be another."""
         self._in_call = self._watched = False
         self._unread.popleft()  # the client's END, to which it was read
+        self._unread_bytes -= _MESSAGE_BYTES
         said = say(Kind.END) if error is None else say(Kind.ERROR, to_wire(error).SerializeToString())
         self._up().write(b"".join(said))
         return not self._old
@@ -280,7 +285,7 @@ class StreamWire(asyncio.BufferedProtocol):
                     self._answer()
                 elif message.kind is not Kind.PONG:
                     self._unread.append(message)
-                    self._unread_bytes += message.nbytes
+                    self._unread_bytes += message.nbytes + _MESSAGE_BYTES
         except TritonMQError as error:
             self._fail(error)
         self._flow()
@@ -315,7 +320,7 @@ class StreamWire(asyncio.BufferedProtocol):
             finally:
                 self._reader = None
         message = self._unread.popleft()
-        self._unread_bytes -= message.nbytes
+        self._unread_bytes -= message.nbytes + _MESSAGE_BYTES
         if self._in_call:  # else what is behind it may have other bounds
             self._take()
         return message

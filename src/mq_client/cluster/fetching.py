@@ -55,7 +55,7 @@ class Line:
         """Whether it still stands, as far as can be told: nobody speaks on it before it is asked."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        return not poll.poll(0)
+        return self._receiver.is_empty and not poll.poll(0)
 
     def ask(self, method: str, body: bytes, timeout_s: float | None) -> None:
         """A whole call with one request."""

@@ -438,20 +438,21 @@ def resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def test_a_batch_that_is_not_taken_is_left_in_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("piece", [batch(1, bytes(500_000)), say(Kind.MESSAGE) * 50_000], ids=["large", "empty"])
+def test_what_is_not_taken_is_left_in_tcp(piece: list[Any]) -> None:
     async def scenario(served: Served) -> None:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
             await until(lambda: served.service.begun == 1)
             taken = 0
-            piece = b"".join(batch(1, bytes(500_000)))
+            said = b"".join(piece)
             with contextlib.suppress(TimeoutError):
                 while taken < 100 << 20:
-                    client.writer.write(piece)
+                    client.writer.write(said)
                     async with asyncio.timeout(0.5):
                         await client.writer.drain()
-                    taken += len(piece)
+                    taken += len(said)
             assert taken < 50 << 20
 
     run(scenario)

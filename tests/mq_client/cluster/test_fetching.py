@@ -159,6 +159,22 @@ def test_a_connection_that_ended_while_it_was_kept_is_made_anew() -> None:
         assert at.connections == 3
 
 
+@pytest.mark.parametrize("pause_s", [0.0, 0.05])
+def test_what_a_broker_says_between_two_fetches_is_no_answer_to_the_second(pause_s: float) -> None:
+    too_old = b"".join(say(Kind.ERROR, to_wire(Unreachable("the connection is too old")).SerializeToString()))
+
+    def ends(connection: socket.socket, request: pb.FetchRequest) -> bool:
+        connection.sendall(chunk(0, b"x") + END + (b"" if pause_s else too_old))
+        if pause_s:
+            connection.sendall(too_old)
+        return False
+
+    with broker(ends) as at:
+        for _ in range(3):
+            assert chunks(fetch(at)) == [(0, b"x")]
+            time.sleep(pause_s)  # it may come a moment later, or with the last answer
+
+
 def test_a_kept_connection_that_breaks_when_it_is_asked_is_asked_again_on_another(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
