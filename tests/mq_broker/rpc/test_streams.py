@@ -1,4 +1,4 @@
-"""The stream port: the same calls as by gRPC, behind the same gate, and what strangers and dead clients do to it."""
+"""The stream port: the same calls as by gRPC, and what strangers and dead clients do to it."""
 
 from __future__ import annotations
 
@@ -6,174 +6,41 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import struct
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mq_broker.rpc import framed, streams
-from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.framed import bind
-from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, conversations
-from mq_broker.rpc.streams import FRAMED, METHODS, StreamServer
-from mq_broker.security.authority import Authority
-from mq_broker.security.revoked import Revoked
-from mq_broker.security.rules import Effect, Rule, RuleBook
-from mq_broker.security.tokens import Tokens
 from mq_protocol import framing, limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     IncompatibleVersion,
     InternalError,
     InvalidRequest,
-    NotAuthenticated,
     NotLeader,
     Overloaded,
     RequestTooLarge,
     TritonMQError,
     Unreachable,
 )
-from mq_protocol.framing import STREAM, Receiver
-from mq_protocol.pem import context, read
-from mq_protocol.rights import Kind as Resource
-from mq_protocol.rights import Operation
-from mq_protocol.streams import PREAMBLE, Kind, Said, parsed, said, say, say_envelope
+from mq_protocol.framing import STREAM
+from mq_protocol.streams import PREAMBLE, Kind, parsed, say
+from tests.mq_broker.rpc.streaming import (
+    DEADLINE_S,
+    MESSAGE_BYTES_MAX,
+    Served,
+    batch,
+    connected,
+    fetching,
+    opening,
+    run,
+    server_tls,
+    until,
+)
 from tests.securing import HOST, Certs
-
-DEADLINE_S = 10.0
-MESSAGE_BYTES_MAX = 1 << 20
-
-
-class Answering:
-    """A service that answers, fails or hangs as a test wants."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.hangs = False
-        self.begun = 0
-        self.ended = asyncio.Event()
-        self.refusals: list[TritonMQError] = []
-
-    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
-        self.begun += 1
-        try:
-            if self.hangs:
-                await asyncio.Event().wait()
-            async for request in requests:
-                if self.error is not None:
-                    raise self.error
-                if (refusal := getattr(request, "error", None)) is not None:
-                    self.refusals.append(refusal)
-                result = pb.ProduceResult(correlation=request.header.correlation, base_offset=len(request.payload))
-                await send(pb.ProduceResponse(results=[result]))
-        finally:
-            self.ended.set()
-
-    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
-        if self.error is not None:
-            raise self.error
-        for n in range(request.start_offset, request.end_offset):
-            batch = pb.StoredBatch(base_offset=n, payload_bytes=request.chunk_bytes_max)
-            await send(Envelope(pb.BatchesHeader(batches=[batch]), (b"a", bytes(request.chunk_bytes_max - 1))))
-
-
-class Served:
-    """A stream port. `room`: of streams at once."""
-
-    def __init__(self, authority: Authority | None = None, room: int = 100, **options: Any) -> None:
-        self.service = Answering()
-        self.authority = authority or Authority()
-        self.gate = Gate(self.authority)
-        held = conversations(self.service, self.gate, Room(room), FRAMED, METHODS)
-        listener, self.port = bind(f"{HOST}:0", "--stream-listen")
-        options = {"connections_max": 100, **options}
-        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, **options)
-
-
-class Client:
-    """A connection to it, byte by byte."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.receiver = Receiver(1 << 20, 1 << 20, spoken=STREAM)
-
-    def say(self, *pieces: list[Any]) -> None:
-        for each in pieces:
-            self.writer.write(b"".join(each))
-
-    async def hear(self) -> Said | None:
-        """The next message; None at the end."""
-        async with asyncio.timeout(DEADLINE_S):
-            while (message := self.receiver.next()) is None:
-                data = await self.reader.read(len(self.receiver.buffer()))
-                if not data:
-                    return None
-                self.receiver.buffer()[: len(data)] = data
-                self.receiver.received(len(data))
-        return said(message)
-
-    async def result(self) -> tuple[int, int]:
-        message = await self.hear()
-        assert message is not None
-        if message.kind is Kind.ERROR:
-            raise from_wire(parsed(message.body, pb.Error))
-        assert message.kind is Kind.MESSAGE
-        [result] = parsed(message.body, pb.ProduceResponse).results
-        return result.correlation, result.base_offset
-
-    async def refused(self) -> TritonMQError:
-        """Why the connection was ended, which it was."""
-        message = await self.hear()
-        assert message is not None, "it was ended without a word"
-        assert message.kind is Kind.ERROR
-        assert await self.hear() is None
-        return from_wire(parsed(message.body, pb.Error))
-
-
-def opening(method: str = "Produce", **fields: Any) -> list[Any]:
-    fields = {"protocol": 2, "protocol_oldest": 1, **fields}
-    return say(Kind.OPEN, pb.StreamOpen(method=method, **fields).SerializeToString())
-
-
-def batch(correlation: int, payload: bytes = b"", topic: str = "t") -> list[Any]:
-    return say_envelope(Envelope(pb.ProduceHeader(correlation=correlation, topic=topic), (payload,)))
-
-
-@contextlib.asynccontextmanager
-async def connected(served: Served, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
-    reader, writer = await asyncio.open_connection(
-        HOST, served.port, ssl=tls, server_hostname=HOST if tls is not None else None
-    )
-    try:
-        yield Client(reader, writer)
-    finally:
-        writer.transport.abort()
-
-
-def run(scenario: Callable[[Served], Any], authority: Authority | None = None, room: int = 100, **options: Any) -> None:
-    async def main() -> None:
-        served = Served(authority, room, **options)
-        served.server.start()
-        try:
-            async with asyncio.timeout(3 * DEADLINE_S):
-                await scenario(served)
-        finally:
-            await served.server.stop()
-
-    asyncio.run(main())
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while not true():  # noqa: ASYNC110 - of what is looked at nothing tells
-            await asyncio.sleep(0.01)
-
 
 # ---------------------------------------------------------------- calls
 
@@ -240,11 +107,6 @@ def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pyt
     assert "ZeroDivisionError: a defect" in caplog.text
 
 
-def fetching(start: int, end: int, size: int = 10) -> list[Any]:
-    request = pb.FetchRequest(topic="t", start_offset=start, end_offset=end, chunk_bytes_max=size)
-    return [*opening("Fetch", timeout_ms=60_000), *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)]
-
-
 def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refused() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as client:
@@ -291,88 +153,6 @@ def test_streams_have_a_bound_that_is_shared_with_grpc() -> None:
             assert isinstance(await other.refused(), Overloaded)
 
     run(scenario, room=1)
-
-
-# ---------------------------------------------------------------- who asks
-
-
-def judged(*rules: Rule) -> Authority:
-    authority = Authority(on=True)
-    authority.take(1, RuleBook(rules), Revoked(), Tokens())
-    return authority
-
-
-def writes(topic: str) -> Rule:
-    return Rule("User:etl", Effect.ALLOW, Operation.WRITE, Resource.TOPIC, topic, prefix=False)
-
-
-def server_tls(certs: Certs) -> Callable[[], ssl.SSLContext]:
-    return Certificates(certs.path, 1).server_context
-
-
-def test_a_name_is_what_the_certificate_proves_and_each_batch_is_judged_by_it(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    tls = context(read(certs.user("etl").files()), server=False)
-
-    async def main() -> None:
-        authority = judged(writes("mine"))
-        served = Served(authority, tls=server_tls(certs))
-        served.server.start()
-        async with connected(served, tls) as client:
-            client.say([PREAMBLE], opening(), batch(1, b"x", "mine"), batch(2, b"x", "theirs"))
-            assert [await client.result() for _ in range(2)] == [(1, 1), (2, 0)]
-            assert len(served.service.refusals) == 1  # answered in its turn, without its payload
-            authority.take(2, RuleBook((writes("mine"),)), Revoked(names=frozenset({"User:etl"})), Tokens())
-            assert isinstance(await client.refused(), NotAuthenticated)  # what is under way ends
-        async with connected(served, tls) as client:
-            client.say([PREAMBLE], opening())
-            assert isinstance(await client.refused(), NotAuthenticated)
-        await served.server.stop()
-
-    asyncio.run(main())
-
-
-def test_a_brokers_certificate_is_no_users_and_a_revoked_certificate_is_known_by_its_serial(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    files = certs.user("etl").files()
-    serial = ssl._ssl._test_decode_cert(str(files.certificate))["serialNumber"].lower().lstrip("0")  # type: ignore[attr-defined]
-    tls = context(read(files), server=False)
-
-    async def main() -> None:
-        authority = judged(writes("mine"))
-        served = Served(authority, tls=server_tls(certs))
-        served.server.start()
-        async with connected(served, Certificates(certs.path, 1).client_context()) as client:
-            client.say([PREAMBLE], opening())
-            assert "no user's" in str(await client.refused())
-        authority.take(2, RuleBook((writes("mine"),)), Revoked(serials=frozenset({serial})), Tokens())
-        async with connected(served, tls) as client:
-            client.say([PREAMBLE], opening())
-            assert isinstance(await client.refused(), NotAuthenticated)
-        await served.server.stop()
-
-    asyncio.run(main())
-
-
-def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    nobody = ssl.create_default_context(cafile=str(certs.path / "ca.crt"))
-    older = context(read(certs.user("etl").files()), server=False)
-    older.minimum_version = ssl.TLSVersion.TLSv1_2
-    older.maximum_version = ssl.TLSVersion.TLSv1_2
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as plain:
-            plain.say([PREAMBLE], opening())
-            assert await plain.reader.read() == b"" or served.service.begun == 0
-        for tls in (nobody, older):
-            with contextlib.suppress(OSError):
-                async with connected(served, tls) as client:
-                    client.say([PREAMBLE], opening())
-                    assert await client.hear() is None
-        assert served.service.begun == 0
-
-    run(scenario, tls=server_tls(certs))
 
 
 # ---------------------------------------------------------------- strangers and liars
@@ -580,21 +360,6 @@ def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monk
             monkeypatch.setattr(streams, "CALL_MS_MAX", 300)
 
     run(scenario)
-
-
-def test_who_may_not_ask_is_told_before_anything_is_asked() -> None:
-    authority = judged()
-    authority.take(2, RuleBook(()), Revoked(names=frozenset({"User:ANONYMOUS"})), Tokens())
-
-    async def scenario(served: Served) -> None:
-        for method in METHODS:
-            async with connected(served) as client:
-                client.say([PREAMBLE], opening(method), say(Kind.END))
-                message = await client.hear()
-                assert message is not None
-                assert isinstance(from_wire(parsed(message.body, pb.Error)), NotAuthenticated)
-
-    run(scenario, authority)
 
 
 def test_a_port_that_stops_ends_what_is_under_way() -> None:

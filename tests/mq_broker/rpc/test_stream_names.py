@@ -1,0 +1,123 @@
+"""Who asks at the stream port: as by gRPC, what the handshake has proved, and judged in the same way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from pathlib import Path
+
+from mq_broker.rpc.certificates import Certificates
+from mq_broker.rpc.streams import METHODS
+from mq_broker.security.authority import Authority
+from mq_broker.security.revoked import Revoked
+from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_broker.security.tokens import Tokens
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import (
+    NotAuthenticated,
+)
+from mq_protocol.pem import context, read
+from mq_protocol.rights import Kind as Resource
+from mq_protocol.rights import Operation
+from mq_protocol.streams import PREAMBLE, Kind, parsed, say
+from tests.mq_broker.rpc.streaming import (
+    Served,
+    batch,
+    connected,
+    opening,
+    run,
+    server_tls,
+)
+from tests.securing import Certs
+
+
+def judged(*rules: Rule) -> Authority:
+    authority = Authority(on=True)
+    authority.take(1, RuleBook(rules), Revoked(), Tokens())
+    return authority
+
+
+def writes(topic: str) -> Rule:
+    return Rule("User:etl", Effect.ALLOW, Operation.WRITE, Resource.TOPIC, topic, prefix=False)
+
+
+def test_a_name_is_what_the_certificate_proves_and_each_batch_is_judged_by_it(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    tls = context(read(certs.user("etl").files()), server=False)
+
+    async def main() -> None:
+        authority = judged(writes("mine"))
+        served = Served(authority, tls=server_tls(certs))
+        served.server.start()
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening(), batch(1, b"x", "mine"), batch(2, b"x", "theirs"))
+            assert [await client.result() for _ in range(2)] == [(1, 1), (2, 0)]
+            assert len(served.service.refusals) == 1  # answered in its turn, without its payload
+            authority.take(2, RuleBook((writes("mine"),)), Revoked(names=frozenset({"User:etl"})), Tokens())
+            assert isinstance(await client.refused(), NotAuthenticated)  # what is under way ends
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening())
+            assert isinstance(await client.refused(), NotAuthenticated)
+        await served.server.stop()
+
+    asyncio.run(main())
+
+
+def test_a_brokers_certificate_is_no_users_and_a_revoked_certificate_is_known_by_its_serial(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    files = certs.user("etl").files()
+    serial = ssl._ssl._test_decode_cert(str(files.certificate))["serialNumber"].lower().lstrip("0")  # type: ignore[attr-defined]
+    tls = context(read(files), server=False)
+
+    async def main() -> None:
+        authority = judged(writes("mine"))
+        served = Served(authority, tls=server_tls(certs))
+        served.server.start()
+        async with connected(served, Certificates(certs.path, 1).client_context()) as client:
+            client.say([PREAMBLE], opening())
+            assert "no user's" in str(await client.refused())
+        authority.take(2, RuleBook((writes("mine"),)), Revoked(serials=frozenset({serial})), Tokens())
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening())
+            assert isinstance(await client.refused(), NotAuthenticated)
+        await served.server.stop()
+
+    asyncio.run(main())
+
+
+def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    nobody = ssl.create_default_context(cafile=str(certs.path / "ca.crt"))
+    older = context(read(certs.user("etl").files()), server=False)
+    older.minimum_version = ssl.TLSVersion.TLSv1_2
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as plain:
+            plain.say([PREAMBLE], opening())
+            assert await plain.reader.read() == b"" or served.service.begun == 0
+        for tls in (nobody, older):
+            with contextlib.suppress(OSError):
+                async with connected(served, tls) as client:
+                    client.say([PREAMBLE], opening())
+                    assert await client.hear() is None
+        assert served.service.begun == 0
+
+    run(scenario, tls=server_tls(certs))
+
+
+def test_who_may_not_ask_is_told_before_anything_is_asked() -> None:
+    authority = judged()
+    authority.take(2, RuleBook(()), Revoked(names=frozenset({"User:ANONYMOUS"})), Tokens())
+
+    async def scenario(served: Served) -> None:
+        for method in METHODS:
+            async with connected(served) as client:
+                client.say([PREAMBLE], opening(method), say(Kind.END))
+                message = await client.hear()
+                assert message is not None
+                assert isinstance(from_wire(parsed(message.body, pb.Error)), NotAuthenticated)
+
+    run(scenario, authority)
