@@ -37,10 +37,13 @@ CHUNK_BYTES_MIN: Final = 64 << 10
 
 async def room(meter: Meter | None, quota: Quota, wait_max: float = math.inf) -> bool:
     """Returns once what was used is paid for, or after `wait_max` seconds: whether it is paid for."""
-    if meter is None or quota not in meter.buckets:
+    if meter is None or (bucket := meter.buckets.get(quota)) is None:
         return True
     loop = asyncio.get_running_loop()
-    until = loop.time() + wait_max
+    now = loop.time()
+    if bucket.delay(now) <= 0:  # nearly always
+        return True
+    until = now + wait_max
     while (delay := min(meter.delay(loop.time(), quota), until - loop.time())) > 0:
         _tell(meter, quota, loop.time())
         began = loop.time()
