@@ -32,6 +32,9 @@ WATCHED_FOR_S: Final = 30.0
 RATE_OVER_S: Final = 6.0
 """Rates are over about this time: shorter ones jump, since brokers give the same answer for half a second."""
 
+PLACES_KEPT_MAX: Final = 10_000
+"""Of how many partitions earlier looks are kept for rates: of a large cluster it is the last one alone."""
+
 _BROKERS_MAX: Final = 1_000
 
 
@@ -147,7 +150,9 @@ class Watcher:
         rates = look.per_second(before)
         catching_up = {} if before is None else _catching_up(look, before)
         self._past.append(_for_rates(look))
-        while len(self._past) > 1 and look.at_s - self._past[0].at_s > RATE_OVER_S:
+        while len(self._past) > 1 and (
+            look.at_s - self._past[0].at_s > RATE_OVER_S or len(look.places) > PLACES_KEPT_MAX // len(self._past)
+        ):
             self._past.popleft()
         self._seen = self._told(look, rates, catching_up)
         self.history.note(look.at_s, _noted(look, rates))
@@ -192,7 +197,7 @@ def _for_rates(look: Look) -> Look:
     """What later rates need of it, and no more."""
     kept = copy.copy(look)
     kept.observed = replace(look.observed, partitions=(), topics=())
-    kept.partitions, kept.leaderless, kept.behind = [], [], []
+    kept.partitions, kept.leaderless, kept.behind, kept.kept, kept.sizes = [], [], [], {}, {}
     return kept
 
 

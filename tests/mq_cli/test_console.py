@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ import psutil
 import pytest
 
 from mq_cli import console
+from mq_dev.certificates import make_missing
+from mq_protocol.pem import files_of_broker
 from tests.mq_cli.processes import Command, tritonmq
 
 NOWHERE = "127.0.0.1:1"
@@ -86,3 +89,21 @@ def test_with_actions_the_printed_address_has_a_new_key_and_ctrl_c_ends_it() -> 
         assert httpx.get(address, trust_env=False).status_code == 303
         assert command.end(signal.SIGINT) == 0
     assert not os.path.exists(f"/proc/{command.pid}")
+
+
+@pytest.mark.processes
+def test_over_https_and_with_a_key_since_the_cluster_asks_for_certificates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs = tmp_path / "certs"
+    make_missing(certs, "127.0.0.1", [1])
+    files = files_of_broker(certs, 1)
+    monkeypatch.setenv("TRITONMQ_CERTS", str(certs))
+    words = ["--https-certificate", str(files.certificate), "--https-key", str(files.key)]
+    with Command("console", "--listen", "127.0.0.1:0", "--bootstrap", NOWHERE, *words) as command:
+        address = command.line().removeprefix("console ")
+        assert address.startswith("https://127.0.0.1:")
+        trusting = ssl.create_default_context(cafile=str(certs / "ca.crt"))
+        answer = httpx.get(address, verify=trusting, trust_env=False)
+        assert (answer.status_code, "; Secure" in answer.headers["set-cookie"]) == (303, True)
+        assert command.end() == 0
