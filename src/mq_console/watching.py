@@ -17,8 +17,9 @@ from mq_console.history import History
 
 log = logging.getLogger(__name__)
 
-PULSE_S: Final = 1.0
-"""How often brokers are asked how they are, while somebody looks."""
+PULSE_S: Final = 0.5
+"""How often brokers are asked how they are, while somebody looks: pages ask every second, and are to show a death
+within two."""
 
 LOOK_S: Final = 2.0
 COST_SHARE: Final = 5
