@@ -17,7 +17,7 @@ from typing import Final
 from mq_client.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
 from mq_protocol.pem import CA_FILE, CLIENT_NAME, Files
-from mq_protocol.secrets import TOKEN_BYTES_MAX, check_token
+from mq_protocol.secrets import TOKEN_BYTES_MAX, check_token, is_no_path
 from mq_protocol.secrets import Secret as Secret
 
 CERTS_VARIABLE: Final = "TRITONMQ_CERTS"
@@ -55,6 +55,8 @@ class Security:
             if value is not None:
                 if not os.fspath(value):
                     raise InvalidSetting(f"{name} is empty: give a path, or leave it out")
+                if is_no_path(os.fsdecode(value)):
+                    raise InvalidSetting(f"{name} is no path: write the text into a file, and give its path")
                 object.__setattr__(self, name, os.fspath(value))  # so that equal paths are equal, however written
         missing = [name for name, value in named.items() if value is None]
         if self.certs is not None:

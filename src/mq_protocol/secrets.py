@@ -23,6 +23,8 @@ _API_TOKEN: Final = re.compile(r"tmq_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID_BYTES: Final = 8
 _SECRET_BYTES: Final = 32
 
+_JWT: Final = re.compile(r"eyJ[\w-]+\.[\w-]+\.[\w-]*")
+
 TOKEN_BYTES_MAX: Final = 6 << 10
 """Of any token. All headers of a call have 8 KiB."""
 
@@ -104,6 +106,13 @@ def api_token_id(text: str) -> str | None:
     """The id in it; None if the text is no API token."""
     found = _API_TOKEN.fullmatch(text)
     return found[1] if found else None
+
+
+def is_no_path(text: str) -> bool:
+    """Whether what is given for a path is a key, a certificate or a token itself. Then no error may show it."""
+    stripped = text.strip()
+    pem = "-----BEGIN" in text or "\n" in text
+    return pem or api_token_id(stripped) is not None or _JWT.fullmatch(stripped) is not None
 
 
 def is_api_token_id(text: str) -> bool:

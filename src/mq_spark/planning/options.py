@@ -46,7 +46,7 @@ from mq_spark.planning.option_values import (
     time,
     times,
 )
-from mq_spark.planning.security_options import SECRETS, SECURITY, SecurityOptions, parse_security, why_refused
+from mq_spark.planning.security_options import SECURITY, SecurityOptions, parse_security, why_refused
 from mq_spark.planning.subscription import Subscription
 
 log = logging.getLogger(__name__)
@@ -284,7 +284,8 @@ def _canonical(
             )
         name = _ALIASES.get(name, name)
         if options.get(name, value) != value:
-            values = "" if name in SECRETS else f", as {options[name]!r} and {value!r}"
+            # A key or a token may stand in any of those by mistake.
+            values = "" if name in SECURITY else f", as {options[name]!r} and {value!r}"
             raise InvalidSetting(f"option {name} is given twice{values}: leave one out")
         options[name] = value
     return options

@@ -14,7 +14,7 @@ from typing import Final
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
-from mq_protocol.secrets import API_TOKEN_PREFIX, Secret, api_token, api_token_id
+from mq_protocol.secrets import API_TOKEN_PREFIX, Secret, api_token, api_token_id, is_no_path
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,8 @@ SECURITY: Final = (
     HOST_CHECK,
     *_OF_TOKENS,
 )
+
+_PATHS: Final = (CERTS, CA, CERTIFICATE, KEY, TRUSTSTORE, KEYSTORE, TOKEN_LOCATION)
 
 _PLAINTEXT: Final = "PLAINTEXT"
 _SSL: Final = "SSL"
@@ -123,6 +125,8 @@ def parse_security(options: Mapping[str, str]) -> SecurityOptions | None:
     for name in given:
         if not options[name].strip():
             raise InvalidSetting(f"{name} is empty: give a value, or leave it out")
+        if name in _PATHS and is_no_path(options[name]):
+            raise InvalidSetting(f"{name} is no path: write the text into a file, and give its path")
     if protocol == _SASL_SSL:
         return _of_token(options)
     if of_tokens:
