@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, Features, Move, QueueSpec, SecurityDocuments, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_broker.security import quota_documents, revoked, rule_documents
+from mq_broker.security import floor, quota_documents, revoked, rule_documents, tokens
 from mq_broker.security.rules import Effect, Rule
 from mq_protocol.errors import CoordinationUnavailable, InternalError
 from mq_protocol.rights import Kind, Operation
@@ -88,6 +88,12 @@ DOCUMENTS: Final = (
     ),
     Document({"names": ["User:etl"], "serials": ["5f3a9c"]}, revoked.load, revoked.dump),
     Document({"quotas": {"User:etl": {"produce": 5_000_000}, "*": {"requests": 10}}}, quota_documents.load, None),
+    Document(
+        {"users": {"etl": {"created": 5, "tokens": {"0" * 16: {"sha256": "0" * 64, "created": 5, "expires": 9}}}}},
+        tokens.load,
+        tokens.dump,
+    ),
+    Document({"demands": ["authorize", "tls"]}, floor.load, floor.dump),
 )
 
 

@@ -35,6 +35,7 @@ def check(data: bytes) -> bool:
         found = decode(data[1:], header, HEADER_BYTES_MAX)
     except (InvalidRequest, RequestTooLarge):
         return False
+    assert found.header.ByteSize() <= HEADER_BYTES_MAX
     theirs = whole.FromString(data[1:])
     assert _written(found.header) == _written(theirs.header)
     assert bytes(found.payload) == theirs.payload

@@ -35,6 +35,7 @@ TARGETS: Final = (
     "schemas",
     "snapshots",
     "streams",
+    "tokens",
 )
 CORPUS: Final = Path(__file__).with_name("corpus")
 

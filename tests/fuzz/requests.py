@@ -42,9 +42,13 @@ def request(method: Method, chance: random.Random) -> bytes:
 
 
 def _lengthen(made: Any, chance: random.Random) -> None:
-    """Repeats an element of one of its lists very often."""
+    """Repeats an element of one of its lists, or of a message within it, very often."""
     lists = [field.name for field in made.DESCRIPTOR.fields if field.is_repeated and not _is_map(field)]
-    if lists and (elements := getattr(made, chance.choice(lists))):
+    if not lists or not (elements := getattr(made, chance.choice(lists))):
+        return
+    if hasattr(elements[0], "DESCRIPTOR") and chance.random() < 0.5:
+        _lengthen(elements[0], chance)
+    else:
         elements.extend([elements[0]] * chance.choice(_MANY))
 
 

@@ -67,7 +67,14 @@ def _made(chance: random.Random) -> bytes:
     work = [message(pb.WorkPart, chance) for _ in range(chance.randrange(3))]
     head: Any = message(pb.SnapshotState, chance)
     head.work_parts = len(work)
-    uuids = message(pb.PlacedUuids, chance)
+    count = chance.randrange(4)
+    columns = [chance.choices((0, 1, -1, 1 << 40, (1 << 63) - 1, -(1 << 63)), k=count) for _ in range(3)]
+    uuids = pb.PlacedUuids(
+        uuids=chance.randbytes(16 * count),
+        index_step=columns[0],
+        base_offset_step=columns[1],
+        timestamp_us_step=columns[2],
+    )
     return _joined([part.SerializeToString() for part in (head, *work, uuids)])
 
 
