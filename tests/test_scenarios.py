@@ -1,4 +1,5 @@
-"""The table of tests/SCENARIOS.md: each case has a proof that exists, or says to which later work it belongs."""
+"""The tables of tests/SCENARIOS.md and tests/SECURITY.md: each case has a proof that exists, or says to which later
+work it belongs."""
 
 from __future__ import annotations
 
@@ -8,16 +9,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-CASES = 178
-LATER = {"work queues", "security", "operations", "loosely ordered topics", "benchmarks"}
+PAGES = {"tests/SCENARIOS.md": ("[A-P]", 178), "tests/SECURITY.md": ("[FGK]", 31)}
+"""The letters of each page's cases, and how many there are."""
+
+LATER = {"work queues", "security", "operations", "loosely ordered topics", "benchmarks", "encryption at rest"}
 
 
-def rows() -> list[tuple[str, list[str]]]:
-    """Each case with its proofs, as the table has them."""
+def rows(page: str) -> list[tuple[str, list[str]]]:
+    """Each case with its proofs, as the page's tables have them."""
+    letters, _ = PAGES[page]
     found = []
-    for line in (ROOT / "tests/SCENARIOS.md").read_text().splitlines():
+    for line in (ROOT / page).read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if re.fullmatch(r"[A-P][0-9]+", cells[0]):
+        if re.fullmatch(rf"{letters}[0-9]+", cells[0]):
             found.append((cells[0], [proof.strip() for proof in re.split(r", (?=`|planned|measured)", cells[2])]))
     return found
 
@@ -39,14 +43,16 @@ def fault(proof: str) -> str | None:
     return None
 
 
-def test_every_case_is_told_once_in_order() -> None:
-    cases = [case for case, _ in rows()]
-    assert len(cases) == CASES
+@pytest.mark.parametrize("page", PAGES)
+def test_every_case_is_told_once_in_order(page: str) -> None:
+    cases = [case for case, _ in rows(page)]
+    assert len(cases) == PAGES[page][1]
     assert cases == sorted(set(cases), key=lambda case: (case[0], int(case[1:])))
 
 
-def test_every_case_has_a_proof_that_exists_or_says_to_which_later_work_it_belongs() -> None:
-    faults = {case: (proof, why) for case, proofs in rows() for proof in proofs if (why := fault(proof))}
+@pytest.mark.parametrize("page", PAGES)
+def test_every_case_has_a_proof_that_exists_or_says_to_which_later_work_it_belongs(page: str) -> None:
+    faults = {case: (proof, why) for case, proofs in rows(page) for proof in proofs if (why := fault(proof))}
     assert faults == {}
 
 

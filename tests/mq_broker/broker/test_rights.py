@@ -15,7 +15,7 @@ from mq_broker.rpc.service import path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import PermissionDenied, TritonMQError, UnknownTopic, Unreachable
+from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic, Unreachable
 from mq_protocol.methods import BROKER, Kind, Method
 from mq_protocol.rights import RIGHTS
 from mq_protocol.rights import Kind as Resource
@@ -28,6 +28,8 @@ pytestmark = pytest.mark.usefixtures("named")
 
 TOPIC, OTHER, GROUP = "orders-eu", "orders-us", "readers-eu"
 KEY = pb.TransactionKey(query_id="app:nightly", sink=TOPIC)
+REVOKED = "User:gone"
+"""Has every right, and is revoked."""
 
 REQUESTS: dict[str, Any] = {
     "Metadata": pb.MetadataRequest(topics=[TOPIC]),
@@ -173,6 +175,8 @@ def cases_of(method: Method) -> list[Case]:
     add("nobody", ())
     found.append(Case(method, "User:ANONYMOUS", (), expected((), "", needs)))
     found.append(Case(method, "Broker:1", (), PermissionDenied))
+    everything = tuple(rule._replace(who=REVOKED) for rule in (allow(need, "literal") for need in needs))
+    found.append(Case(method, REVOKED, everything, NotAuthenticated))
     found.append(Case(method, ROOT, (), None))
     return found
 
@@ -235,6 +239,7 @@ def test_every_method_is_asked_of_somebody_with_each_right_and_without_it() -> N
     for method in NEEDING:
         outcomes = {case.expected for case in cases_of(method)}
         assert {None, PermissionDenied} <= outcomes or {None, UnknownTopic} <= outcomes, method.name
+        assert NotAuthenticated in outcomes, method.name
     assert sum(len(cases_of(method)) for method in NEEDING) > 500
 
 
@@ -246,6 +251,7 @@ def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Meth
             cases = [case for method in methods for case in cases_of(method)]
             await root.metadata("__transactions")  # makes it
             await root.allow(*(rule_of(rule) for case in cases for rule in case.rules))
+            await root.ask("Revoke", pb.RevokeRequest(add=[REVOKED]))
             wrong = []
             for case in cases:
                 for topic in (TOPIC, OTHER):
@@ -254,7 +260,7 @@ def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Meth
                 error = await outcome(As(broker, case.who), case.method, request_of(case.method))
                 if isinstance(error, Unreachable):  # gRPC's own: the call ended while it was being written to
                     error = await outcome(As(broker, case.who), case.method, request_of(case.method))
-                refused = isinstance(error, PermissionDenied | UnknownTopic)
+                refused = isinstance(error, PermissionDenied | UnknownTopic | NotAuthenticated)
                 found = type(error) if refused else None
                 if found is not case.expected:
                     wrong.append((case.method.name, case.who, case.rules, case.expected, error))

@@ -17,13 +17,14 @@ from click.testing import CliRunner
 from grpc import aio
 
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.rpc import bounds
+from mq_broker.rpc import bounds, gate
 from mq_cli.health import health
 from mq_client import Admin, Consumer, Producer, Reader, Security
 from mq_client.cluster import handshake
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import NotAuthenticated, PermissionDenied
+from mq_dev.certificates import Pair
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting
@@ -187,6 +188,43 @@ def test_every_method_refuses_who_is_no_user(tmp_path: Path) -> None:
             await broker.stop()
 
     asyncio.run(scenario())
+
+
+def test_no_method_is_reached_without_a_good_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each method, asked with no certificate, another authority's, one that has expired, and one of tomorrow."""
+    certs, others = Certs(tmp_path / "certs", 1), Certs(tmp_path / "others")
+    make = certs.authority
+    reached: list[object] = []
+    monkeypatch.setattr(gate, "note_caller", reached.append)
+
+    def shown(pair: Pair, name: str) -> grpc.ChannelCredentials:
+        pem = read(certs.security_of(pair, name).files())
+        return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+
+    strangers = {
+        "none": grpc.ssl_channel_credentials(certs.ca),
+        "other authority": shown(others.authority.client("etl"), "other"),
+        "expired": shown(make.client("etl", span=EXPIRED), "expired"),
+        "not yet valid": shown(make.client("etl", span=NOT_YET), "notyet"),
+    }
+
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
+        try:
+            for name, credentials in strangers.items():
+                async with aio.secure_channel(broker.address, credentials) as channel:
+                    for method in BROKER.methods:
+                        call = channel.stream_stream(BROKER.path(method), None, None)(timeout=10)
+                        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                            await call.write(b"")
+                        with pytest.raises(aio.AioRpcError) as refused:
+                            await call.read()
+                        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, (name, method)
+        finally:
+            await broker.stop()
+
+    asyncio.run(scenario())
+    assert reached == []
 
 
 def test_tls_of_an_older_version_is_refused(tmp_path: Path) -> None:

@@ -100,6 +100,27 @@ def test_a_broker_that_claims_anothers_id_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_user_is_no_broker_in_any_method_though_it_knows_the_secret(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        certs = Certs(tmp_path / "certs", 1, 2)
+        shown = credentials.current(certs.user()).channel
+        assert shown is not None
+        async with peers(certs, 1, 2) as (one, _):
+            lying = PeerProof(2, 1, "c", SECRET)
+            async with dial_securely(one.address, shown) as channel:
+                for name in PEER.unary:
+                    ask: Any = channel.unary_unary(PEER.path(name), None, None)
+                    with pytest.raises(aio.AioRpcError) as refused:
+                        await ask(b"\xff\xff no protobuf", metadata=lying.call(PEER.path(name)))
+                    error = from_call(refused.value, "")
+                    assert isinstance(error, PeerRefused), name
+                    assert error.why == pb.PEER_NOT_ITSELF, name
+            assert one.service.answered == 0
+            assert one.refusals.counts.total() == len(PEER.unary)
+
+    asyncio.run(scenario())
+
+
 async def _hello_refused(channel: aio.Channel, hello: pb.LinkHello) -> Exception:
     call: Any = channel.stream_stream(PEER.path("Link"), None, None)()
     await call.write(encode(Envelope(pb.LinkHeader(hello=hello))))
