@@ -1,0 +1,1 @@
+"""What security costs, measured beside plain text: `python -m benchmarks.security`."""

@@ -1,0 +1,127 @@
+"""What one hostile request costs a broker, and what an honest client notices while it is repeated without a pause."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import grpc
+import pyarrow as pa
+
+from benchmarks.bench.measure import percentile
+from benchmarks.security.ground import Ground, Peak, Row
+from mq_client import Admin, Producer
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch, schema_fingerprint
+from mq_protocol.envelope import Envelope, encode
+from mq_protocol.limits import REQUEST_PLACES_MAX
+from mq_protocol.methods import BROKER
+
+MIB: Final = 1 << 20
+GROWN_BYTES_MAX: Final = 32 * MIB
+TIMES_MAX: Final = 3.0
+ZEROS: Final = pa.schema([pa.field("s", pa.string())])
+DECODED_BYTES: Final = 60 * MIB
+
+
+def _zeros() -> bytes:
+    """A batch of some kilobytes that is large inside."""
+    rows = pa.record_batch([pa.array(["0" * DECODED_BYTES])], schema=ZEROS)
+    header = pb.ProduceHeader(
+        topic="zeros", uuid=b"u" * 16, record_count=1, schema_fingerprint=schema_fingerprint(ZEROS), correlation=1
+    )
+    return encode(Envelope(header, (bytes(encode_batch(rows, "zstd")),)))
+
+
+def attacks() -> dict[str, tuple[str, bytes]]:
+    """By name: the method, and one request."""
+    places = [pb.SubscribePartition(topic=f"t{number}", partition=number) for number in range(REQUEST_PLACES_MAX)]
+    return {
+        "Metadata that names one topic often": (
+            "Metadata",
+            pb.MetadataRequest(topics=["t"] * 40_000).SerializeToString(),
+        ),
+        "Subscribe with as many places as may be": (
+            "Subscribe",
+            pb.SubscribeRequest(open=pb.SubscribeOpen(member_id="m", partitions=places)).SerializeToString(),
+        ),
+        "Subscribe with 300,000 places": (
+            "Subscribe",
+            pb.SubscribeRequest(open=pb.SubscribeOpen(member_id="m", partitions=places * 30)).SerializeToString(),
+        ),
+        "a setting whose name has megabytes": (
+            "CreateTopic",
+            pb.CreateTopicRequest(name="t", settings={"ab" * 450_000: "1"}).SerializeToString(),
+        ),
+        "a name that is searched for": ("DeleteTopic", pb.DeleteTopicRequest(name="ab" * 110).SerializeToString()),
+        "moves of 500,000 partitions": ("StartMoves", b"\x0a\x00" * 500_000),
+        "a batch of kilobytes with 60 MiB inside": ("Produce", _zeros()),
+    }
+
+
+@contextmanager
+def repeated(ground: Ground, method: str, data: bytes) -> Iterator[list[int]]:
+    """The request, asked again as soon as it is answered; how often, in the end."""
+    over, count = threading.Event(), [0]
+    shown = ground.channel_credentials
+    address = ground.cluster.brokers[1].address
+
+    def attack() -> None:
+        with grpc.secure_channel(address, shown) if shown else grpc.insecure_channel(address) as channel:
+            call: Any = channel.stream_stream(BROKER.path(method))
+            while not over.is_set():
+                answers = call(iter([data]), timeout=30)
+                try:
+                    next(iter(answers), None)
+                except grpc.RpcError:
+                    pass
+                finally:
+                    answers.cancel()
+                count[0] += 1
+
+    attacker = threading.Thread(target=attack)
+    attacker.start()
+    try:
+        yield count
+    finally:
+        over.set()
+        attacker.join(60)
+
+
+def measured(ground: Ground, seconds: float) -> list[Row]:
+    bootstrap, security = ground.cluster.bootstrap, ground.cluster.security
+    [process] = ground.processes
+    peak = Peak(process)
+    with Admin(bootstrap, security=security) as admin:
+        admin.create_topic("honest", partitions=1, replicas=1, durability="memory")
+        admin.create_topic("zeros", partitions=1, replicas=1, durability="memory", schema=ZEROS)
+    rows = []
+    with Producer(bootstrap, security=security, linger_ms=0) as producer:
+        _waits(producer, seconds / 2)
+        quiet = percentile(_waits(producer, seconds), 99)
+        for name, (method, data) in attacks().items():
+            before = peak.forget()
+            with repeated(ground, method, data) as count:
+                attacked = percentile(_waits(producer, seconds), 99)
+            grown = peak.bytes() - before
+            times = attacked / quiet
+            spent = f"{grown / MIB:.0f} MiB; asked {count[0]} times"
+            told = f"{times:.1f} times ({1e3 * attacked:.1f} against {1e3 * quiet:.1f} ms); {spent}"
+            most = GROWN_BYTES_MAX + (DECODED_BYTES if method == "Produce" else 0)  # what its topic allows a batch
+            holds = times <= TIMES_MAX and grown <= most
+            rows.append(
+                Row(f"honest p99 under: {name}", told, f"≤ {TIMES_MAX:.0f} times, ≤ {most / MIB:.0f} MiB", holds)
+            )
+    return rows
+
+
+def _waits(producer: Producer, seconds: float) -> list[float]:
+    """Of one record after another, to its acknowledgement."""
+    end, found = time.perf_counter() + seconds, []
+    while (begun := time.perf_counter()) < end:
+        producer.publish("honest", bytes(300)).result()
+        found.append(time.perf_counter() - begun)
+    return found
