@@ -44,6 +44,8 @@ def words(command: str) -> list[str]:
     found: list[str] = []
     for word in lexer:
         if word in ENDS:
+            if word[0] in "<>" and found[-1].isdigit():  # 2>file
+                found.pop()
             break
         found.append(word)
     return found[1:]
@@ -86,6 +88,7 @@ def test_commands_of_documents_can_be_pasted(page: Path) -> None:
         ("tritonmq top   # it's drawn", ""),
         ("tritonmq lock NAME --wait 60 -- COMMAND --all", ""),
         ("tritonmq produce flights <<END", ""),
+        ("tritonmq broker --id 1 --listen h:1 2>b1.log &", ""),
     ],
 )
 def test_what_cannot_be_pasted_is_seen(command: str, why: str) -> None:
