@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
 
 from pyspark import SparkFiles
 
@@ -17,6 +18,8 @@ from mq_client.security import CERTS_VARIABLE, TOKEN_FILE_VARIABLE, USER_VARIABL
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.pem import CA_FILE
 from mq_spark.planning.security_options import CERTS, SECURITY, TOKEN_LOCATION, USER, SecurityOptions
+
+_OF_STREAMS: Final = "streaming_job"
 
 
 def with_environment(options: Mapping[str, str]) -> dict[str, str]:
@@ -68,9 +71,12 @@ def _places(given: str) -> list[Path]:
 
 
 def _brought() -> list[Path]:
-    """Where Spark puts what it brings. Only a worker can say so without asking Java."""
+    """Where Spark puts what it brings. Only a worker can say so without asking Java. To the driver's processes for
+    streams it names a folder of their own in there, which is not made: what it brought is in the one above."""
     root = SparkFiles._root_directory  # noqa: SLF001 - getRootDirectory would start Java where there is none
-    return [Path(root)] if root else []
+    if not root:
+        return []
+    return [Path(root), Path(root).parent] if Path(root).name == _OF_STREAMS else [Path(root)]
 
 
 def _nowhere(what: str, given: str, places: list[Path]) -> InvalidSetting:

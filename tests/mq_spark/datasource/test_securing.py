@@ -66,6 +66,17 @@ def test_files_that_spark_brought_one_by_one_lie_side_by_side(root: Path) -> Non
     ]  # fmt: skip
 
 
+def test_the_drivers_processes_for_streams_find_them_above_the_folder_that_spark_names(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(root / "brought/ca.crt")
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(root / "brought/streaming_job"))
+    assert found("certs") == str(root / "brought")
+    monkeypatch.setattr(SparkFiles, "_root_directory", str(root / "brought/another"))
+    with pytest.raises(InvalidSetting):
+        found("certs")
+
+
 def test_what_is_nowhere_is_named_with_the_places(root: Path) -> None:
     with pytest.raises(InvalidSetting, match=r"certs 'certs' is not on this machine .*brought/certs.*here/certs"):
         found("certs")
