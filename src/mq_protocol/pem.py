@@ -111,8 +111,8 @@ def open_to_others(key: Path) -> str:
         raise _unreadable(key, error) from error
     if info.st_uid not in (os.geteuid(), _ROOT):
         return f"{key} belongs to another user: chown {os.geteuid()} {key}"
-    others = info.st_mode & 0o777 & ~(0o640 if info.st_uid == _ROOT else 0o600)
-    if others:
+    others = info.st_mode & 0o066 & ~(0o040 if info.st_uid == _ROOT else 0)
+    if others:  # to read or to write: Spark makes what it brings executable for all
         return f"{key} can be read by others (mode {stat.S_IMODE(info.st_mode):04o}): chmod 600 {key}"
     return ""
 

@@ -27,7 +27,7 @@ FAILURES_MAX = 100
 @dataclass(frozen=True)
 class Specification:
     """`source`: a topic's name, or a directory of text files. Rows are numbers as text; of two outputs the first has
-    the even."""
+    the even. `options`: of both, beside those."""
 
     master: str
     bootstrap: str
@@ -37,6 +37,7 @@ class Specification:
     checkpoint: str
     settings: dict[str, str] = field(default_factory=dict)
     jvm_options: str = QUICK_JVM
+    options: dict[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))
@@ -63,7 +64,8 @@ def rows(spark: SparkSession, specification: Specification) -> DataFrame:
         dealt = stream.withColumn("salt", f.expr("reflect('java.util.UUID', 'randomUUID')"))  # other tasks each time
         stream = dealt.repartition(3, "salt").drop("salt")
     else:
-        source = spark.readStream.format("tritonmq").option("bootstrap.servers", specification.bootstrap)
+        source = spark.readStream.format("tritonmq").options(**specification.options)
+        source = source.option("bootstrap.servers", specification.bootstrap)
         stream = source.option("subscribe", specification.source).option("startingOffsets", "earliest").load()
         stream = stream.select("key", f.col("value").cast("string"))
     if len(specification.outputs) == 1:
@@ -81,6 +83,7 @@ def run(specification: Specification) -> None:
         sink = (
             rows(spark, specification)
             .writeStream.format("tritonmq")
+            .options(**specification.options)
             .option("bootstrap.servers", specification.bootstrap)
         )
         if len(specification.outputs) == 1:

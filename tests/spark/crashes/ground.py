@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -79,11 +79,15 @@ class Ground:
         self.brokers.stop()
         del os.environ[VARIABLE]
 
-    def job(self, mode: str, kind: str) -> Job:
-        """A new query of that kind, not begun."""
+    def job(self, mode: str, kind: str, files: Iterable[Path] = (), **options: str) -> Job:
+        """A new query of that kind, not begun. `files`: what Spark brings to its workers. `options`: of source and
+        sink."""
         self._jobs += 1
         scratch = self._scratch / f"{mode}.{kind}.{self._jobs}"
-        return Job(self.brokers, kind, scratch, self._place(mode), forgetful=self._forgetful)
+        place = self._place(mode)
+        brought = {"spark.files": ",".join(map(str, files))} if files else {}
+        place = replace(place, settings={**place.settings, **brought}, options=options)
+        return Job(self.brokers, kind, scratch, place, forgetful=self._forgetful)
 
     def _place(self, mode: str) -> SparkPlace:
         if mode == "local":
@@ -96,12 +100,12 @@ class Ground:
         return SparkPlace(self._standalone.master, _COMMON | _EXECUTORS | _SPECULATION, self._home, self._jvm)
 
     @property
-    def _workers(self) -> list[int]:
+    def workers(self) -> list[int]:
         return [] if self._standalone is None else self._standalone.pids
 
     def inject(self, job: Job, case: Case, chance: random.Random) -> None:
         """Raises `AssertionError` for what should not be."""
-        Injection(job, case, self.points, chance, self._workers).run()
+        Injection(job, case, self.points, chance, self.workers).run()
 
     def run(self, cases: list[Case], seed: int, tell: Callable[[Result], None]) -> list[Result]:
         """Cases of one mode and kind, one after another on one query; after one that went wrong a new query goes on."""

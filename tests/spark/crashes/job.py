@@ -8,7 +8,8 @@ import json
 import random
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,13 @@ class Doubled(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class SparkPlace:
-    """Where a query runs: Spark's master, settings, home, and the JVMs' options."""
+    """Where a query runs: Spark's master, settings, home, and the JVMs' options. `options`: the query's own."""
 
     master: str
     settings: dict[str, str]
     home: Path
     jvm: str
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 class Points:
@@ -104,6 +106,7 @@ class Job:
             str(self.checkpoint),
             spark.settings,
             spark.jvm,
+            dict(spark.options),
         )
         self.driver = Driver(specification, scratch, spark.home)
         self._producer = Producer(brokers.bootstrap, timeout_ms=60_000)

@@ -18,6 +18,9 @@ from tests.spark.crashes.driver import Specification
 
 _EXECUTOR = "CoarseGrainedExecutorBackend"
 _END_S = 30.0
+_UP_S = 180.0
+"""For machines that have much else to do."""
+
 _HERE = "127.0.0.1"
 _WORKER_HOSTS = (_HERE, "127.0.0.2")
 """Two, because Spark runs a speculative copy only on another host."""
@@ -139,13 +142,15 @@ class StandaloneSpark:
             "--webui-port",
             "0",
         )
-        wait_until(lambda: self._said("master", "I have been elected leader"), "Spark's master serves", 60)
+        wait_until(lambda: self._said("master", "I have been elected leader"), "Spark's master serves", _UP_S)
         for host in _WORKER_HOSTS:
             work = ["--work-dir", str(self._scratch / host), "--webui-port", "0", "--cores", "1", "--memory", "1g"]
             self._run(f"worker-{host}", "org.apache.spark.deploy.worker.Worker", "--host", host, *work, self.master)
         for host in _WORKER_HOSTS:
             wait_until(
-                partial(self._said, "master", f"Registering worker {host}"), f"the worker on {host} is registered", 60
+                partial(self._said, "master", f"Registering worker {host}"),
+                f"the worker on {host} is registered",
+                _UP_S,
             )
 
     def stop(self) -> None:
