@@ -6,11 +6,14 @@ python -m tests.switch_table --off OFF.xml … --on ON.xml … --table tests/SEC
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 from xml.etree import ElementTree
 
+ROOT: Final = Path(__file__).parents[1]
 START = "<!-- made by tests/switch_table.py -->\n"
 
 
@@ -37,11 +40,13 @@ def read(text: str) -> Iterable[Ran]:
         skipped = case.find("skipped")
         failed = case.find("failure") is not None or case.find("error") is not None
         outcome = "failed" if failed else "passed" if skipped is None else "skipped"
-        yield Ran(test, outcome, float(case.get("time") or 0), "" if skipped is None else skipped.get("message") or "")
+        why = "" if skipped is None else (skipped.get("message") or "").replace(f"{ROOT}/", "")
+        yield Ran(test, outcome, float(case.get("time") or 0), why)
 
 
 def table(off: Iterable[Ran], on: Iterable[Ran]) -> str:
-    """Only tests of the second run count: the others start no brokers as processes."""
+    """Only tests of the second run count: the others start no brokers as processes. Of a test that ran again the last
+    run counts. A room of which the first run has nothing shows dashes."""
     before = {each.test: each for each in off}
     after = {each.test: each for each in on}
     lines = [
@@ -52,12 +57,12 @@ def table(off: Iterable[Ran], on: Iterable[Ran]) -> str:
     for room in [*rooms, ""]:
         ons = [each for each in after.values() if room in ("", each.room)]
         offs = [before[each.test] for each in ons if each.test in before]
-        cells = [_count(offs, "passed"), _count(offs, "failed"), _seconds(offs)]
+        cells = [_count(offs, "passed"), _count(offs, "failed"), _seconds(offs)] if offs else ["-"] * 3
         cells += [_count(ons, "passed"), _count(ons, "failed"), _count(ons, "skipped"), _seconds(ons)]
         lines.append(f"| {room or '**all**'} | " + " | ".join(cells) + " |")
-    left_out = sorted({(each.test.partition("[")[0], each.why) for each in after.values() if each.outcome == "skipped"})
+    left_out = Counter((each.test.partition("::")[0], each.why) for each in after.values() if each.outcome == "skipped")
     lines += ["", "Left out:", ""]
-    lines += [f"- `{test}`: {why}" for test, why in left_out]
+    lines += [f"- {count} of `{file}`: {why}" for (file, why), count in sorted(left_out.items())]
     return "\n".join(lines) + "\n"
 
 
@@ -71,7 +76,7 @@ def _seconds(ran: list[Ran]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.switch_table", description=__doc__)
-    parser.add_argument("--off", type=Path, nargs="+", required=True, metavar="XML")
+    parser.add_argument("--off", type=Path, nargs="*", default=[], metavar="XML")
     parser.add_argument("--on", type=Path, nargs="+", required=True, metavar="XML")
     parser.add_argument("--table", type=Path, required=True)
     arguments = parser.parse_args()

@@ -53,5 +53,6 @@ def test_the_table_has_the_tests_of_the_secure_run_and_says_what_it_left_out() -
         "",
         "Left out:",
         "",
-        "- `tests/cluster/test_a.py::test_two`: it is plain",
+        "- 1 of `tests/cluster/test_a.py`: it is plain",
     ]
+    assert table([], read(ON)).splitlines()[2] == "| cluster | - | - | - | 0 | 1 | 1 | 3 |"
