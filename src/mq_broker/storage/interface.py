@@ -47,6 +47,10 @@ class JournalListener(Protocol):
         durability `fsync`, what the failed flush was to cover follows as `refused`: it can be written anew, never
         flushed again."""
 
+    def altered(self, reason: str) -> None:
+        """An entry that was read has a checksum that holds and a seal that does not. The journal is to be closed: it
+        does not open again before that is put right. Told once."""
+
 
 class Journal(Protocol):
     """One partition's entries. Owned by the event loop; its files are changed by the writer thread, and shortened by

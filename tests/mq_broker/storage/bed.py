@@ -179,6 +179,9 @@ class Heard:
     def replaced(self, log_id: str, reason: str) -> None:
         self._note("replaced", log_id, reason)
 
+    def altered(self, reason: str) -> None:
+        self._note("altered", reason, "")
+
     def _note(self, what: str, first: int | str, second: int | str) -> None:
         self.calls.append((what, first, second))
         self.changed.set()

@@ -66,6 +66,9 @@ class Host(Protocol[Hosted]):
     def reopen(self, partition: Hosted, reason: str) -> None:
         """Its log is another now: close it, read that from the disk again, and begin a new replica."""
 
+    def stay_closed(self, partition: Hosted, reason: str) -> None:
+        """Its journal was altered on the disk: stand back from leading it, and close it. It opens once it can."""
+
     def install(self, partition: Hosted, snapshot: Snapshot, recovery: int) -> None:
         """As `reopen`, with a journal that begins with that state (rule 13)."""
 

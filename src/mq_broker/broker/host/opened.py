@@ -28,9 +28,11 @@ class JournalEvents:
     def __init__(self, name: str) -> None:
         self._name = name
         self._feed: Callable[[Event], None]
+        self._close: Callable[[str], None]
 
-    def to(self, feed: Callable[[Event], None]) -> None:
-        self._feed = feed
+    def to(self, feed: Callable[[Event], None], close: Callable[[str], None]) -> None:
+        """`close`: what is to be done with the replica if its journal was altered."""
+        self._feed, self._close = feed, close
 
     def flushed(self, index: int, leader_epoch: int) -> None:
         self._feed(Flushed(index, leader_epoch))
@@ -43,6 +45,9 @@ class JournalEvents:
         log.warning("%s: the log is another now, %s: %s", self._name, log_id, reason)
         ALARMS.add("log_replaced")
         self._feed(LogReplaced(log_id, reason))
+
+    def altered(self, reason: str) -> None:
+        self._close(reason)
 
 
 @dataclass(frozen=True, slots=True)

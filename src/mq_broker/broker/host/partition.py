@@ -157,7 +157,7 @@ class Partition:
             found.recovered,
             host.now_ms(),
         )
-        opened.events.to(self.feed)
+        opened.events.to(self.feed, lambda reason: host.stay_closed(self, reason))
 
     # ------------------------------------------------------------------ what it knows
 

@@ -10,6 +10,7 @@ elsewhere (produce, fetch, delivery, admin, transactions).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Coroutine, Sequence
@@ -50,6 +51,7 @@ log = logging.getLogger(__name__)
 
 OPENINGS_AT_ONCE: Final = 8
 REOPEN_S: Final = 5.0
+STAND_BACK_S: Final = 5.0
 RELEASE_POLL_S: Final = 0.3
 """How often a replica that was moved away asks whether the in-sync set still names it."""
 
@@ -425,6 +427,17 @@ class Shell:
                 begun.speak()
 
         self._settling[key] = self.spawn(reopen(), f"reopen {partition.name}")
+
+    def stay_closed(self, partition: Partition, reason: str) -> None:
+        """What was altered on the disk is found again when the journal is opened: until then another replica leads."""
+
+        async def stand_back() -> None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STAND_BACK_S):
+                    await partition.hand_over(self.now_ms() + int(STAND_BACK_S * 1000))
+            self.reopen(partition, reason)
+
+        self.spawn(stand_back(), f"stand back from {partition.name}")
 
     def install(self, partition: Partition, snapshot: Snapshot, recovery: int) -> None:
         """The journal is to begin anew with that state: what it lacks is no longer to be had as entries (rule 13)."""

@@ -51,6 +51,7 @@ OPENED_ON_THE_LOOP_MAX: Final = 64 << 10
 """Sealed bytes that the event loop opens itself: more are opened in a thread, if whoever reads can wait."""
 
 OPENED_APART_MAX: Final = 16 << 20
+OPENED_KEPT_S: Final = 2.0
 
 _logger = logging.getLogger(__name__)
 
@@ -422,7 +423,7 @@ class DiskJournal:
     def _read_files(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
         """Frames of one segment, read at once and each checked."""
         if first_index in self._opened:
-            return [self._opened[first_index]]
+            return [self._opened.pop(first_index)]
         segment, base, last_index = self._within_segment(first_index, last_index)
         last_index = self._last_that_fits(first_index, last_index, room, first=first)
         start, key = self._end(first_index - 1), self._keys.get(segment)
@@ -509,6 +510,7 @@ class DiskJournal:
         whole = [frame.entry.index for frame in frames] == list(range(first_index, last_index + 1))
         if whole and generation == self._generation and first_index > self._base:
             self._opened = {frame.entry.index: frame for frame in frames}
+            self._writer.loop.call_later(OPENED_KEPT_S, self._opened.clear)  # whoever asked may be gone
 
     def _last_that_fits(self, first_index: int, last_index: int, room: int, *, first: bool) -> int:
         """The last entry of the range that ends within `room` bytes; `first`: at least the first one."""
@@ -532,6 +534,7 @@ class DiskJournal:
             self._altered_told = True
             ALARMS.add("altered")
             _logger.error("%s, byte %d: %s", segment_path(self._files.directory, segment), position, error)
+            self._writer.loop.call_soon(self._listener.altered, str(error))
 
     def _damaged(self, segment: int, position: int, reason: str) -> StorageFailed:
         """The error to raise; the first one also gives the log a new id, for it lacks what it acknowledged."""

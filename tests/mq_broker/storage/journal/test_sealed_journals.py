@@ -270,6 +270,8 @@ def test_damage_that_is_read_gives_a_new_log_id_and_what_was_altered_does_not(tm
                 journal.read(1, 3, ALL)
         assert joined(journal.read(1, 1, ALL)) == joined(frames_of(1, 1))
         assert ALARMS.rows()["altered",] == told + 1
+        await heard.until_heard("altered")
+        assert len(heard.of("altered")) == 1
         assert heard.of("replaced") == []
         segment.write_bytes(whole[: second + 80] + b"\0" + whole[second + 81 :])
         with pytest.raises(StorageFailed, match=f"damaged at byte {second}"):
