@@ -19,7 +19,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 @pytest.mark.cluster
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@plain_text("pages show brokers in plain text; the secure cluster of docs/tls.md has a test of its own")
+@plain_text("it pastes plain text, and docs/tls.md secures brokers of its own")
 def test_documents_show_what_their_code_prints(tmp_path: Path) -> None:
     folder = tmp_path / "reader"
     folder.mkdir()
