@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security fuzz
+.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security rotation fuzz
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -105,6 +105,9 @@ chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos M
 ROLL ?= all
 rolling: $(VENV)/.ready       ## a cluster under load from the last release to this one, back, and again: make rolling ROLL=one is shorter
 	TRITONMQ_ROLL=$(ROLL) $(BIN)/python -m pytest tests/cluster/test_rolling_upgrade.py
+
+rotation: $(VENV)/.ready      ## certificates and authorities are replaced under load for so long: make rotation MINUTES=n
+	TRITONMQ_ROTATION_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/cluster/test_secure_cluster.py -k under_load
 
 CRASHES ?= 200
 SEED ?= 1

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import signal
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -26,7 +28,10 @@ from tests.cluster.harness import Cluster, wait_until
 from tests.securing import Certs
 from tests.switch import plain_text
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+ROTATION_S = 60 * float(os.environ.get("TRITONMQ_ROTATION_MINUTES", "0"))
+"""For so long certificates and authorities are replaced, and once at least; `make rotation` sets it."""
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300 + 2 * ROTATION_S)]
 
 TOPIC = "t"
 BROKERS = (1, 2, 3)
@@ -168,23 +173,28 @@ def test_certificates_and_then_the_authority_are_replaced_under_load(
     cluster = start_cluster(certs=tmp_path / "certs")
     cluster.admin.create_topic(TOPIC, partitions=3, replicas=3)
     rotation = Rotation(cluster)
-    former = Authority.open(rotation.certs, tmp_path / "certs.ca.key")
-    other = Certs(tmp_path / "other")
-    old_ca = (rotation.certs / CA_FILE).read_bytes()
+    authority = Authority.open(rotation.certs, tmp_path / "certs.ca.key")
+    end = time.monotonic() + ROTATION_S
     with writing(cluster.bootstrap, cluster.security) as at_work:
-        at_work.goes_on()
-        rotation.leaves(former)
-        at_work.goes_on()
-        rotation.trust(old_ca, other.ca)
-        at_work.goes_on()
-        rotation.leaves(other.authority)
-        at_work.goes_on()
-        rotation.trust(other.ca)
-        at_work.goes_on()
-        cluster.kill(2)  # what connects anew needs what is new
-        cluster.restart(2)
-        cluster.wait_for_isr(TOPIC, 3)
-        at_work.goes_on()
+        for number in itertools.count(1):
+            other, old_ca = Certs(tmp_path / f"other-{number}"), (rotation.certs / CA_FILE).read_bytes()
+            at_work.goes_on()
+            rotation.leaves(authority)
+            at_work.goes_on()
+            rotation.trust(old_ca, other.ca)
+            at_work.goes_on()
+            rotation.leaves(other.authority)
+            at_work.goes_on()
+            rotation.trust(other.ca)
+            at_work.goes_on()
+            victim = BROKERS[number % len(BROKERS)]
+            cluster.kill(victim)  # what connects anew needs what is new
+            cluster.restart(victim)
+            cluster.wait_for_isr(TOPIC, 3)
+            at_work.goes_on()
+            authority = other.authority
+            if time.monotonic() > end:
+                break
         count = at_work.end()
     assert count > 500
     check_each_is_there_once(cluster.bootstrap, rotation.security, count)
