@@ -92,13 +92,23 @@ def bootstrap_option(command: F) -> F:
 
 
 def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    """Every client of this process finds it there, and those of the commands that it starts."""
+    """Every client of this process finds it there until the command ends, and those of the commands that it starts."""
 
-    def put(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    def put(context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
+            before = os.environ.get(variable)
             os.environ[variable] = value
+            context.find_root().call_on_close(lambda: _put_back(variable, before))
 
     return put
+
+
+def _put_back(variable: str, before: str | None) -> None:
+    """Whoever runs commands inside a process of its own meets no settings of the last one in the next."""
+    if before is None:
+        os.environ.pop(variable, None)
+    else:
+        os.environ[variable] = before
 
 
 class Seconds(click.FloatRange):

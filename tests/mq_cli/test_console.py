@@ -31,7 +31,7 @@ MIB = 1 << 20
         (("--listen", "nonsense"), b"is not HOST:PORT"),
         (("--https-key", __file__), b"go together"),
         (("--actions", "--open-to-all"), b"--actions needs a key"),
-        (("--bootstrap", "nonsense"), b"nonsense"),
+        (("--listen", "127.0.0.1:0", "--bootstrap", "nonsense"), b"nonsense"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: tuple[str, ...], said: bytes) -> None:
@@ -42,7 +42,7 @@ def test_what_makes_no_sense_is_refused(options: tuple[str, ...], said: bytes) -
 
 def test_a_short_key_and_a_port_that_is_taken_are_refused(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("short\n")
-    outcome = tritonmq("console", "--key-file", str(tmp_path / "key"))
+    outcome = tritonmq("console", "--listen", "127.0.0.1:0", "--key-file", str(tmp_path / "key"))
     assert (outcome.returncode, b"at least 16" in outcome.stderr) == (2, True)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         outcome = tritonmq("console", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--bootstrap", NOWHERE)

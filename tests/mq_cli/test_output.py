@@ -9,6 +9,7 @@ import sys
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from mq_cli import output
 
@@ -127,3 +128,20 @@ def test_names_from_outside_command_no_terminal(capsys: pytest.CaptureFixture[st
     document = capsys.readouterr().out
     assert json.loads(document) == [{"name": evil}]
     assert all(line.isprintable() for line in document.split("\n"))
+
+
+def test_certificates_of_one_command_are_not_those_of_the_next_in_the_same_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITONMQ_USER", "before")
+    monkeypatch.delenv("TRITONMQ_CERTS", raising=False)
+    seen = []
+
+    @click.command()
+    @output.security_options
+    def command() -> None:
+        seen.append((os.environ.get("TRITONMQ_CERTS"), os.environ.get("TRITONMQ_USER")))
+
+    CliRunner().invoke(command, ["--certs", "some", "--user", "ann"], catch_exceptions=False)
+    CliRunner().invoke(command, [], catch_exceptions=False)
+    assert seen == [("some", "ann"), (None, "before")]

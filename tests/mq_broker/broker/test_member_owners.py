@@ -120,8 +120,13 @@ def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Pat
                 await theirs.open("t", group="g", member="m", earliest=True)
                 [opened] = await theirs.read_opened()
                 assert not opened.active
-                cursors = (await As(broker, ROOT).ask("Groups", pb.GroupsRequest(group="g"))).cursors
-                assert [list(each.members) for each in cursors] == [["m", "m"]]
+                root = As(broker, ROOT)
+
+                async def told() -> bool:
+                    cursors = (await root.ask("Groups", pb.GroupsRequest(group="g"))).cursors
+                    return [list(each.members) for each in cursors] == [["m", "m"]]
+
+                await until(told)
                 await As(broker, ROOT).produce("t", 10)
                 assert await mine.read_numbers(11) == list(range(11))
                 move = pb.MoveCursorsRequest(

@@ -51,7 +51,7 @@ def test_what_is_young_stays() -> None:
 
 
 def test_what_is_as_old_as_it_may_be_goes_and_what_is_to_be_due_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "time", SimpleNamespace(time=lambda: 1_000.0))
+    monkeypatch.setattr(transactions, "time", SimpleNamespace(time=lambda: 1_000.0, monotonic=time.monotonic))
 
     async def scenario(world: World) -> None:
         world.coordinator.machine.transactions[KEY] = known(5)
