@@ -10,8 +10,9 @@ preamble `STREAM`. The first byte of its header is its kind:
               call
     ERROR     the broker ends the call: `Error`. The connection ends with it, unless the call had a single request: then
               it is free for another one
-    PING      is answered by PONG. Whoever has heard nothing for `PING_S` sends it, and takes `SILENCE_S` without a
-              word for the end. A call with a deadline (`StreamOpen.timeout_ms`) has none
+    PING      is answered by PONG, several that come together by one. Whoever has heard nothing for `PING_S` sends it,
+              and takes `SILENCE_S` without a word for the end. A call with a deadline (`StreamOpen.timeout_ms`) has
+              none
     PONG
 
 What is said here is judged as what is said by gRPC is: the same names, rights, quotas and bounds.

@@ -70,6 +70,13 @@ _MESSAGE_BYTES: Final = 128
 LINGER_S: Final = 1.0
 """How long the far side is given to read why a call ends."""
 
+BEATS_MAX: Final = 100
+"""PING and PONG that a client may say within `_LOOK_S`. One is enough for ten seconds."""
+
+TURN_S: Final = 0.002
+"""For so long one connection's calls and messages are answered before other work of the loop has its turn: as long as
+they are there, nothing that is awaited has to wait."""
+
 _LEFT: Final = memoryview(bytearray(64 << 10))
 """Where bytes go that nobody listens to any more. It is never read."""
 
@@ -127,6 +134,8 @@ class StreamWire(asyncio.BufferedProtocol):
         self._watched = False
         self._old = False
         self._heard_at = self._loop.time()
+        self._beats = 0  # since `_look` began
+        self._turn_ends = 0.0
         self._look: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ as gRPC's context
@@ -273,6 +282,7 @@ class StreamWire(asyncio.BufferedProtocol):
     def _take(self) -> None:
         """What is whole, up to the bound of what may wait. Of what opens a call no more than that is taken: what is
         behind it may be larger."""
+        asked = False
         try:
             while self._error is None and self._unread_bytes < UNREAD_BYTES:
                 if not self._in_call and self._unread:
@@ -281,20 +291,32 @@ class StreamWire(asyncio.BufferedProtocol):
                 if found is None:
                     break
                 message = said(found)
-                if message.kind is Kind.PING:
-                    self._answer()
-                elif message.kind is not Kind.PONG:
+                if message.kind in (Kind.PING, Kind.PONG):
+                    self._count_beat()
+                    asked = asked or message.kind is Kind.PING
+                else:
                     self._unread.append(message)
                     self._unread_bytes += message.nbytes + _MESSAGE_BYTES
         except TritonMQError as error:
             self._fail(error)
+        if asked and self._error is None:
+            self._answer()  # once, however often it was asked at once
         self._flow()
         if (self._unread or self._error is not None) and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
+    def _count_beat(self) -> None:
+        self._beats += 1
+        if self._beats > BEATS_MAX:
+            raise InvalidRequest(
+                f"more than {BEATS_MAX} PING and PONG within {_LOOK_S:.0f} s: ask once in {PING_S:.0f} s"
+            )
+
     def _answer(self) -> None:
-        transport = self._up()
-        if self._room.is_set():  # else there is more than enough on its way to say that this end lives
+        transport = self._transport
+        assert transport is not None
+        # Without room there is more than enough on its way to say that this end lives
+        if self._room.is_set() and not transport.is_closing():
             transport.write(b"".join(say(Kind.PONG)))
 
     def _flow(self) -> None:
@@ -319,6 +341,10 @@ class StreamWire(asyncio.BufferedProtocol):
                 await self._reader
             finally:
                 self._reader = None
+            self._turn_ends = self._loop.time() + TURN_S
+        if self._loop.time() >= self._turn_ends:
+            await asyncio.sleep(0)
+            self._turn_ends = self._loop.time() + TURN_S
         message = self._unread.popleft()
         self._unread_bytes -= message.nbytes + _MESSAGE_BYTES
         if self._in_call:  # else what is behind it may have other bounds
@@ -328,13 +354,14 @@ class StreamWire(asyncio.BufferedProtocol):
     def _look_after(self) -> None:
         """Whether the client is still there. While nothing is received it may have spoken all the same."""
         self._look = self._loop.call_later(_LOOK_S, self._look_after)
-        if not self._watched or not self._reading:
+        self._beats = 0
+        if not self._watched or not self._reading or self._transport is None or self._transport.is_closing():
             return
         silent_s = self._loop.time() - self._heard_at
         if silent_s >= SILENCE_S + _LOOK_S:
             self._cut()
         elif silent_s >= PING_S and self._room.is_set():
-            self._up().write(b"".join(say(Kind.PING)))
+            self._transport.write(b"".join(say(Kind.PING)))
 
     def _cut(self) -> None:
         if self._transport is not None:
@@ -355,9 +382,9 @@ class StreamWire(asyncio.BufferedProtocol):
             self._reader.set_result(None)
 
     def _up(self) -> asyncio.Transport:
-        if self._gone:
-            raise self._error or Unreachable("the connection has ended")
         assert self._transport is not None
+        if self._gone or self._transport.is_closing():  # asyncio logs a line for each write that comes too late
+            raise self._error or Unreachable("the connection has ended")
         return self._transport
 
 

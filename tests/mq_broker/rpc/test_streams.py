@@ -279,6 +279,55 @@ def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone
     run(scenario)
 
 
+def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once_and_ends_the_connection() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as curious, connected(served) as flooding:
+            curious.say([PREAMBLE, *opening(), *say(Kind.PING) * (streams.BEATS_MAX // 2), *batch(1), *say(Kind.END)])
+            kinds = []
+            while (message := await curious.hear()) is not None and message.kind is not Kind.END:
+                kinds.append(message.kind)
+            assert kinds.count(Kind.PONG) < streams.BEATS_MAX // 4  # one for each time that something came
+            assert kinds.count(Kind.MESSAGE) == 1
+            flooding.say([PREAMBLE, *opening(), *say(Kind.PING) * (streams.BEATS_MAX + 1)])
+            while (message := await flooding.hear()) is not None and message.kind is Kind.PONG:
+                pass
+            assert message is not None
+            assert message.kind is Kind.ERROR
+            assert "PING" in str(from_wire(parsed(message.body, pb.Error)))
+            assert await flooding.hear() is None
+
+    run(scenario)
+
+
+def test_calls_that_follow_at_once_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "TURN_S", 0.0)
+    calls = 300
+
+    async def scenario(served: Served) -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            other = asyncio.create_task(others())
+            await asyncio.sleep(0)
+            before = turns
+            client.say([b"".join(fetching(0, 0)) * calls])
+            for _ in range(calls):
+                ended = await client.hear()
+                assert ended is not None
+                assert ended.kind is Kind.END
+            assert turns - before > 2 * calls
+            other.cancel()
+
+    run(scenario)
+
+
 def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_MS", 200)
     monkeypatch.setattr(streams, "IDLE_MS", 300)
