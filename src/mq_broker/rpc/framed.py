@@ -15,8 +15,10 @@ import logging
 import math
 import socket
 import ssl
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
@@ -138,7 +140,8 @@ class FramedWire(asyncio.BufferedProtocol):
     def write(self, message: LinkMessage) -> None:
         """As `send`, without waiting: to be asked for where there is room. Nothing, once the connection has ended."""
         transport = self._transport
-        assert transport is not None
+        if transport is None:
+            return
         for piece in joined(encode(message.header.SerializeToString(), message.parts)):
             transport.write(piece)
 
@@ -202,6 +205,7 @@ class FramedWire(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(Unreachable(f"the link broke: {exc}"))
+        self._transport = None  # else the two hold each other until the collector of cycles comes
 
     def pause_writing(self) -> None:
         self._room.clear()
@@ -381,7 +385,7 @@ class LinkServer(Accepting):
         error: TritonMQError | None = None
         try:
             await begin(wire, connection, self._tls)
-            await self._converse(wire, lambda: self._known(task))
+            await self._converse(wire, partial(self._known, task))
         except Unreachable as gone:
             log.debug("a link has ended: %s", gone)
         except TritonMQError as refused:
@@ -391,6 +395,7 @@ class LinkServer(Accepting):
             error = InternalError(f"a link failed in the broker ({type(failure).__name__}): see the broker's log")
         finally:
             wire.close(error)
+            del task, error  # else what was raised holds this frame, and this frame what was raised
 
 
 async def begin(wire: asyncio.BufferedProtocol, connection: socket.socket, tls: Tls | None) -> None:
@@ -403,4 +408,8 @@ async def begin(wire: asyncio.BufferedProtocol, connection: socket.socket, tls: 
             ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_MS / 1000,
         )
     except OSError as error:
+        traceback.clear_frames(error.__traceback__)  # they hold the error: 320 KiB until the collector of cycles comes
         raise Unreachable(f"a connection ended before it began: {error}") from error
+    except asyncio.CancelledError as error:
+        traceback.clear_frames(error.__traceback__)
+        raise

@@ -224,9 +224,12 @@ class StreamWire(asyncio.BufferedProtocol):
             self._loop.call_later(grace_s, self._cut)
 
     def close(self, error: TritonMQError | None) -> None:
-        """End the connection, once what was written is sent; `LINGER_S` later in any case."""
+        """End the connection, once what was written is sent; `LINGER_S` later in any case. What it holds is free then,
+        without the collector of cycles, which comes after hundreds of such connections."""
         transport, self._gone = self._transport, True
         self._fail(error or Unreachable("the connection was ended here"))
+        self._error = Unreachable("the connection was ended here")  # the former knows where it was raised
+        self._task = None
         if self._look is not None:
             self._look.cancel()
         if transport is None or transport.is_closing():
@@ -266,6 +269,7 @@ class StreamWire(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost(f"the connection broke: {exc}")
+        self._transport = None
 
     def pause_writing(self) -> None:
         self._room.clear()
@@ -382,10 +386,10 @@ class StreamWire(asyncio.BufferedProtocol):
             self._reader.set_result(None)
 
     def _up(self) -> asyncio.Transport:
-        assert self._transport is not None
-        if self._gone or self._transport.is_closing():  # asyncio logs a line for each write that comes too late
+        transport = self._transport
+        if self._gone or transport is None or transport.is_closing():  # asyncio logs a line for each write too late
             raise self._error or Unreachable("the connection has ended")
-        return self._transport
+        return transport
 
 
 class StreamServer(Accepting):
@@ -434,6 +438,7 @@ class StreamServer(Accepting):
             if age is not None:
                 age.cancel()
             wire.close(error)
+            del task, error  # else what was raised holds this frame, and this frame what was raised
 
     @staticmethod
     async def _opened(wire: StreamWire, wait_ms: int) -> pb.StreamOpen | None:

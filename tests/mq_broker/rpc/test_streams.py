@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 import struct
+from asyncio import sslproto
 from pathlib import Path
 from typing import Any
 
@@ -355,6 +357,41 @@ def test_a_handshake_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pyt
                 await client.reader.read()
 
     run(scenario, tls=server_tls(certs))
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["ended here", "ended by strangers"])
+def test_strangers_that_have_gone_leave_no_memory_for_the_collector_of_cycles(tmp_path: Path, *, cut: bool) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+
+    async def scenario(served: Served) -> None:
+        async def never(*_: object) -> None:
+            raise AssertionError("a stranger has spoken")
+
+        listener, port = framed.bind(f"{HOST}:0", "--link-listen")
+        links = framed.LinkServer(listener, never, server_tls(certs))
+        links.start()
+        for at, server in ((served.port, served.server), (port, links)):
+            strangers = [await asyncio.open_connection(HOST, at) for _ in range(10)]
+            strangers[0][1].write(b"GET / HTTP/1.0\r\n\r\n")
+            await until(lambda: held() >= len(strangers) - 1)  # noqa: B023 - it is asked here
+            if cut:
+                for task in list(server._tasks):  # as when there are too many of them
+                    task.cancel()
+                    del task
+            for _, writer in strangers:
+                writer.close()
+            await until(lambda: held() == 0)
+        await links.stop()
+
+    def held() -> int:
+        return sum(isinstance(each, sslproto.SSLProtocol) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario, tls=server_tls(certs))
+    finally:
+        gc.enable()
 
 
 def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
