@@ -468,7 +468,10 @@ class StreamServer(Accepting):
                     if BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
                         raise
                     error = refused
-                if await wire.read() is not EOF:
+                heard = await wire.read()
+                if error is not None and heard is not EOF:  # who is refused before the request is read: it is here
+                    heard = await wire.read()
+                if heard is not EOF:
                     raise InvalidRequest(f"{opened.method} was asked something after its last answer")
         except TimeoutError as late:
             raise Unreachable("the time that the client gave is over") from late

@@ -26,6 +26,7 @@ from tests.mq_broker.rpc.streaming import (
     Served,
     batch,
     connected,
+    fetching,
     opening,
     run,
     server_tls,
@@ -113,9 +114,9 @@ def test_who_may_not_ask_is_told_before_anything_is_asked() -> None:
     authority.take(2, RuleBook(()), Revoked(names=frozenset({"User:ANONYMOUS"})), Tokens())
 
     async def scenario(served: Served) -> None:
-        for method in METHODS:
+        for asked in (*([*opening(method), *say(Kind.END)] for method in METHODS), fetching(0, 1)):
             async with connected(served) as client:
-                client.say([PREAMBLE], opening(method), say(Kind.END))
+                client.say([PREAMBLE], asked)
                 message = await client.hear()
                 assert message is not None
                 assert isinstance(from_wire(parsed(message.body, pb.Error)), NotAuthenticated)
