@@ -95,7 +95,7 @@ def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others(
         assert b"User:trial has no right Create" in refused.stderr
         assert tritonmq(*make, "trial-2", "--user", "bob").returncode == 1
         assert b"User:trial" in tritonmq("acl", "list", "--user", "admin").stdout
-        assert tritonmq("cert", "revoke", "User:trial", "--user", "admin").stdout == b"1 revoked\n"
+        assert tritonmq("cert", "revoke", "User:trial", "--user", "admin").stdout == b"User:trial\n1 revoked\n"
         assert tritonmq("topic", "list", "--user", "trial").returncode == 1
         assert b"closed to all but the brokers" in tritonmq("cluster", "status", "--user", "admin").stdout
         assert dev.end() == 0
