@@ -40,6 +40,10 @@ class Credential:
     def read(cls, path: Path) -> Credential:
         """Of a file with one line, `USER:PASSWORD`, in printable ASCII. Raises `InvalidSetting`, which says what to do
         and nothing of the password."""
+        if not path.exists() and _LINE.fullmatch(str(path)):  # it may be the credential itself, which no log is to show
+            raise InvalidSetting(
+                "--zookeeper-auth names no file that is there: write USER:PASSWORD into a file, and give its path"
+            )
         try:
             if fault := open_to_others(path):
                 raise InvalidSetting(fault)

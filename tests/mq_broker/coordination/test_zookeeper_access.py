@@ -337,3 +337,6 @@ def test_a_file_that_others_may_read_is_refused_with_the_command_that_mends_it(t
         Credential.read(path)
     with pytest.raises(InvalidSetting):
         Credential.read(tmp_path / "none")
+    with pytest.raises(InvalidSetting, match="give its path") as told:
+        Credential.read(Path("ann:hunter2"))
+    assert "hunter2" not in str(told.value)
