@@ -12,6 +12,7 @@ import logging
 import random
 import socket
 import ssl
+import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -427,9 +428,11 @@ class StreamServer(Accepting):
                 if not wire.end(await self._hold(wire, opened)):
                     break
                 wait_ms = IDLE_MS
-        except Unreachable as gone:
-            error = gone
+        except asyncio.CancelledError as cancelled:
+            traceback.clear_frames(cancelled.__traceback__)  # the task keeps them: with what was to be written
+            raise
         except TritonMQError as refused:
+            traceback.clear_frames(refused.__traceback__)
             error = refused
         except Exception as failure:
             log.exception("a stream failed")

@@ -394,6 +394,26 @@ def test_strangers_that_have_gone_leave_no_memory_for_the_collector_of_cycles(tm
         gc.enable()
 
 
+def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cycles() -> None:
+    async def scenario(served: Served) -> None:
+        for _ in range(5):
+            async with connected(served) as client:
+                client.say([PREAMBLE], fetching(0, 100, 500_000))
+                await client.hear()
+        del client
+        await until(lambda: held() <= 1)  # the last one that was accepted, until there is another
+
+    def held() -> int:
+        return sum(isinstance(each, streams.StreamWire) for each in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        run(scenario)
+    finally:
+        gc.enable()
+
+
 def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
 
