@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security rotation fuzz
+.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security rotation fuzz
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -136,6 +136,22 @@ $(PROTOC)/.ready:
 	$(PYTHON) -m venv $(PROTOC)
 	$(PROTOC)/bin/python -m pip -q install "grpcio-tools==1.72.2" "protobuf==6.30.2" "setuptools<81"
 	touch $@
+
+GO ?= $(or $(shell command -v go),/usr/local/go/bin/go)
+GO_CLIENT := clients/go
+go: $(VENV)/.ready            ## the Go client: format, vet, its tests with the race detector, and beside Python at a real cluster
+	cd $(GO_CLIENT) && test -z "$$($(dir $(GO))gofmt -l .)" && $(GO) vet ./...
+	TRITONMQ_TEST_GO=1 $(BIN)/python -m pytest -m go tests/clients
+
+go-proto: $(VENV)/.ready build/go/protoc-gen-go-grpc ## generate the Go messages anew, after mq.proto has changed
+	cd src && PATH="$(CURDIR)/build/go:$$PATH" ../$(BIN)/python -m grpc_tools.protoc -I. \
+		--go_out=../$(GO_CLIENT) --go_opt=module=tritonmq/clients/go,Mmq_protocol/mq.proto=tritonmq/clients/go/pb \
+		--go-grpc_out=../$(GO_CLIENT) --go-grpc_opt=module=tritonmq/clients/go,Mmq_protocol/mq.proto=tritonmq/clients/go/pb \
+		mq_protocol/mq.proto
+
+build/go/protoc-gen-go-grpc:
+	GOBIN="$(CURDIR)/build/go" $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.12
+	GOBIN="$(CURDIR)/build/go" $(GO) install google.golang.org/grpc/cmd/protoc-gen-go-grpc@v1.6.2
 
 # Debian's package, unpacked and not installed
 monitoring: $(VENV)/.ready build/prometheus/usr/bin/promtool ## alert rules and dashboard, with a real Prometheus

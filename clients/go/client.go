@@ -1,0 +1,374 @@
+package tritonmq
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/apache/arrow-go/v18/arrow"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
+
+	"tritonmq/clients/go/pb"
+)
+
+const (
+	protocol, protocolOldest = 2, 1 // what this client speaks: see docs/compatibility.md
+	messageBytesMax          = 65 << 20
+	attemptTimeout           = 5 * time.Second // for one broker to say who leads: another may be asked
+	defaultTimeout           = 30 * time.Second
+)
+
+// Options of a client. The zero value is good: plain text, unless the environment names certificates.
+type Options struct {
+	// Certs is a directory with ca.crt and client.<User>.crt and .key, as `tritonmq cert create-client` makes them.
+	// Empty: TRITONMQ_CERTS.
+	Certs string
+	// User chooses among the certificates in Certs. Empty: TRITONMQ_USER, else client.crt.
+	User string
+	// TokenFile holds a token, which is shown instead of a certificate at the port that takes tokens. Of Certs only
+	// ca.crt is used then. Empty: TRITONMQ_TOKEN_FILE. The file is read again for each call.
+	TokenFile string
+	// Timeout is how long a request is tried in all. 0: 30 s.
+	Timeout time.Duration
+}
+
+// Client knows one cluster: its brokers, and the topics that were used. It is safe for use by many goroutines.
+type Client struct {
+	options   Options
+	bootstrap []string
+	dial      []grpc.DialOption
+
+	mu      sync.Mutex
+	conns   map[string]*grpc.ClientConn
+	brokers map[int32]string
+	topics  map[string]*topic
+	closed  bool
+}
+
+// topic is what the cluster last said of one. It is not changed once it is made.
+type topic struct {
+	name, id    string
+	schema      *arrow.Schema
+	fingerprint uint64
+	typed       bool
+	leaders     []int32
+	epochs      []int64
+	replicas    [][]int32
+}
+
+// Dial asks the brokers at bootstrap, "host1:7400,host2:7400", who is in the cluster. It fails if none of them answers
+// before ctx ends or Options.Timeout is over.
+func Dial(ctx context.Context, bootstrap string, options Options) (*Client, error) {
+	if options.Timeout <= 0 {
+		options.Timeout = defaultTimeout
+	}
+	c := &Client{
+		options: options, conns: map[string]*grpc.ClientConn{}, brokers: map[int32]string{}, topics: map[string]*topic{},
+	}
+	for address := range strings.SplitSeq(bootstrap, ",") {
+		address = strings.TrimSpace(address)
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return nil, newError(pb.ErrorCode_INVALID_REQUEST,
+				"bootstrap address %q is not HOST:PORT: give e.g. host1:7400,host2:7400", address)
+		}
+		c.bootstrap = append(c.bootstrap, address)
+	}
+	secured, err := credentialsOf(options)
+	if err != nil {
+		return nil, err
+	}
+	c.dial = append(secured,
+		grpc.WithNoProxy(),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(messageBytesMax), grpc.MaxCallSendMsgSize(messageBytesMax)),
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff: backoff.Config{
+				BaseDelay: 50 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 500 * time.Millisecond},
+			MinConnectTimeout: 2 * time.Second,
+		}),
+		// A machine that vanished, and a process that is stopped, are noticed in 15 s.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{
+			Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
+	)
+	ctx, cancel := context.WithTimeout(ctx, options.Timeout)
+	defer cancel()
+	err = retry(ctx, func() error {
+		_, err := c.metadata(ctx, &pb.MetadataRequest{})
+		return err
+	})
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return c, nil
+}
+
+// Close ends all connections. Producers, reads and subscriptions of the client end with an error.
+func (c *Client) Close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	for _, conn := range c.conns {
+		_ = conn.Close()
+	}
+	c.conns = map[string]*grpc.ClientConn{}
+}
+
+func (c *Client) broker(address string) (pb.BrokerClient, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil, newError(pb.ErrorCode_INVALID_REQUEST, "the client is closed: dial anew")
+	}
+	conn, known := c.conns[address]
+	if !known {
+		var err error
+		if conn, err = grpc.NewClient("passthrough:///"+address, c.dial...); err != nil {
+			return nil, newError(pb.ErrorCode_INVALID_REQUEST, "address %s: %s", address, err)
+		}
+		c.conns[address] = conn
+	}
+	return pb.NewBrokerClient(conn), nil
+}
+
+type unary[Q, R any] func(pb.BrokerClient, context.Context, Q, ...grpc.CallOption) (R, error)
+
+func ask[Q, R any](ctx context.Context, c *Client, address string, method unary[Q, R], request Q) (R, error) {
+	var none R
+	broker, err := c.broker(address)
+	if err != nil {
+		return none, err
+	}
+	var trailer metadata.MD
+	answer, err := method(broker, ctx, request, grpc.Trailer(&trailer))
+	if err != nil {
+		return none, fromCall(ctx, err, trailer, address)
+	}
+	return answer, nil
+}
+
+// metadata asks one address after the other, those of known brokers in any order and then the bootstrap addresses,
+// and notes what is answered.
+func (c *Client) metadata(ctx context.Context, request *pb.MetadataRequest) (*pb.MetadataResponse, error) {
+	request.Protocol, request.ProtocolOldest = protocol, protocolOldest
+	var last error
+	for _, address := range c.addresses() {
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		answer, err := ask(attempt, c, address, pb.BrokerClient.Metadata, request)
+		cancel()
+		if err == nil {
+			err = c.learn(answer)
+		}
+		if err == nil {
+			return answer, nil
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		last = err
+	}
+	if last == nil {
+		last = ctx.Err()
+	}
+	return nil, last
+}
+
+func (c *Client) addresses() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []string
+	for _, address := range c.brokers {
+		found = append(found, address)
+	}
+	rand.Shuffle(len(found), func(i, j int) { found[i], found[j] = found[j], found[i] })
+	for _, address := range c.bootstrap {
+		if !slices.Contains(found, address) {
+			found = append(found, address)
+		}
+	}
+	return found
+}
+
+func (c *Client) learn(answer *pb.MetadataResponse) error {
+	made := make([]*topic, 0, len(answer.GetTopics()))
+	for _, info := range answer.GetTopics() {
+		view, err := viewOf(info)
+		if err != nil {
+			return err
+		}
+		made = append(made, view)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if brokers := answer.GetBrokers(); len(brokers) > 0 {
+		c.brokers = map[int32]string{}
+		for _, broker := range brokers {
+			c.brokers[broker.GetId()] = broker.GetAddress()
+		}
+	}
+	for _, view := range made {
+		if known := c.topics[view.name]; known != nil && known.id == view.id {
+			view.keepLater(known)
+		}
+		c.topics[view.name] = view
+	}
+	for _, name := range answer.GetUnknownTopics() {
+		delete(c.topics, name)
+	}
+	return nil
+}
+
+// keepLater keeps what is known of later leaderships: a broker that lags behind must not undo it.
+func (t *topic) keepLater(known *topic) {
+	for at := range min(len(t.epochs), len(known.epochs)) {
+		if known.epochs[at] > t.epochs[at] {
+			t.epochs[at], t.leaders[at] = known.epochs[at], known.leaders[at]
+		}
+	}
+}
+
+func viewOf(info *pb.TopicInfo) (*topic, error) {
+	schema, err := readSchema(info.GetSchema())
+	if err != nil {
+		return nil, err
+	}
+	print, err := fingerprint(schema)
+	if err != nil {
+		return nil, newError(pb.ErrorCode_SCHEMA_MISMATCH, "topic %q: %s", info.GetName(), err)
+	}
+	count := len(info.GetPartitions())
+	view := &topic{
+		name: info.GetName(), id: info.GetTopicId(), schema: schema, fingerprint: print, typed: info.GetTyped(),
+		leaders: make([]int32, count), epochs: make([]int64, count), replicas: make([][]int32, count),
+	}
+	for _, partition := range info.GetPartitions() {
+		at := int(partition.GetPartition())
+		if at < 0 || at >= count {
+			return nil, newError(pb.ErrorCode_INTERNAL, "topic %q: a broker told of partition %d of %d",
+				info.GetName(), at, count)
+		}
+		view.leaders[at], view.epochs[at] = partition.GetLeader(), partition.GetLeaderEpoch()
+		view.replicas[at] = partition.GetReplicas()
+	}
+	return view, nil
+}
+
+// topic gives what is known of a topic, and asks for it if nothing is.
+func (c *Client) topic(ctx context.Context, name string) (*topic, error) {
+	c.mu.Lock()
+	known := c.topics[name]
+	c.mu.Unlock()
+	if known != nil {
+		return known, nil
+	}
+	var found *topic
+	err := retry(ctx, func() (err error) {
+		found, err = c.refresh(ctx, name)
+		return err
+	})
+	return found, err
+}
+
+// refresh asks for a topic now.
+func (c *Client) refresh(ctx context.Context, name string) (*topic, error) {
+	if _, err := c.metadata(ctx, &pb.MetadataRequest{Topics: []string{name}}); err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if found := c.topics[name]; found != nil {
+		return found, nil
+	}
+	return nil, newError(pb.ErrorCode_UNKNOWN_TOPIC, "no topic is called %q: check the name, or create it", name)
+}
+
+func (c *Client) check(view *topic, partition int32) error {
+	if partition < 0 || int(partition) >= len(view.leaders) {
+		return newError(pb.ErrorCode_UNKNOWN_PARTITION, "topic %q has partitions 0 to %d, not %d",
+			view.name, len(view.leaders)-1, partition)
+	}
+	return nil
+}
+
+// leader gives the address of whoever leads a partition as far as is known; empty: nobody.
+func (c *Client) leader(name string, partition int32) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	view := c.topics[name]
+	if view == nil || int(partition) >= len(view.leaders) {
+		return ""
+	}
+	return c.brokers[view.leaders[partition]]
+}
+
+// noteLeader remembers who leads as a broker that was asked in vain has said.
+func (c *Client) noteLeader(name string, partition int32, told *Error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	view := c.topics[name]
+	if view == nil || told.LeaderID == 0 || int(partition) >= len(view.leaders) {
+		return
+	}
+	if told.leaderEpoch < view.epochs[partition] {
+		return
+	}
+	changed := *view
+	changed.leaders, changed.epochs = slices.Clone(view.leaders), slices.Clone(view.epochs)
+	changed.leaders[partition], changed.epochs[partition] = told.LeaderID, told.leaderEpoch
+	c.topics[name] = &changed
+}
+
+// replicasOf gives the addresses at which a partition can be read: its leader's first.
+func (c *Client) replicasOf(view *topic, partition int32) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var found []string
+	for _, broker := range append([]int32{view.leaders[partition]}, view.replicas[partition]...) {
+		if address := c.brokers[broker]; address != "" && !slices.Contains(found, address) {
+			found = append(found, address)
+		}
+	}
+	return found
+}
+
+// retry asks until there is an answer, an error that asking again does not help, or the end of ctx.
+func retry(ctx context.Context, try func() error) error {
+	for attempt := 0; ; attempt++ {
+		err := try()
+		if err == nil || !isRetriable(err) {
+			return err
+		}
+		if !pause(ctx, attempt) {
+			return err
+		}
+	}
+}
+
+func isRetriable(err error) bool {
+	var found *Error
+	return errors.As(err, &found) && found.Retriable
+}
+
+// pauseOf gives how long to wait after so many failures: 20 ms, doubled up to one second, the half of it by chance.
+func pauseOf(attempt int) time.Duration {
+	longest := min(20*time.Millisecond<<min(attempt, 6), time.Second)
+	return longest/2 + rand.N(longest/2)
+}
+
+// pause waits before the next attempt. False: ctx has ended.
+func pause(ctx context.Context, attempt int) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(pauseOf(attempt)):
+		return true
+	}
+}

@@ -1,0 +1,9 @@
+// Package tritonmq is the Go client of TritonMQ: it publishes batches of Arrow rows, and reads partitions by offset.
+//
+//	c, err := tritonmq.Dial(ctx, "host1:7400,host2:7400", tritonmq.Options{})
+//	p, err := c.NewProducer(tritonmq.ProducerOptions{})
+//	place, err := p.PublishBatch(ctx, "flights", batch, tritonmq.Partition(2), tritonmq.WithUUID(id)).Wait(ctx)
+//	for batch, err := range c.Read(ctx, "flights", 2, tritonmq.Earliest, tritonmq.Latest) { … }
+//
+// The messages in pb are generated from mq.proto. docs/protocol.md says what is not in them.
+package tritonmq

@@ -1,0 +1,132 @@
+"""The Go client beside the Python one, at a real cluster. `make go` runs these."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import os
+import shutil
+import subprocess
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+
+from mq_client import Producer, Reader
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.sql.ddl import parse_schema
+from tests.cluster.harness import Cluster
+
+ROOT = Path(__file__).parents[2]
+CLIENT = ROOT / "clients" / "go"
+BUILD_S = 900
+ASK_S = 60
+
+pytestmark = [
+    pytest.mark.go,
+    pytest.mark.skipif(not os.environ.get("TRITONMQ_TEST_GO"), reason="needs Go: make go"),
+    pytest.mark.timeout(BUILD_S + 180),
+]
+
+COLUMNS = (
+    "id long not null, a boolean, b byte, c short, d int, f float, g double, h string, i binary, j date, k timestamp, "
+    "l timestamp_ntz, m decimal(10,2), o array<int>, p array<struct<q:string,r:array<double>>>, s map<string,long>, "
+    "t struct<u:int,v:map<int,date>>"
+)
+
+DAY = datetime.date(2024, 2, 29)
+TIME = datetime.datetime(2024, 2, 29, 12, 30, 1, 5)
+ROWS = [
+    {
+        "id": 1, "a": True, "b": -128, "c": 32767, "d": -5, "f": 0.5, "g": 1e300, "h": "käse", "i": b"\x00\xff",
+        "j": DAY, "k": TIME.replace(tzinfo=datetime.UTC), "l": TIME, "m": decimal.Decimal("-12.34"), "o": [1, None, 3],
+        "p": [{"q": "x", "r": [1.5, None]}, None, {"q": None, "r": None}], "s": [("one", 1), ("none", None)],
+        "t": {"u": 7, "v": [(1, DAY), (2, None)]},
+    },
+    {"id": 2},
+    {"id": 3, "h": "", "i": b"", "o": [], "p": [], "s": [], "t": {"u": None, "v": []}},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def copy_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("go") / "tritonmq-copy"
+    subprocess.run([_go(), "build", "-o", program, "./cmd/tritonmq-copy"], cwd=CLIENT, check=True, timeout=BUILD_S)
+    return program
+
+
+def _go() -> str:
+    found = shutil.which("go") or "/usr/local/go/bin/go"
+    assert Path(found).exists(), "there is no Go: install 1.26 or newer, or put it on the PATH"
+    return found
+
+
+def _copy(program: Path, cluster: Cluster, source: str, target: str, name: uuid.UUID) -> dict[str, Any]:
+    command = [program, cluster.bootstrap, source, target, "1", str(name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
+    assert done.returncode == 0, done.stderr
+    place: dict[str, Any] = json.loads(done.stdout)
+    return place
+
+
+def _table(cluster: Cluster, topic: str) -> pa.Table:
+    with Reader(cluster.bootstrap) as reader:
+        return pa.Table.from_batches(list(reader.read(topic, 1)))
+
+
+def test_go_and_python_exchange_typed_rows_and_send_each_others_uuids_again_without_a_double(
+    start_cluster: Callable[..., Cluster], copy_program: Path
+) -> None:
+    cluster = start_cluster(brokers=3)
+    for topic in ("ours", "theirs"):
+        cluster.admin.create_topic(topic, partitions=2, replicas=3, schema=COLUMNS)
+    rows = pa.RecordBatch.from_pylist(ROWS, schema=parse_schema(COLUMNS))
+    python_uuid, go_uuid = uuid.uuid4(), uuid.uuid4()
+    with Producer(cluster.bootstrap) as producer:
+        placed = producer.publish_batch("ours", rows, partition=1, uuid=python_uuid).result(ASK_S)
+        assert not placed.places[0].duplicate
+        assert _copy(copy_program, cluster, "ours", "theirs", go_uuid) == _place(0, duplicate=False)
+        assert _table(cluster, "theirs").to_pylist() == rows.to_pylist()  # what Go wrote, of what it had read
+        again = producer.publish_batch("theirs", rows, partition=1, uuid=go_uuid).result(ASK_S)
+        assert (again.places[0].duplicate, again.base_offset) == (True, 0)  # Python sends again what Go has sent
+    assert _copy(copy_program, cluster, "theirs", "ours", python_uuid) == _place(0, duplicate=True)  # and the reverse
+    assert _copy(copy_program, cluster, "ours", "theirs", go_uuid) == _place(0, duplicate=True)
+    assert _table(cluster, "ours").num_rows == _table(cluster, "theirs").num_rows == len(ROWS)
+
+
+def _place(offset: int, *, duplicate: bool) -> dict[str, Any]:
+    return {"Partition": 1, "Offset": offset, "Duplicate": duplicate}
+
+
+def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) -> None:
+    cluster = start_cluster(brokers=1)
+    environment = {**os.environ, "TRITONMQ_GO_BOOTSTRAP": cluster.bootstrap}
+    cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")
+    race = [] if os.environ.get("TRITONMQ_GO_RACE") == "0" else ["-race"]
+    command = [_go(), "test", *race, "-count=1", "./..."]
+    done = subprocess.run(command, cwd=CLIENT, env=environment, capture_output=True, text=True, timeout=BUILD_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_generated_go_code_is_of_the_messages_as_they_are() -> None:
+    """By its descriptor, in which protoc writes the names for JSON for one language and not for the other."""
+    lines = (CLIENT / "pb" / "mq.pb.go").read_text().splitlines()
+    start = next(at for at, line in enumerate(lines) if "_rawDesc = " in line)
+    literal = "".join(line.strip().removesuffix(" +")[1:-1] for line in lines[start + 1 :] if line.startswith('\t"'))
+    generated = FileDescriptorProto.FromString(literal.encode("latin-1").decode("unicode_escape").encode("latin-1"))
+    for message in generated.message_type:
+        _forget_json_names(message)
+    ours = FileDescriptorProto.FromString(pb.DESCRIPTOR.serialized_pb)
+    assert generated.SerializeToString() == ours.SerializeToString(), "run `make go-proto`"
+
+
+def _forget_json_names(message: DescriptorProto) -> None:
+    for field in message.field:
+        field.ClearField("json_name")
+    for nested in message.nested_type:
+        _forget_json_names(nested)
