@@ -41,7 +41,7 @@ from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.identity import Cut, LogIdentity
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_broker.storage.sealed import DataKey, Slot
+from mq_broker.storage.sealed import OVERHEAD_BYTES, DataKey, Slot
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
 from tests.mq_broker.storage.bed import (
@@ -156,7 +156,9 @@ def _sealed() -> dict[str, str]:
     """A sealed segment of one entry, and a sealed snapshot. Their nonces are not random here."""
     nonce = bytes(range(12))
     with mock.patch("os.urandom", lambda size: nonce[:size]):
-        segment = b"".join((SEALING.block, *SEALING.seal(1, SEALED_FRAME)))
+        unit = bytearray(SEALED_FRAME.size + OVERHEAD_BYTES)
+        SEALING.seal(1, SEALED_FRAME, memoryview(unit))
+        segment = SEALING.block + unit
         return {
             "segment that is sealed": segment.hex(),
             "sealed snapshot": SEALING.seal_snapshot(encode_snapshot(PLACE, SNAPSHOT)).hex(),

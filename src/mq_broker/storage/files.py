@@ -28,6 +28,10 @@ class Files(Protocol):
     def read(self, fd: int, size: int, position: int) -> bytes:
         """Up to `size` bytes; fewer only at the end of the file."""
 
+    def read_into(self, fd: int, room: memoryview, position: int) -> int:
+        """As `read`, into `room`. Returns how many bytes of it were filled; fewer than all only at the end of the
+        file."""
+
     def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
         """The parts one after another, at most `WRITE_PARTS_MAX`. Returns how many bytes were taken, maybe fewer than
         given."""
@@ -71,6 +75,12 @@ class OsFiles:
             pieces.append(data)
             done += len(data)
         return b"".join(pieces)
+
+    def read_into(self, fd: int, room: memoryview, position: int) -> int:
+        done = 0
+        while done < len(room) and (taken := os.preadv(fd, [room[done:]], position + done)):
+            done += taken
+        return done
 
     def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
         return os.pwritev(fd, parts, position)

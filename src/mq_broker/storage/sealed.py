@@ -32,13 +32,14 @@ import base64
 import json
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from mq_broker.storage.codec.frame import HEADER_BYTES, MAGIC, NewerFrame, Place, checksum, decode_frame, unpack_header
 from mq_broker.storage.codec.snapshot import NewerSnapshot
 from mq_broker.storage.interface import Frame
+from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
@@ -62,6 +63,7 @@ _NO_NONCE: Final = bytes(NONCE_BYTES)
 _ZEROS: Final = bytes(16)
 _SLOT_JSON_MAX: Final = SLOT_BYTES - HEADER_BYTES
 _JOIN_BYTES_MAX: Final = 16 << 10
+"""Up to this a frame's parts are joined in new memory, which costs nothing then."""
 
 _SNAPSHOT: Final = struct.Struct("<I3sBQ")
 _SNAPSHOT_MAGIC: Final = b"TSn"
@@ -94,6 +96,9 @@ class Cipher(Protocol):
     """AES-256-GCM with one key, as `cryptography` has it."""
 
     def encrypt(self, nonce: bytes, data: Buffer, associated_data: bytes | None) -> bytes: ...
+
+    def encrypt_into(self, nonce: bytes, data: Buffer, associated_data: bytes | None, buf: memoryview) -> int:
+        """`buf` has exactly the bytes of `data` and of the tag, and is other memory than `data`."""
 
     def decrypt(self, nonce: bytes, data: Buffer, associated_data: bytes | None) -> bytes:
         """Raises if the tag does not hold."""
@@ -194,19 +199,23 @@ class DataKey:
         self._cipher = cipher
         self._place_bytes = _place_bytes(place)
 
-    def seal(self, first: int, frame: Frame) -> list[Buffer]:
-        """The unit of an entry in the segment that begins with entry `first`: one buffer, or two of a large one. Each
-        call gives other bytes."""
+    def seal(self, first: int, frame: Frame, unit: memoryview) -> None:
+        """Write the unit of an entry in the segment that begins with entry `first` to `unit`, which has
+        `OVERHEAD_BYTES` more than the frame. Each call gives other bytes."""
         nonce = os.urandom(NONCE_BYTES)
         checked = _HEADER.pack(0, _MAGIC, _ENTRY, 0, frame.entry.index, nonce, _ZEROS, 0, 0, frame.size + TAG_BYTES, 0)[
             4:
         ]
-        parts = frame.parts
-        plain = parts[0] if len(parts) == 1 else b"".join(parts)
-        sealed = self._cipher.encrypt(nonce, plain, self._associated(first, checked))
-        crc = checksum(checksum(self.place.seed, checked), sealed)
-        head = crc.to_bytes(4, "little") + checked
-        return [head + sealed] if len(sealed) <= _JOIN_BYTES_MAX else [head, sealed]
+        unit[4:HEADER_BYTES] = checked
+        sealed, associated, parts = unit[HEADER_BYTES:], self._associated(first, checked), frame.parts
+        if len(parts) == 1 or frame.size <= _JOIN_BYTES_MAX:
+            plain = parts[0] if len(parts) == 1 else b"".join(parts)
+            self._cipher.encrypt_into(nonce, plain, associated, sealed)
+        else:
+            with SEALING_MEMORY.lent(frame.size) as joined:
+                _join(parts, joined)
+                self._cipher.encrypt_into(nonce, joined, associated, sealed)
+        unit[:4] = checksum(self.place.seed, unit[4:]).to_bytes(4, "little")
 
     def open(self, first: int, data: memoryview, at: int = 0) -> tuple[Frame, int]:
         """The frame of the unit that begins at `at`, and where the unit ends.
@@ -262,6 +271,14 @@ class DataKey:
             "another replica",
             self.slot.key_id,
         )
+
+
+def _join(parts: Iterable[Buffer], joined: memoryview) -> None:
+    at = 0
+    for part in parts:
+        end = at + memoryview(part).nbytes
+        joined[at:end] = part
+        at = end
 
 
 def walk_unit(place: Place, data: memoryview, at: int = 0) -> tuple[int, int]:

@@ -174,6 +174,11 @@ class Disk:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return os.pread(fd, size, position)
 
+    def read_into(self, fd: int, room: memoryview, position: int) -> int:
+        data = self.read(fd, len(room), position)
+        room[: len(data)] = data
+        return len(data)
+
     def write(self, fd: int, parts: Sequence[Any], position: int) -> int:
         self.step()
         data = b"".join(parts)

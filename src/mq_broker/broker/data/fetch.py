@@ -84,7 +84,8 @@ class Reading:
             await room_to_send()
             await self._held.room(caller())
             end = self._known_end(partition, request, at)
-            await open_apart(partition.journal, partition.index, at, end, chunk_bytes)
+            if partition.journal.sealed:
+                await open_apart(partition.journal, partition.index, at, end, chunk_bytes)
             batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
             epoch = partition.replica.leader_epoch
             if pushdown is None:

@@ -367,7 +367,8 @@ class _Session:
         while not self._ended:
             if not await room_to_send(_LOOK_AGAIN_S):
                 continue  # the client may have said its last meanwhile
-            await self._open_apart()
+            if self._ready and (first := next(iter(self._ready))).partition.journal.sealed:
+                await self._open_apart(first)
             message = self._gather()
             if message is None:
                 self._wake.clear()
@@ -376,12 +377,10 @@ class _Session:
                 async with self._delivery.held.holding(caller(), message_bytes(message)):
                     await send(message)
 
-    async def _open_apart(self) -> None:
+    async def _open_apart(self, subscription: _Subscription) -> None:
         """What is read next costs the loop little by then, though it lies sealed on the disk."""
-        subscription = next(iter(self._ready), None)
-        if subscription is not None and subscription.partition.journal.sealed:
-            partition, bytes_max = subscription.partition, chunk_bytes(FETCH_CHUNK_BYTES)
-            await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
+        partition, bytes_max = subscription.partition, chunk_bytes(FETCH_CHUNK_BYTES)
+        await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
     def _gather(self) -> Batches | None:
         """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""

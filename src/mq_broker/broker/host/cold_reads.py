@@ -11,9 +11,7 @@ from mq_protocol.limits import READ_BATCHES_MAX
 
 
 async def open_apart(journal: Journal, index: OffsetIndex, start: int, end: int, bytes_max: int) -> None:
-    """Before `Partition.read` of the same. Raises nothing: who reads is told."""
-    if not journal.sealed:
-        return
+    """Before `Partition.read` of the same, if `journal.sealed`. Raises nothing: who reads is told."""
     with contextlib.suppress(TritonMQError):
         batches = index.range(start, end, bytes_max, READ_BATCHES_MAX)
         if batches:

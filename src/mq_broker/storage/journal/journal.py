@@ -38,6 +38,7 @@ from mq_broker.storage.journal.recovery import LogDamaged, Recovered
 from mq_broker.storage.journal.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
 from mq_broker.storage.journal.shortening import WholeSegment, drop_segments, entries_of, store_snapshot, summarize
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import Altered, DataKey, file_end, unit_start
 from mq_protocol.errors import CorruptBatch, StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
@@ -429,15 +430,18 @@ class DiskJournal:
         start, key = self._end(first_index - 1), self._keys.get(segment)
         at, size = self._span(segment, base, first_index, last_index)
         try:
-            data = memoryview(self._pread(segment, size, at))
+            fd = self._descriptor(segment)
+            if key is not None:
+                with SEALING_MEMORY.lent(size) as sealed:
+                    filled = self._writer.files.read_into(fd, sealed, at)
+                    return self._unsealed(segment, base, key, sealed[:filled], first_index)
+            data = memoryview(self._writer.files.read(fd, size, at))
         except OSError as error:
             if error.errno in (errno.EIO, errno.ENOENT):
                 raise self._damaged(segment, at, str(error)) from error
             raise StorageFailed(
                 f"{segment_path(self._files.directory, segment)} cannot be read ({error}): ask another replica"
             ) from error
-        if key is not None:
-            return self._unsealed(segment, base, key, data, first_index)
         frames: list[Frame] = []
         for index in range(first_index, last_index + 1):
             try:
@@ -518,11 +522,12 @@ class DiskJournal:
         fits = self._base + bisect_right(self._ends, limit, first_index - self._base, last_index - self._base + 1) - 1
         return max(fits, first_index) if first else fits
 
-    def _pread(self, segment: int, size: int, position: int) -> bytes:
+    def _descriptor(self, segment: int) -> int:
+        """To read that segment with."""
         if self._reader is None or self._reader[0] != segment:
             self._close_reader()
             self._reader = segment, os.open(segment_path(self._files.directory, segment), os.O_RDONLY | os.O_CLOEXEC)
-        return self._writer.files.read(self._reader[1], size, position)
+        return self._reader[1]
 
     def _close_reader(self) -> None:
         if self._reader is not None:
@@ -563,9 +568,14 @@ def _opened(files: Files, path: Path, segment: int, key: DataKey, at: int, size:
     """The frames of sealed entries of a file. In a thread. Raises what reading and opening them does."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        data = memoryview(files.read(fd, size, at))
+        with SEALING_MEMORY.lent(size) as room:
+            return _frames_of(key, segment, room[: files.read_into(fd, room, at)])
     finally:
         os.close(fd)
+
+
+def _frames_of(key: DataKey, segment: int, data: memoryview) -> list[Frame]:
+    """The frames of the units that `data` is. None of them views it."""
     frames: list[Frame] = []
     position = 0
     while position < len(data):

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import WRITE_PARTS_MAX, Files
 from mq_broker.storage.identity import LogIdentity
 from mq_broker.storage.interface import Frame
+from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, DataKey
 from mq_protocol.envelope import Buffer
 
@@ -49,8 +50,9 @@ _MARK: Final = struct.Struct("<QI")
 # Below this a part costs more as a buffer of its own than copied beside its neighbours
 _JOIN_BYTES_MAX: Final = 16 << 10
 _COPY_BYTES: Final = 4 << 20
-_SEALED_AT_ONCE_BYTES: Final = 4 << 20
-"""Frames that are sealed and written together: while they are, they are in memory twice."""
+_SEALED_AT_ONCE_BYTES: Final = 1 << 20
+"""Sealed bytes that are written together: few enough that the processor has them at hand. A larger frame is written
+alone."""
 
 
 def segment_path(directory: Path, first_index: int) -> Path:
@@ -341,16 +343,21 @@ class LogFiles:
             self._written = frames[-1].entry.index
 
     def _write_sealed(self, frames: list[Frame], key: DataKey) -> None:
-        """The same frames sealed, behind the block that a segment begins with."""
-        parts: list[Buffer] = [] if self._end else [key.block]
-        size = 0
-        for frame in frames:
-            parts += key.seal(self._segment, frame)
-            size += frame.size
-            if size >= _SEALED_AT_ONCE_BYTES:
-                self._write(_joined(parts))
-                parts, size = [], 0
-        self._write(_joined(parts))
+        """The same frames sealed, behind the block that a segment begins with. Each round of the loop gives its memory
+        back after the write has returned, so no byte of it changes on its way to the file."""
+        at = 0
+        while at < len(frames):
+            size, end = frames[at].size + OVERHEAD_BYTES, at + 1
+            while end < len(frames) and size + frames[end].size + OVERHEAD_BYTES <= _SEALED_AT_ONCE_BYTES:
+                size += frames[end].size + OVERHEAD_BYTES
+                end += 1
+            with SEALING_MEMORY.lent(size) as units:
+                done = 0
+                for frame in frames[at:end]:
+                    done += frame.size + OVERHEAD_BYTES
+                    key.seal(self._segment, frame, units[done - frame.size - OVERHEAD_BYTES : done])
+                self._write([units] if self._end else [key.block, units])
+            at = end
 
     def _write(self, parts: list[Buffer]) -> None:
         """All of it at the end; `_end` moves with every byte taken, so that it is right whatever fails."""
@@ -572,13 +579,9 @@ def rewrite(files: Files, fd: int, start: int, end: int) -> None:
 
 def _gather(frames: list[Frame]) -> list[Buffer]:
     """The frames' bytes as few buffers: small parts are joined, large ones stay as they are."""
-    return _joined(part for frame in frames for part in frame.parts)
-
-
-def _joined(pieces: Iterable[Buffer]) -> list[Buffer]:
     parts: list[Buffer] = []
     small: list[Buffer] = []
-    for part in pieces:
+    for part in (part for frame in frames for part in frame.parts):
         if memoryview(part).nbytes <= _JOIN_BYTES_MAX:
             small.append(part)
         else:

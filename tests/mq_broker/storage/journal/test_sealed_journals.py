@@ -4,6 +4,7 @@ journal has one: wrong key, altered, damaged."""
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -14,9 +15,22 @@ from mq_broker.measured import ALARMS
 from mq_broker.storage.interface import Frame
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.keyring import Keyring
+from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered, KeyAbsent, WrongKey
+from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
-from tests.mq_broker.storage.bed import PLACE, Bed, Saved, eventually, frame_of, frames_of, joined, on_a_bed
+from tests.mq_broker.storage.bed import (
+    MARK_BYTES,
+    PLACE,
+    Bed,
+    Saved,
+    TrickFiles,
+    eventually,
+    frame_of,
+    frames_of,
+    joined,
+    on_a_bed,
+)
 
 ALL = 1 << 40
 MARKER = b"THIS-IS-A-PAYLOAD"
@@ -350,3 +364,54 @@ def test_a_snapshot_is_sealed_and_has_the_three_answers_too(tmp_path: Path) -> N
         await journal.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
+class KeepingFiles(TrickFiles):
+    """Keeps what it is given to write, as a kernel would that wrote it later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[int, Sequence[Buffer]]] = []
+
+    def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
+        taken = super().write(fd, parts, position)
+        if taken > MARK_BYTES:
+            self.given.append((position, [memoryview(part)[:] for part in parts]))
+        return taken
+
+
+def test_memory_that_was_given_to_a_write_does_not_change_while_it_is_held(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        files = bed.files = bed.writer.files = KeepingFiles()
+        journal, heard, _ = sealed(bed).open()
+        for index in range(1, 9):
+            journal.append([frame_of(index, payload=bytes([index]) * 70_000)])
+            await heard.until_flushed(index)
+        whole = bed.segments[0].read_bytes()
+        assert len(files.given) == 8
+        for position, parts in files.given:
+            data = b"".join(parts)
+            assert whole[position : position + len(data)] == data, position
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_writes_of_sealed_frames_use_the_same_memory_and_reads_have_their_own(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = sealed(bed).open()
+        frames = [frame_of(index, payload=bytes([index]) * 70_000) for index in range(1, 21)]
+        made = SEALING_MEMORY.made
+        for frame in frames:
+            journal.append([frame])
+            await heard.until_flushed(frame.entry.index)
+        served = []
+        for index in range(1, 21):
+            await journal.open_apart(index, index)
+            served += journal.read(index, index, ALL)
+        served += journal.read(1, 20, ALL)
+        assert joined(served) == joined([*frames, *frames])
+        assert SEALING_MEMORY.made - made <= 6
+        await journal.close()
+
+    on_a_bed(test, tmp_path, cache_bytes_max=0)

@@ -508,9 +508,16 @@ class UnreadableFiles(MortalFiles):
         self._position = position
 
     def read(self, fd: int, size: int, position: int) -> bytes:
+        self._check(fd, size, position)
+        return super().read(fd, size, position)
+
+    def read_into(self, fd: int, room: memoryview, position: int) -> int:
+        self._check(fd, len(room), position)
+        return super().read_into(fd, room, position)
+
+    def _check(self, fd: int, size: int, position: int) -> None:
         if os.fstat(fd).st_ino == self._inode and position <= self._position < position + size:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return super().read(fd, size, position)
 
 
 def test_what_the_disk_cannot_read_is_put_aside(tmp_path: Path) -> None:
