@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -59,6 +60,7 @@ type topic struct {
 	schema      *arrow.Schema
 	fingerprint uint64
 	typed       bool
+	batchMax    int // bytes
 	leaders     []int32
 	epochs      []int64
 	replicas    [][]int32
@@ -245,9 +247,13 @@ func viewOf(info *pb.TopicInfo) (*topic, error) {
 		return nil, newError(pb.ErrorCode_SCHEMA_MISMATCH, "topic %q: %s", info.GetName(), err)
 	}
 	count := len(info.GetPartitions())
+	if count == 0 {
+		return nil, newError(pb.ErrorCode_INTERNAL, "topic %q: a broker told of no partitions", info.GetName())
+	}
 	view := &topic{
 		name: info.GetName(), id: info.GetTopicId(), schema: schema, fingerprint: print, typed: info.GetTyped(),
-		leaders: make([]int32, count), epochs: make([]int64, count), replicas: make([][]int32, count),
+		batchMax: batchBytesMax(info),
+		leaders:  make([]int32, count), epochs: make([]int64, count), replicas: make([][]int32, count),
 	}
 	for _, partition := range info.GetPartitions() {
 		at := int(partition.GetPartition())
@@ -259,6 +265,16 @@ func viewOf(info *pb.TopicInfo) (*topic, error) {
 		view.replicas[at] = partition.GetReplicas()
 	}
 	return view, nil
+}
+
+// batchBytesMax gives what the topic takes in one batch, with room for what is beside the rows.
+func batchBytesMax(info *pb.TopicInfo) int {
+	const usual, overhead = 4 << 20, 4 << 10
+	given, err := strconv.Atoi(info.GetSettings()["batch_bytes_max"])
+	if err != nil {
+		given = usual
+	}
+	return max(given-overhead, overhead)
 }
 
 // topic gives what is known of a topic, and asks for it if nothing is.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -173,6 +174,46 @@ func TestWhatMakesNoSenseIsRefusedAtOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := publishes("numbers", whole); CodeOf(err) != pb.ErrorCode_INVALID_REQUEST {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+func TestRecordsGoWhereTheirKeysSayAndComeBackWhole(t *testing.T) {
+	ctx, client := dialled(t)
+	producer := producerOf(t, client)
+	when := time.UnixMicro(1_700_000_000_000_001)
+	record := Record{Key: []byte("käse"), Value: []byte{0, 255}, Timestamp: when,
+		Headers: []Header{{"one", []byte("1")}, {"none", nil}}}
+	first, second := producer.Publish(ctx, "records", record), producer.Publish(ctx, "records", Record{Key: record.Key})
+	place, err := first.Wait(ctx)
+	if err != nil || place.Partition != PartitionForKey(record.Key, 3) {
+		t.Fatal(place, err)
+	}
+	if after, err := second.Wait(ctx); err != nil || after.Offset != place.Offset+1 {
+		t.Fatal(after, err)
+	}
+	var found []byte
+	for batch, err := range client.Read(ctx, "records", place.Partition, place.Offset, place.Offset+2) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := batch.MarshalJSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		found = append(found, text...)
+	}
+	for _, part := range []string{`"key":"a8Okc2U="`, `"value":"AP8="`,
+		`{"key":"one","value":"MQ=="},{"key":"none","value":null}`,
+		`2023-11-14T22:13:20.000001Z`, `"headers":null`, `"value":null`} {
+		if !strings.Contains(string(found), part) {
+			t.Errorf("no %s in %s", part, found)
+		}
+	}
+	if err := producer.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := producer.Publish(ctx, "records", record).Wait(ctx); CodeOf(err) != pb.ErrorCode_INVALID_REQUEST {
 		t.Errorf("closed: %v", err)
 	}
 }

@@ -1,4 +1,5 @@
-// Package tritonmq is the Go client of TritonMQ: it publishes batches of Arrow rows, and reads partitions by offset.
+// Package tritonmq is the Go client of TritonMQ: it publishes records and batches of Arrow rows, and reads partitions
+// by offset.
 //
 //	c, err := tritonmq.Dial(ctx, "host1:7400,host2:7400", tritonmq.Options{})
 //	p, err := c.NewProducer(tritonmq.ProducerOptions{})

@@ -26,6 +26,7 @@ type outgoing struct {
 	room      int64
 	deadline  deadline
 	result    *Result
+	records   []*Result // one for each record, of those that were published by themselves
 
 	flying  *stream // where its attempt is under way; nil: it is to be sent
 	attempt uint64  // that attempt's correlation
@@ -285,4 +286,11 @@ func (l *lane) settle(batch *outgoing, place Place, err error) {
 	batch.flying = nil
 	l.producer.room.Release(batch.room)
 	batch.result.settle(place, err)
+	for at, record := range batch.records {
+		own := place
+		if err == nil {
+			own.Offset += int64(at)
+		}
+		record.settle(own, err)
+	}
 }

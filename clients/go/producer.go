@@ -28,6 +28,11 @@ type ProducerOptions struct {
 	Timeout time.Duration
 	// MaxInFlight bounds the unanswered batches of one partition on their way. 0: 5.
 	MaxInFlight int
+	// Linger is how long a record waits for more, to be sent as one batch. 0: 2 ms.
+	Linger time.Duration
+	// BatchBytesMax is the size of a batch of records at which it is sent at once. 0: 1 MiB. A topic with a smaller
+	// batch_bytes_max has batches of that.
+	BatchBytesMax int
 	// BufferBytesMax bounds what is not yet acknowledged; who publishes more waits. 0: 64 MiB.
 	BufferBytesMax int64
 }
@@ -44,6 +49,8 @@ type Producer struct {
 
 	mu     sync.Mutex // taken before a lane's
 	lanes  map[laneKey]*lane
+	open   map[laneKey]*openBatch
+	turn   map[string]int32 // where records without a key go
 	closed bool
 
 	streamsMu sync.Mutex // taken after a lane's
@@ -114,7 +121,14 @@ func (c *Client) NewProducer(options ProducerOptions) (*Producer, error) {
 	if options.BufferBytesMax == 0 {
 		options.BufferBytesMax = 64 << 20
 	}
-	if options.Timeout < 0 || options.MaxInFlight < 0 || options.BufferBytesMax < 0 ||
+	if options.Linger == 0 {
+		options.Linger = 2 * time.Millisecond
+	}
+	if options.BatchBytesMax == 0 {
+		options.BatchBytesMax = 1 << 20
+	}
+	if options.Linger < 0 || options.BatchBytesMax < 0 || options.Timeout < 0 ||
+		options.MaxInFlight < 0 || options.BufferBytesMax < 0 ||
 		options.Acks < All || options.Acks > None {
 		return nil, newError(pb.ErrorCode_INVALID_SETTING,
 			"a producer's options are not negative, and Acks is All, Leader or None")
@@ -122,7 +136,7 @@ func (c *Client) NewProducer(options ProducerOptions) (*Producer, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	return &Producer{
 		client: c, options: options, room: semaphore.NewWeighted(options.BufferBytesMax), ctx: ctx, cancel: cancel,
-		lanes: map[laneKey]*lane{}, streams: map[string]*stream{},
+		lanes: map[laneKey]*lane{}, open: map[laneKey]*openBatch{}, turn: map[string]int32{}, streams: map[string]*stream{},
 	}, nil
 }
 
@@ -178,24 +192,33 @@ func (p *Producer) PublishBatch(
 	if err != nil {
 		return failed(newError(pb.ErrorCode_INVALID_REQUEST, "the batch cannot be encoded: %s", err))
 	}
-	return p.add(ctx, &outgoing{
+	made := &outgoing{
 		view: view, partition: chosen.partition, uuid: chosen.uuid, count: uint32(batch.NumRows()), payload: payload,
 		deadline: newDeadline(p.options.Timeout), result: newResult(),
-	})
-}
-
-// add puts a batch behind the others of its partition.
-func (p *Producer) add(ctx context.Context, batch *outgoing) *Result {
-	batch.room = min(int64(len(batch.payload)), p.options.BufferBytesMax)
-	if err := p.room.Acquire(ctx, batch.room); err != nil {
+	}
+	made.room = min(int64(len(payload)), p.options.BufferBytesMax)
+	if err := p.room.Acquire(ctx, made.room); err != nil {
 		return failed(err)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		p.room.Release(batch.room)
-		return failed(newError(pb.ErrorCode_INVALID_REQUEST, "the producer is closed: make a new one"))
+		p.room.Release(made.room)
+		return failed(errClosed())
 	}
+	if before := p.open[laneKey{view.name, made.partition}]; before != nil {
+		p.send(before) // what was published first goes first
+	}
+	p.add(made)
+	return made.result
+}
+
+func errClosed() *Error {
+	return newError(pb.ErrorCode_INVALID_REQUEST, "the producer is closed: make a new one")
+}
+
+// add puts a batch behind the others of its partition. Under mu.
+func (p *Producer) add(batch *outgoing) {
 	key := laneKey{batch.view.name, batch.partition}
 	found := p.lanes[key]
 	if found == nil {
@@ -204,12 +227,14 @@ func (p *Producer) add(ctx context.Context, batch *outgoing) *Result {
 		p.running.Go(found.run)
 	}
 	found.add(batch)
-	return batch.result
 }
 
 // Flush waits until everything that was given so far has its answer. The answers themselves are in the Results.
 func (p *Producer) Flush(ctx context.Context) error {
 	p.mu.Lock()
+	for _, batch := range p.open {
+		p.send(batch)
+	}
 	var waiting []*Result
 	for _, lane := range p.lanes {
 		waiting = append(waiting, lane.results()...)
@@ -230,6 +255,9 @@ func (p *Producer) Close(ctx context.Context) error {
 	err := p.Flush(ctx)
 	p.mu.Lock()
 	p.closed = true
+	for _, batch := range p.open { // of those who published meanwhile
+		p.send(batch)
+	}
 	p.mu.Unlock()
 	p.cancel()
 	p.running.Wait()

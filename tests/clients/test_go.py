@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 CLIENT = ROOT / "clients" / "go"
 BUILD_S = 900
 ASK_S = 60
+RECORDS = 100_000
 
 pytestmark = [
     pytest.mark.go,
@@ -54,10 +55,11 @@ ROWS = [
 
 
 @pytest.fixture(scope="session")
-def copy_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    program = tmp_path_factory.mktemp("go") / "tritonmq-copy"
-    subprocess.run([_go(), "build", "-o", program, "./cmd/tritonmq-copy"], cwd=CLIENT, check=True, timeout=BUILD_S)
-    return program
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the client's programs are."""
+    directory = tmp_path_factory.mktemp("go")
+    subprocess.run([_go(), "build", "-o", directory, "./cmd/..."], cwd=CLIENT, check=True, timeout=BUILD_S)
+    return directory
 
 
 def _go() -> str:
@@ -66,8 +68,8 @@ def _go() -> str:
     return found
 
 
-def _copy(program: Path, cluster: Cluster, source: str, target: str, name: uuid.UUID) -> dict[str, Any]:
-    command = [program, cluster.bootstrap, source, target, "1", str(name)]
+def _copy(programs: Path, cluster: Cluster, source: str, target: str, name: uuid.UUID) -> dict[str, Any]:
+    command = [programs / "tritonmq-copy", cluster.bootstrap, source, target, "1", str(name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_S, check=False)
     assert done.returncode == 0, done.stderr
     place: dict[str, Any] = json.loads(done.stdout)
@@ -80,7 +82,7 @@ def _table(cluster: Cluster, topic: str) -> pa.Table:
 
 
 def test_go_and_python_exchange_typed_rows_and_send_each_others_uuids_again_without_a_double(
-    start_cluster: Callable[..., Cluster], copy_program: Path
+    start_cluster: Callable[..., Cluster], programs: Path
 ) -> None:
     cluster = start_cluster(brokers=3)
     for topic in ("ours", "theirs"):
@@ -90,13 +92,52 @@ def test_go_and_python_exchange_typed_rows_and_send_each_others_uuids_again_with
     with Producer(cluster.bootstrap) as producer:
         placed = producer.publish_batch("ours", rows, partition=1, uuid=python_uuid).result(ASK_S)
         assert not placed.places[0].duplicate
-        assert _copy(copy_program, cluster, "ours", "theirs", go_uuid) == _place(0, duplicate=False)
+        assert _copy(programs, cluster, "ours", "theirs", go_uuid) == _place(0, duplicate=False)
         assert _table(cluster, "theirs").to_pylist() == rows.to_pylist()  # what Go wrote, of what it had read
         again = producer.publish_batch("theirs", rows, partition=1, uuid=go_uuid).result(ASK_S)
         assert (again.places[0].duplicate, again.base_offset) == (True, 0)  # Python sends again what Go has sent
-    assert _copy(copy_program, cluster, "theirs", "ours", python_uuid) == _place(0, duplicate=True)  # and the reverse
-    assert _copy(copy_program, cluster, "ours", "theirs", go_uuid) == _place(0, duplicate=True)
+    assert _copy(programs, cluster, "theirs", "ours", python_uuid) == _place(0, duplicate=True)  # and the reverse
+    assert _copy(programs, cluster, "ours", "theirs", go_uuid) == _place(0, duplicate=True)
     assert _table(cluster, "ours").num_rows == _table(cluster, "theirs").num_rows == len(ROWS)
+
+
+def test_what_was_stored_before_a_column_was_added_has_nulls_there(
+    start_cluster: Callable[..., Cluster], programs: Path
+) -> None:
+    cluster = start_cluster(brokers=1)
+    cluster.admin.create_topic("before", partitions=2, schema="n long, s struct<a:int,b:array<string>>")
+    wider = "n long, s struct<a:int,b:array<string>>, m map<string,int>"
+    cluster.admin.create_topic("after", partitions=2, schema=wider)
+    with Producer(cluster.bootstrap) as producer:
+        rows = [{"n": n, "s": {"a": n, "b": ["x"]}} for n in range(3)]
+        producer.publish_batch("before", pa.Table.from_pylist(rows, parse_schema(wider).remove(2)), partition=1).result(
+            ASK_S
+        )
+    cluster.admin.alter_topic("before", add_columns="m map<string,int>")
+    _copy(programs, cluster, "before", "after", uuid.uuid4())
+    assert _table(cluster, "after").to_pylist() == [{**row, "m": None} for row in rows]
+
+
+def test_records_that_are_on_their_way_when_the_leader_is_killed_are_there_once_and_in_order(
+    start_cluster: Callable[..., Cluster], programs: Path
+) -> None:
+    cluster = start_cluster(brokers=3)
+    cluster.admin.create_topic("numbers", partitions=1, replicas=3)
+    command = [programs / "tritonmq-count", cluster.bootstrap, "numbers", "0", str(RECORDS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as counting:
+        assert counting.stdout is not None
+        assert counting.stderr is not None
+        told = 0
+        for line in counting.stdout:
+            told = int(line)
+            if told == RECORDS // 5:
+                cluster.brokers[cluster.leader("numbers", 0)].kill()
+                assert counting.poll() is None
+        assert (counting.wait(ASK_S), counting.stderr.read()) == (0, "")
+    assert told == RECORDS
+    with Reader(cluster.bootstrap) as reader:
+        values = [value for batch in reader.read("numbers", 0) for value in batch.column("value").to_pylist()]
+    assert values == [b"%d" % n for n in range(RECORDS)]
 
 
 def _place(offset: int, *, duplicate: bool) -> dict[str, Any]:
@@ -107,6 +148,7 @@ def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) 
     cluster = start_cluster(brokers=1)
     environment = {**os.environ, "TRITONMQ_GO_BOOTSTRAP": cluster.bootstrap}
     cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")
+    cluster.admin.create_topic("records", partitions=3)
     race = [] if os.environ.get("TRITONMQ_GO_RACE") == "0" else ["-race"]
     command = [_go(), "test", *race, "-count=1", "./..."]
     done = subprocess.run(command, cwd=CLIENT, env=environment, capture_output=True, text=True, timeout=BUILD_S)
