@@ -23,7 +23,7 @@ import (
 const (
 	protocol, protocolOldest = 2, 1 // what this client speaks: see docs/compatibility.md
 	messageBytesMax          = 65 << 20
-	attemptTimeout           = 5 * time.Second // for one broker to say who leads: another may be asked
+	attemptTimeout           = 5 * time.Second // of one request to one broker
 	defaultTimeout           = 30 * time.Second
 )
 
@@ -143,14 +143,17 @@ func (c *Client) broker(address string) (pb.BrokerClient, error) {
 
 type unary[Q, R any] func(pb.BrokerClient, context.Context, Q, ...grpc.CallOption) (R, error)
 
+// ask waits for one broker for attemptTimeout: another may answer.
 func ask[Q, R any](ctx context.Context, c *Client, address string, method unary[Q, R], request Q) (R, error) {
 	var none R
 	broker, err := c.broker(address)
 	if err != nil {
 		return none, err
 	}
+	attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+	defer cancel()
 	var trailer metadata.MD
-	answer, err := method(broker, ctx, request, grpc.Trailer(&trailer))
+	answer, err := method(broker, attempt, request, grpc.Trailer(&trailer))
 	if err != nil {
 		return none, fromCall(ctx, err, trailer, address)
 	}
@@ -163,9 +166,7 @@ func (c *Client) metadata(ctx context.Context, request *pb.MetadataRequest) (*pb
 	request.Protocol, request.ProtocolOldest = protocol, protocolOldest
 	var last error
 	for _, address := range c.addresses() {
-		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
-		answer, err := ask(attempt, c, address, pb.BrokerClient.Metadata, request)
-		cancel()
+		answer, err := ask(ctx, c, address, pb.BrokerClient.Metadata, request)
 		if err == nil {
 			err = c.learn(answer)
 		}
@@ -285,6 +286,11 @@ func (c *Client) topic(ctx context.Context, name string) (*topic, error) {
 	if known != nil {
 		return known, nil
 	}
+	return c.topicNow(ctx, name)
+}
+
+// topicNow asks for a topic, again and again until ctx ends.
+func (c *Client) topicNow(ctx context.Context, name string) (*topic, error) {
 	var found *topic
 	err := retry(ctx, func() (err error) {
 		found, err = c.refresh(ctx, name)
@@ -293,7 +299,14 @@ func (c *Client) topic(ctx context.Context, name string) (*topic, error) {
 	return found, err
 }
 
-// refresh asks for a topic now.
+// forget has a topic be asked for when it is used next: it is not as it was known.
+func (c *Client) forget(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.topics, name)
+}
+
+// refresh asks for a topic once.
 func (c *Client) refresh(ctx context.Context, name string) (*topic, error) {
 	if _, err := c.metadata(ctx, &pb.MetadataRequest{Topics: []string{name}}); err != nil {
 		return nil, err

@@ -217,3 +217,51 @@ func TestRecordsGoWhereTheirKeysSayAndComeBackWhole(t *testing.T) {
 		t.Errorf("closed: %v", err)
 	}
 }
+
+func TestColumnsThatWereJustAddedAreKnown(t *testing.T) {
+	ctx, client := dialled(t)
+	producer := producerOf(t, client)
+	narrow := arrow.NewSchema(numbers.Fields()[:1], nil)
+	before, err := schemaMessage(narrow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	after, err := schemaMessage(numbers)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := client.addresses()[0]
+	_, err = ask(ctx, client, address, pb.BrokerClient.CreateTopic,
+		&pb.CreateTopicRequest{Name: "growing", Partitions: 1, Replicas: 1, Schema: before})
+	if err != nil {
+		t.Fatal(err)
+	}
+	wide := counted(t, 1, 2)
+	publish := func(batch arrow.RecordBatch) {
+		t.Helper()
+		if _, err := producer.PublishBatch(ctx, "growing", batch).Wait(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	publish(array.NewRecordBatch(narrow, wide.Columns()[:1], 1))
+	_, err = ask(ctx, client, address, pb.BrokerClient.AlterTopic, &pb.AlterTopicRequest{Name: "growing", Schema: after})
+	if err != nil {
+		t.Fatal(err)
+	}
+	publish(wide)
+	var found []string
+	for batch, err := range client.Read(ctx, "growing", 0, Earliest, Latest) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		for row := range int(batch.NumRows()) {
+			found = append(found, batch.Column(0).ValueStr(row)+" "+batch.Column(1).ValueStr(row))
+		}
+	}
+	if text := fmt.Sprint(found); text != "[1 (null) 1 1]" {
+		t.Error(text)
+	}
+	if err := producer.Close(ctx); err != nil {
+		t.Fatal(err)
+	}
+}

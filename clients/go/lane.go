@@ -222,6 +222,10 @@ func (l *lane) failed(batch *outgoing, err *Error) {
 	if err.Code != pb.ErrorCode_OUT_OF_ORDER || batch.last == nil {
 		batch.last = err
 	}
+	switch err.Code {
+	case pb.ErrorCode_UNKNOWN_TOPIC, pb.ErrorCode_UNKNOWN_PARTITION, pb.ErrorCode_SCHEMA_MISMATCH:
+		l.producer.client.forget(l.key.topic)
+	}
 	if !err.Retriable {
 		if batch.inDoubt && err.Definite {
 			l.giveUp(batch) // refused now, but an earlier attempt may be in the log

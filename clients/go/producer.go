@@ -185,8 +185,13 @@ func (p *Producer) PublishBatch(
 	if batch.NumRows() == 0 {
 		return failed(newError(pb.ErrorCode_INVALID_REQUEST, "the batch has no rows: leave it out"))
 	}
-	if err := sameShape(batch.Schema(), view.schema); err != nil {
-		return failed(err)
+	if sameShape(batch.Schema(), view.schema) != nil { // columns may have been added
+		if view, err = p.client.topicNow(asking, topic); err != nil {
+			return failed(err)
+		}
+		if err := sameShape(batch.Schema(), view.schema); err != nil {
+			return failed(err)
+		}
 	}
 	payload, err := encode(batch)
 	if err != nil {

@@ -82,7 +82,7 @@ func (c *Client) newRead(
 ) (*read, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.options.Timeout)
 	defer cancel()
-	view, err := c.topic(ctx, name)
+	view, err := c.topicNow(ctx, name) // with the columns that were just added
 	if err != nil {
 		return nil, err
 	}
@@ -140,9 +140,7 @@ func (c *Client) Offsets(ctx context.Context, name string, partition int32) (sta
 			_, _ = c.refresh(ctx, name)
 			return newError(pb.ErrorCode_NOT_LEADER, "topic %q partition %d has no leader at the moment", name, partition)
 		}
-		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
-		defer cancel()
-		answer, err := ask(attempt, c, address, pb.BrokerClient.ListOffsets,
+		answer, err := ask(ctx, c, address, pb.BrokerClient.ListOffsets,
 			&pb.ListOffsetsRequest{Topic: name, Partitions: []int32{partition}})
 		if err == nil && len(answer.GetPartitions()) != 1 {
 			err = newError(pb.ErrorCode_INTERNAL, "broker at %s told of %d partitions", address, len(answer.GetPartitions()))
@@ -151,9 +149,6 @@ func (c *Client) Offsets(ctx context.Context, name string, partition int32) (sta
 			err = fromWire(answer.GetPartitions()[0].GetError())
 		}
 		if err != nil {
-			if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-				err = newError(pb.ErrorCode_OUTCOME_UNKNOWN, "broker at %s did not answer in time", address)
-			}
 			_, _ = c.refresh(ctx, name)
 			return err
 		}

@@ -7,6 +7,7 @@ import decimal
 import json
 import os
 import shutil
+import signal
 import subprocess
 import uuid
 from collections.abc import Callable
@@ -118,8 +119,9 @@ def test_what_was_stored_before_a_column_was_added_has_nulls_there(
     assert _table(cluster, "after").to_pylist() == [{**row, "m": None} for row in rows]
 
 
-def test_records_that_are_on_their_way_when_the_leader_is_killed_are_there_once_and_in_order(
-    start_cluster: Callable[..., Cluster], programs: Path
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_records_that_are_on_their_way_when_the_leader_is_killed_or_held_are_there_once_and_in_order(
+    start_cluster: Callable[..., Cluster], programs: Path, fault: signal.Signals
 ) -> None:
     cluster = start_cluster(brokers=3)
     cluster.admin.create_topic("numbers", partitions=1, replicas=3)
@@ -131,7 +133,7 @@ def test_records_that_are_on_their_way_when_the_leader_is_killed_are_there_once_
         for line in counting.stdout:
             told = int(line)
             if told == RECORDS // 5:
-                cluster.brokers[cluster.leader("numbers", 0)].kill()
+                cluster.brokers[cluster.leader("numbers", 0)].send_if_running(fault)
                 assert counting.poll() is None
         assert (counting.wait(ASK_S), counting.stderr.read()) == (0, "")
     assert told == RECORDS
