@@ -61,9 +61,12 @@ def cluster() -> None:
 def status(check: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
     """The brokers that are registered, what each leads and holds, and what is missing.
 
-    With --check, what is wrong is said, and the exit status is 1: a broker that is absent or does not answer, a
-    partition without a leader or not fully in sync, a lost session with ZooKeeper.
+    Brokers that keep partitions closed, because they lack a key, are told in any case. With --check, what is wrong is
+    said, and the exit status is 1: such a broker, one that is absent or does not answer, a partition without a leader
+    or not fully in sync, a lost session with ZooKeeper.
     """
+    from mq_client.looks import kept_closed
+
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_cluster()
         observed = admin.observe("partitions")
@@ -72,10 +75,11 @@ def status(check: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
         say(f"no answer from {', '.join(observed.silent)}: what only they know is missing here")
     summary = ClusterSummary(described, topics)
     _write_status(summary, described, as_json=as_json)
-    wrong = summary.wrong(observed.silent) if check else []
+    closed = [f"{told}: {cure}" for told, cure in kept_closed(observed.brokers)]
+    wrong = closed + (summary.wrong(observed.silent) if check else [])
     for each in wrong:
         say(f"wrong: {each}")
-    return 1 if wrong else 0
+    return 1 if check and wrong else 0
 
 
 def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_json: bool) -> None:

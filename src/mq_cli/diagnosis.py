@@ -154,6 +154,8 @@ def of_cluster(
 
 
 def _of_brokers(observed: ClusterObservation, reasons: Mapping[str, str | None], now_us: int) -> Iterator[Line]:
+    from mq_client.looks import kept_closed  # not with this module: mq_client sets a variable that doctor looks at
+
     for address in observed.silent:
         reason = reasons.get(address)
         if reason is None:
@@ -162,6 +164,8 @@ def _of_brokers(observed: ClusterObservation, reasons: Mapping[str, str | None],
         else:
             told = f"a broker advertises {address}, which cannot be reached from here: {reason}"
             yield _wrong(told, "give that broker --advertise with an address that clients reach, or open the port")
+    for told, cure in kept_closed(observed.brokers):
+        yield _wrong(told, cure)
     for broker in observed.brokers:
         if broker.coordination == "suspended":
             cure = "see whether ZooKeeper runs, and whether that broker reaches it"
@@ -180,11 +184,15 @@ def _of_brokers(observed: ClusterObservation, reasons: Mapping[str, str | None],
 
 
 def _of_partitions(observed: ClusterObservation, topics: Sequence[TopicDescription]) -> Iterator[Line]:
+    from mq_client.looks import kept_closed
+
     live = {broker.id for broker in observed.brokers}
     all_of = [(f"{topic.name}-{each.partition}", topic, each) for topic in topics for each in topic.partitions]
     leaderless = [name for name, _, each in all_of if each.leader == 0]
     if leaderless:
         cure = "start the brokers that hold them; if they are lost, see `tritonmq partition recover`"
+        if any(kept_closed(observed.brokers)):  # which are there, and would be lost by a recovery
+            cure = "their records may be in what brokers keep closed: mend that first, as said above, then look again"
         yield _wrong(f"{counted(len(leaderless), 'partition')} without a leader: {_some(leaderless)}", cure)
     behind = [name for name, _, each in all_of if each.leader and not set(each.replicas) <= set(each.isr)]
     if behind:

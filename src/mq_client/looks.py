@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mq_client.observation import ClusterObservation, PartitionObservation
+from mq_client.observation import BrokerObservation, ClusterObservation, PartitionObservation
 from mq_protocol.names import INTERNAL_PREFIX
 from mq_protocol.shown import bytes_text, counted, duration_text
 
@@ -85,6 +85,18 @@ def problems(look: Look) -> list[Problem]:
     return sorted(_problems(look), key=lambda each: each.severity != "page")
 
 
+def kept_closed(brokers: Iterable[BrokerObservation]) -> Iterator[tuple[str, str]]:
+    """Of each broker that keeps partitions closed because of what seals them: what is wrong, and what to do."""
+    for each in brokers:
+        without, altered = (int(each.values.get(f"partitions_{why}", 0)) for why in ("without_key", "altered"))
+        if without:
+            cure = "its log names the key; start it with --encrypt of the right keys, or make its key service reachable"
+            yield f"broker {each.id} lacks the key of {counted(without, 'partition')}", cure
+        if altered:
+            cure = "its log names them; see `When something does not open` in docs/encryption.md"
+            yield f"broker {each.id} keeps {counted(altered, 'partition')} closed: altered on its disk", cure
+
+
 def _problems(look: Look) -> Iterator[Problem]:
     yield from _of_brokers(look)
     yield from _of_partitions(look)
@@ -99,6 +111,8 @@ def _of_brokers(look: Look) -> Iterator[Problem]:
     for broker in absent(look):
         held = counted(look.holds[broker], "replica")
         yield Problem("page", "brokers", f"broker {broker} is absent, and holds {held}", status)
+    for text, cure in kept_closed(look.observed.brokers):
+        yield Problem("page", "brokers", f"{text}: {cure}", "tritonmq doctor")
     for each in look.observed.brokers:
         if each.coordination == "suspended":
             yield Problem("page", "brokers", f"broker {each.id} has no session with ZooKeeper", "tritonmq doctor")

@@ -88,6 +88,18 @@ FAULTS: list[tuple[str, list[Line], str, str]] = [
     ("no session", of_cluster(with_broker(coordination="suspended")), "broker 2 has no session", "ZooKeeper"),
     ("a clock", of_cluster(with_broker(now_us=NOW_US - 2_500_000)), "clock of broker 2 is 2.5 s", "NTP"),
     ("no leader", of_cluster(topics=with_partition(leader=0)), "without a leader: t-0", "partition recover"),
+    (
+        "a broker without keys",
+        of_cluster(with_broker(values={"partitions_without_key": 3.0})),
+        "broker 2 lacks the key of 3 partitions",
+        "--encrypt of the right keys",
+    ),
+    (
+        "what was altered on a disk",
+        of_cluster(with_broker(values={"partitions_altered": 1.0})),
+        "broker 2 keeps 1 partition closed: altered",
+        "docs/encryption.md",
+    ),
     ("out of sync", of_cluster(topics=with_partition(isr=(1,))), "not fully in sync: t-0", "wait"),
     (
         "an absent broker",
@@ -115,6 +127,13 @@ def test_each_fault_is_named_with_its_cure(lines: list[Line], told: str, cure: s
     (line,) = [each for each in lines if each.kind == "wrong"]
     assert told in line.what
     assert cure in line.cure
+
+
+def test_where_a_key_is_missing_nobody_is_sent_to_a_recovery() -> None:
+    lines = of_cluster(with_broker(values={"partitions_without_key": 3.0}), topics=with_partition(leader=0))
+    told = [(line.what, line.cure) for line in lines if line.kind == "wrong"]
+    assert [what for what, _ in told] == ["broker 2 lacks the key of 3 partitions", "1 partition without a leader: t-0"]
+    assert not any("recover`" in cure for _, cure in told)
 
 
 def test_what_is_well_is_not_wrong() -> None:

@@ -103,6 +103,10 @@ def test_what_is_wrong_is_said() -> None:
         "1 partition without a leader",
         "1 partition not fully in sync, not heard of for up to 1m",
     ]
+    keyless = BrokerObservation(1, "b1:1", 1, "0.3.0", "serving", "connected", 1, {"partitions_without_key": 2.0}, {})
+    (problem,) = problems(Look(ClusterObservation("c", (keyless,)), 0.0))
+    assert problem.severity == "page"
+    assert problem.text.startswith("broker 1 lacks the key of 2 partitions: its log names the key; start it with")
 
 
 def test_keys_sort_filter_and_end() -> None:

@@ -14,11 +14,13 @@ from pathlib import Path
 import google_crc32c
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 
 from mq_broker.broker.host import shell
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.key_provider import KeyFile, read_key_file, write_key_file
+from mq_cli.cluster import cluster
 from mq_client import Admin, Producer
 from mq_client.transactions import TransactionClient
 from mq_protocol.errors import InvalidSetting, NotLeader, StorageFailed
@@ -45,6 +47,20 @@ def without(keys: Path, name: str) -> Callable[[], None]:
     return lambda: write_key_file(keys, before)
 
 
+async def keeps_closed(broker: Broker, without_key: int, altered: int) -> None:
+    """Until the broker says that it keeps so many partitions closed for these reasons."""
+
+    def told() -> tuple[float, float]:
+        with Admin(broker.address) as admin:
+            values = admin.observe("broker").brokers[0].values
+        return values["partitions_without_key"], values["partitions_altered"]
+
+    async def holds() -> bool:
+        return await asyncio.to_thread(told) == (without_key, altered)
+
+    await until(holds)
+
+
 def test_a_partition_without_its_key_waits_and_others_are_served(
     tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,11 +85,18 @@ def test_a_partition_without_its_key_waits_and_others_are_served(
             with pytest.raises(NotLeader, match="opening"):
                 await broker.fetch("orders", 0, 2)
             assert ALARMS.rows()["sealed_away",] == told + 1
+            await keeps_closed(broker, 1, 0)
             put_back()
             assert await until(lambda: read(broker, "orders")) == [7, 8]
+            await keeps_closed(broker, 0, 0)
         async with standalone(data) as broker:  # and without --encrypt
             with pytest.raises(NotLeader, match="opening"):
                 await broker.fetch("plain-name", 0, 2)
+            looked = await asyncio.to_thread(CliRunner().invoke, cluster, ["status", "--bootstrap", broker.address])
+            assert (looked.exit_code, "lacks the key of 2 partitions" in looked.output) == (0, True), looked.output
+            with Admin(broker.address) as admin:
+                await asyncio.to_thread(admin.delete_topic, "orders")
+            await keeps_closed(broker, 1, 0)
         assert {path: json.loads(path.read_text())["log_id"] for path in data.rglob("log.json")} == names
         assert not list(data.rglob("aside-*"))
 
@@ -180,12 +203,13 @@ def test_a_partition_that_was_altered_while_it_is_open_closes_and_stays_so(
             with pytest.raises(StorageFailed, match="was altered"):
                 await broker.numbers("t")
 
-            async def closed() -> bool:
+            async def refuses() -> bool:
                 with pytest.raises(NotLeader, match="opening"):
                     await broker.fetch("t", 0, 2)
                 return True
 
-            assert await until(closed)
+            assert await until(refuses)
+            await keeps_closed(broker, 0, 1)
             assert not list(data.rglob("aside-*"))
             put_back = segment.with_suffix(".put-back")  # at once: the broker looks again all the time
             await asyncio.to_thread(put_back.write_bytes, whole)

@@ -34,7 +34,7 @@ from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_broker.storage.sealed import SealedAway
+from mq_broker.storage.sealed import Altered, SealedAway
 from mq_protocol.errors import (
     CoordinationUnavailable,
     IncompatibleVersion,
@@ -87,7 +87,7 @@ class Shell:
         self._partitions: dict[tuple[str, int], Partition] = {}
         self._in_order: list[Partition] | None = None  # the same, sorted; None if they have changed since
         self._wanted: dict[str, Topic] = {}
-        self._sealed_away: dict[tuple[str, int], str] = {}  # why partitions do not open, as it was told
+        self._sealed_away: dict[tuple[str, int], SealedAway] = {}  # why partitions do not open, as it was told
         self._settling: dict[tuple[str, int], asyncio.Task[None]] = {}
         # Journals in memory that are to begin anew
         self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}
@@ -147,8 +147,13 @@ class Shell:
         task.add_done_callback(self._node_writes.discard)
 
     def gauges(self) -> dict[str, float]:
-        """What waits for the disk and is kept in memory, by the names of metrics."""
-        return self._writer.gauges()
+        """What waits for the disk, is kept in memory and stays closed, by the names of metrics."""
+        altered = sum(isinstance(error, Altered) for error in self._sealed_away.values())
+        return {
+            **self._writer.gauges(),
+            "partitions_without_key": len(self._sealed_away) - altered,
+            "partitions_altered": altered,
+        }
 
     async def disk_room(self) -> None:
         """Returns once the disk keeps up: until then producers must wait."""
@@ -316,6 +321,7 @@ class Shell:
                     await self._delete(present)
                 else:
                     self._begin_with.pop(key, None)  # not wanted here any more: nothing begins with it
+                    self._sealed_away.pop(key, None)
                     if present is not None and topic is not None and topic is not present.topic:
                         present.topic_changed(topic)  # while it was being opened
                     return
@@ -327,8 +333,8 @@ class Shell:
         """It is sealed and does not open. It is tried again and again, and told once for each reason. Nobody waits for
         it, the start of this broker included."""
         self._loop.call_later(REOPEN_S, self._settle, key)
-        if self._sealed_away.get(key) != str(error):
-            self._sealed_away[key] = str(error)
+        if str(self._sealed_away.get(key)) != str(error):
+            self._sealed_away[key] = error.with_traceback(None)  # which would keep the frames, and what they hold
             ALARMS.add("sealed_away")
             log.error("partition %d of %s stays closed: %s", key[1], topic.spec.name, error)
 

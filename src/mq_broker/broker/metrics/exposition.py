@@ -41,6 +41,8 @@ _VALUES: Final = {
     "partitions_at_min_isr": "Partitions led here that refuse writes if one more replica is lost.",
     "partitions_under_min_isr": "Partitions led here that refuse writes.",
     "partitions_moving": "Partitions led here that are on their way to other brokers.",
+    "partitions_without_key": "Replicas here that stay closed: the key that seals them is missing or wrong.",
+    "partitions_altered": "Replicas here that stay closed: they were altered on the disk.",
     "partitions_awake": "Replicas here that are ticked often.",
     "replica_unheard_seconds": "For how long nothing was heard of a replica that is not in sync and led from here.",
     "writer_queue_bytes": "What waits for the thread that writes the journals.",
