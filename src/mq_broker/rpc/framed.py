@@ -334,7 +334,11 @@ class Accepting(ABC):
 
     async def stop(self) -> None:
         """No connection is made or held any more."""
-        tasks = [*self._tasks, *([self._accepting] if self._accepting is not None else [])]
+        if self._accepting is not None:
+            # First, and awaited: a task that is cancelled before it has begun would leave its socket open
+            self._accepting.cancel()
+            await asyncio.gather(self._accepting, return_exceptions=True)
+        tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

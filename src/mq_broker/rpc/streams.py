@@ -8,6 +8,7 @@ in TCP while nobody reads it: little more than one message is in memory.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import socket
@@ -16,6 +17,7 @@ import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
+from weakref import WeakSet
 
 from mq_broker.rpc.framed import Accepting, Tls, begin, joined, prepare
 from mq_broker.rpc.service import EOF, Coding, Conversation
@@ -56,7 +58,8 @@ ACCEPTS_PER_S: Final = 500
 """A handshake of TLS takes the loop about a millisecond. Whoever comes when there are more waits in TCP."""
 
 IDLE_MS: Final = 60_000
-"""Without a call for so long a connection is closed. Clients keep one for half of that."""
+"""Without a call for so long a connection is closed, or after the last answer of one that its client does not end.
+Clients keep one for half of that."""
 
 CALL_MS_MAX: Final = 300_000
 """A call with a deadline ends after so long in any case: its client need not answer when it is asked whether it is
@@ -138,6 +141,8 @@ class StreamWire(asyncio.BufferedProtocol):
         self._beats = 0  # since `_look` began
         self._turn_ends = 0.0
         self._look: asyncio.TimerHandle | None = None
+        self._last: asyncio.TimerHandle | None = None  # when it is cut, once it was closed
+        self.is_over = asyncio.Event()  # its socket is closed
 
     # ------------------------------------------------------------------ as gRPC's context
 
@@ -222,7 +227,7 @@ class StreamWire(asyncio.BufferedProtocol):
         if not self._in_call:
             self._fail(Unreachable("the connection has become too old: make another one"))
         else:
-            self._loop.call_later(grace_s, self._cut)
+            self._loop.call_later(grace_s, self.cut)
 
     def close(self, error: TritonMQError | None) -> None:
         """End the connection, once what was written is sent; `LINGER_S` later in any case. What it holds is free then,
@@ -233,7 +238,11 @@ class StreamWire(asyncio.BufferedProtocol):
         self._task = None
         if self._look is not None:
             self._look.cancel()
-        if transport is None or transport.is_closing():
+        if transport is None:
+            return
+        # In any case: a client that reads byte by byte would keep what is to be written, and be counted nowhere
+        self._last = self._loop.call_later(LINGER_S, self.cut)
+        if transport.is_closing():
             return
         if error is None:
             transport.close()
@@ -245,7 +254,13 @@ class StreamWire(asyncio.BufferedProtocol):
             transport.resume_reading()
         else:
             transport.close()
-        self._loop.call_later(LINGER_S, transport.abort)
+
+    def cut(self) -> None:
+        """End the connection now, whatever is to be written. `is_over` is set soon."""
+        if self._transport is None:
+            self.is_over.set()
+        else:
+            self._transport.abort()
 
     # ------------------------------------------------------------------ what asyncio tells
 
@@ -271,6 +286,9 @@ class StreamWire(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost(f"the connection broke: {exc}")
         self._transport = None
+        self.is_over.set()
+        if self._last is not None:
+            self._last.cancel()
 
     def pause_writing(self) -> None:
         self._room.clear()
@@ -364,13 +382,9 @@ class StreamWire(asyncio.BufferedProtocol):
             return
         silent_s = self._loop.time() - self._heard_at
         if silent_s >= SILENCE_S + _LOOK_S:
-            self._cut()
+            self.cut()
         elif silent_s >= PING_S and self._room.is_set():
             self._transport.write(b"".join(say(Kind.PING)))
-
-    def _cut(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
 
     def _lost(self, why: str) -> None:
         self._fail(Unreachable(why))
@@ -411,11 +425,24 @@ class StreamServer(Accepting):
         self._message_bytes_max = message_bytes_max
         self._tls = tls
         self._age_ms = age_ms
+        self._wires: WeakSet[StreamWire] = WeakSet()  # the loop holds those whose connection is open
+
+    async def stop(self) -> None:
+        """As `Accepting.stop`. Every socket that was accepted is closed then."""
+        await super().stop()
+        wires = list(self._wires)
+        for wire in wires:
+            wire.cut()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                for wire in wires:
+                    await wire.is_over.wait()
 
     async def _serve(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
         wire = StreamWire(self._message_bytes_max)
+        self._wires.add(wire)
         error: TritonMQError | None = None
         age: asyncio.TimerHandle | None = None
         try:
@@ -471,14 +498,23 @@ class StreamServer(Accepting):
                     if BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
                         raise
                     error = refused
-                heard = await wire.read()
-                if error is not None and heard is not EOF:  # who is refused before the request is read: it is here
-                    heard = await wire.read()
-                if heard is not EOF:
-                    raise InvalidRequest(f"{opened.method} was asked something after its last answer")
+                await self._to_its_end(wire, opened.method, is_refused=error is not None)
         except TimeoutError as late:
             raise Unreachable("the time that the client gave is over") from late
         return error
+
+    @staticmethod
+    async def _to_its_end(wire: StreamWire, method: str, *, is_refused: bool) -> None:
+        """The client's END after the last answer. It need not be long in coming, whether or not the client is there."""
+        try:
+            async with asyncio.timeout(IDLE_MS / 1000):
+                heard = await wire.read()
+                if is_refused and heard is not EOF:  # who is refused before the request is read: it is here
+                    heard = await wire.read()
+        except TimeoutError as late:
+            raise InvalidRequest(f"{method} was answered, and not ended: say END after the request") from late
+        if heard is not EOF:
+            raise InvalidRequest(f"{method} was asked something after its last answer")
 
     @staticmethod
     def _grow_old(wire: StreamWire, age_ms: int) -> asyncio.TimerHandle:

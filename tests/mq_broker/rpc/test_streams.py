@@ -12,6 +12,7 @@ from asyncio import sslproto
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from mq_broker.rpc import framed, streams
@@ -29,6 +30,7 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.framing import STREAM
+from mq_protocol.pem import context, read
 from mq_protocol.streams import PREAMBLE, Kind, parsed, say
 from tests.mq_broker.rpc.streaming import (
     DEADLINE_S,
@@ -466,6 +468,66 @@ def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monk
             monkeypatch.setattr(streams, "CALL_MS_MAX", 300)
 
     run(scenario)
+
+
+def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "IDLE_MS", 300)
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=1, chunk_bytes_max=10)
+            client.say([PREAMBLE], opening("Fetch"), say(Kind.MESSAGE, request.SerializeToString()))
+            heard = []
+            while (message := await client.hear()) is not None:
+                heard.append(message)
+                if message.kind is Kind.PONG:
+                    await asyncio.sleep(0.1)
+                if message.kind is not Kind.ERROR:
+                    client.say(say(Kind.PING))  # it is there, and goes on saying so
+            assert heard[0].kind is Kind.MESSAGE
+            assert heard[-1].kind is Kind.ERROR
+            assert isinstance(from_wire(parsed(heard[-1].body, pb.Error)), InvalidRequest)
+
+    run(scenario)
+
+
+def test_who_says_its_last_and_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LINGER_S", 0.2)
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE], fetching(0, 1_000, 500_000))
+            await until(lambda: bool(served.server._wires))
+            [wire] = served.server._wires
+            await until(lambda: not wire._room.is_set())
+            client.writer.write_eof()
+            await until(wire.is_over.is_set)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("secured", ["plain", "tls", "handshake"])
+def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Path, secured: str) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    theirs = context(read(certs.user("etl").files()), server=False) if secured == "tls" else None
+
+    async def scenario(served: Served) -> None:
+        async with connected(served, theirs) as client:
+            if secured == "handshake":
+                client.say([b"\x16\x03\x01"])
+            else:
+                client.say([PREAMBLE], fetching(0, 1_000, 500_000))
+                await client.hear()
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]  # also what says that it ends
+            await until(lambda: len(accepted(served)) == 1)
+            await served.server.stop()
+            assert accepted(served) == []
+
+    def accepted(served: Served) -> list[Any]:
+        every = psutil.Process().net_connections("tcp")
+        return [each for each in every if each.laddr.port == served.port and each.status != "LISTEN"]
+
+    run(scenario, tls=None if secured == "plain" else server_tls(certs))
 
 
 def test_a_port_that_stops_ends_what_is_under_way() -> None:
