@@ -43,6 +43,16 @@ class Keyring:
                 name,
             ) from error
 
+    def lacks(self, name: str) -> bool:
+        """Whether it is known that there is no key of that name. A provider that does not answer does not say so."""
+        try:
+            self.provider.current(name)
+        except NoSuchKey:
+            return True
+        except Exception:  # noqa: BLE001 - whatever else a provider raises: it is away
+            return False
+        return False
+
     def make(self, place: Place, name: str) -> DataKey:
         """A new data key, wrapped by the newest key of that name. Raises `KeyAbsent`."""
         key_id = self.current(name)

@@ -62,6 +62,7 @@ from mq_protocol.limits import (
 from mq_protocol.names import (
     INTERNAL_PREFIX,
     TRANSACTIONS_TOPIC,
+    Durability,
     TopicSettings,
     check_new_topic_name,
     check_topic_name,
@@ -346,8 +347,11 @@ class Admin:
             raise InvalidSetting(f"partitions={partitions} is out of range: give 1 to {PARTITIONS_PER_TOPIC_MAX}")
         if not 1 <= replicas <= REPLICAS_MAX:
             raise InvalidSetting(f"replicas={replicas} is out of range: give 1 to {REPLICAS_MAX}")
-        self._check_batch_bytes(parse_settings(settings, replicas))
+        parsed = parse_settings(settings, replicas)
+        self._check_batch_bytes(parsed)
         check_level(settings, self._shell.level)
+        if parsed.encryption_key and parsed.durability is not Durability.MEMORY:
+            await self._shell.check_key(parsed.encryption_key)
         if schema:
             told = _schema_told(schema)
             check_column_names(told)

@@ -155,6 +155,10 @@ class Shell:
             "partitions_altered": altered,
         }
 
+    async def check_key(self, name: str) -> None:
+        """Raises `InvalidSetting` if this broker knows that it has no key called so."""
+        await asyncio.to_thread(self._directory.check_key, name)
+
     async def disk_room(self) -> None:
         """Returns once the disk keeps up: until then producers must wait."""
         await self._writer.room()

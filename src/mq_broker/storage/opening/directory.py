@@ -180,6 +180,17 @@ class DataDirectory:
                 sealing=sealing,
             )
 
+    def check_key(self, name: str) -> None:
+        """Raises `InvalidSetting` if it is known that this broker has no key called so. May wait for the keys'
+        provider."""
+        if self._keys is None:
+            cure = "it was given no keys; start each broker with --encrypt KEYREF"
+        elif self._keys.lacks(name):
+            cure = f"make it with `tritonmq keys create {name}`, or bring it to each broker's keys"
+        else:
+            return
+        raise InvalidSetting(f"broker {self.broker} has no key called {quoted(name)}: {cure}. The topic was not made")
+
     def _sealing(self, place: Place, key: str) -> Sealing | None:
         if self._keys is not None:
             return Sealing(self._keys, key)
