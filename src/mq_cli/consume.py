@@ -145,8 +145,8 @@ def consume(
                 consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms, broadcast=broadcast, priority=priority)
             consumer.subscribe(topic)
             with consumer:
-                written: dict[int, int] = {}
-                count = 0
+                end.gently = True
+                count, written = 0, dict[int, int]()
                 if tail is not None:
                     # The consumer gets what comes from now on: what it has of these already is left out below.
                     ranges = admin.offsets(topic)
@@ -291,10 +291,11 @@ def _write_what_is_there(
     described: TopicDescription,
     ranges: dict[int, tuple[int, int]],
     writer: MessageWriter,
-    end: threading.Event,
+    end: _End,
     count_max: int | None,
 ) -> None:
     """Partition after partition."""
+    end.gently = True
     from mq_client.consuming.record_queue import batch_to_records
 
     there = sum(max(0, stop - first) for first, stop in ranges.values())
@@ -316,14 +317,21 @@ def _write_what_is_there(
                     return
 
 
+class _End(threading.Event):
+    """`gently`: reading has begun, and ends between two messages."""
+
+    gently = False
+
+
 @contextmanager
-def _asked_to_end() -> Iterator[threading.Event]:
-    """Set by Ctrl-C or SIGTERM, so that reading ends between two messages and a group's cursor is where the output is.
-    The second time it is an interrupt, wherever we are."""
-    end = threading.Event()
+def _asked_to_end() -> Iterator[_End]:
+    """Set by Ctrl-C or SIGTERM once it is to be `gently`, so that reading ends between two messages and a group's
+    cursor is where the output is. Before, and the second time, it is an interrupt: what brokers are asked until a topic
+    is subscribed to may take long, and nothing is lost by it."""
+    end = _End()
 
     def ask(_number: int, _frame: FrameType | None) -> None:
-        if end.is_set():
+        if end.is_set() or not end.gently:
             raise KeyboardInterrupt
         end.set()
 

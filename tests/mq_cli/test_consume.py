@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -12,7 +14,9 @@ import click
 import pyarrow as pa
 import pytest
 
+import mq_client
 from mq_cli import consume
+from mq_cli.main import DONE, INTERRUPTED, run
 from mq_client.consuming.slices import StoredSlice
 from mq_protocol.arrow import RECORD_SCHEMA
 
@@ -109,3 +113,41 @@ def test_what_comes_after_the_last_messages_is_written_once() -> None:
     consumer: Any = SimpleNamespace(skipped=None, take=take)
     consume._write_as_they_come(consumer, kept, threading.Event(), 8, None, count=5, written={0: 5}, hint=False)
     assert kept.written == [(0, 5), (1, 0), (0, 6)]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("asked", "code", "went"), [("subscribe", INTERRUPTED, []), ("read", DONE, ["on", "closed"])])
+def test_asked_to_end_it_ends_at_once_or_after_the_message(
+    number: signal.Signals, asked: str, code: int, went: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    went_on: list[str] = []
+
+    class Subscribing:
+        skipped = None
+
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def subscribe(self, _topic: str) -> None: ...
+
+        def __enter__(self) -> Subscribing:
+            return self.at("subscribe")
+
+        def __exit__(self, *_: object) -> None:
+            went_on.append("closed")
+
+        def at(self, what: str) -> Subscribing:
+            if what == asked and not went_on:  # the second time it is an interrupt in any case
+                signal.raise_signal(number)
+                went_on.append("on")
+            return self
+
+        def take(self, _timeout_ms: float) -> None:
+            self.at("read")
+
+    admin = SimpleNamespace(describe_topic=lambda *_, **__: SimpleNamespace(schema=RECORD_SCHEMA, typed=False))
+    monkeypatch.setattr(consume, "open_admin", lambda *_: contextlib.nullcontext(admin))
+    monkeypatch.setattr(mq_client, "Consumer", Subscribing)
+    before = signal.getsignal(number)
+    assert run(["consume", "t", "--timeout", "60"]) == code
+    assert went_on == went
+    assert signal.getsignal(number) is before
