@@ -12,9 +12,22 @@ import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.in_force import told_of_brokers
-from mq_cli.output import bootstrap_option, json_option, open_admin, say, timeout_option, write, write_json, write_table
+from mq_cli.output import (
+    bootstrap_option,
+    confirm,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write,
+    write_json,
+    write_table,
+    yes_option,
+)
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
+from mq_protocol.rights import Kind
+from mq_protocol.shown import counted
 
 if TYPE_CHECKING:
     from mq_client.token_admin import NewApiToken, TokenUser
@@ -79,13 +92,25 @@ def list_users(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 
 @user.command("delete")
 @click.argument("name")
+@yes_option
 @bootstrap_option
 @timeout_option
-def delete_user(name: str, bootstrap: str, timeout_s: float) -> int:
-    """Delete a user with all tokens, and end what it has open. Certificates in its name stay good."""
+def delete_user(name: str, yes: bool, bootstrap: str, timeout_s: float) -> int:
+    """Delete a user with all tokens, and end what it has open. Asks first; in a script it needs --yes.
+
+    Certificates in its name stay good, and its rules stay.
+    """
     with open_admin(bootstrap, timeout_s) as admin:
+        rules = admin.acls(f"User:{name}")
+        confirm(f"Delete user {name} and all its tokens?", yes=yes)
         done = admin.delete_user(name)
     write(f"{name}: deleted, with all tokens")
+    if rules:
+        there = f"{counted(len(rules), 'rule')} of User:{name} {'stays' if len(rules) == 1 else 'stay'}"
+        say(f"{there}: `tritonmq acl remove User:{name} --all` removes what stays")
+        for rule in rules:
+            resource = "cluster" if rule.kind == Kind.CLUSTER else f"{rule.kind.lower()} {rule.name}{'*' * rule.prefix}"
+            say(f"  {'deny' if rule.deny else 'allow'} {rule.operation} {resource}")
     return told_of_brokers(done)
 
 

@@ -498,11 +498,13 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
             monkeypatch.setenv(f"TRITONMQ_{variable}", value)
         monkeypatch.delenv("TRITONMQ_TOKEN_FILE", raising=False)
         out = tmp_path / "etl.token"
+        told: list[str] = []
 
         def says(*words: str, code: int = 0) -> str:
             capsys.readouterr()
             assert run(words) == code, capsys.readouterr().err
             said = capsys.readouterr()
+            told.append(said.err)
             return said.out if code == 0 else said.err
 
         assert says("user", "create", "etl", "--out", str(out)) == ""
@@ -518,13 +520,15 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         says("acl", "allow", "User:etl", "--describe", "--topic", "*")
         by_token = ("--token-file", str(out), "--bootstrap", place.tokens)
         says("topic", "list", *by_token)
-        monkeypatch.delenv("TRITONMQ_TOKEN_FILE")
         assert says("token", "revoke", out.read_text()[4:20]) == f"{out.read_text()[4:20]}: revoked\n"
         assert "Error: not authenticated" in says("topic", "list", *by_token, code=1)
-        monkeypatch.delenv("TRITONMQ_TOKEN_FILE")
-        assert says("user", "delete", "etl") == "etl: deleted, with all tokens\n"
+        assert "--yes" in says("user", "delete", "etl", code=1)
+        assert "etl" in says("user", "list")
+        assert says("user", "delete", "etl", "--yes") == "etl: deleted, with all tokens\n"
+        how = "1 rule of User:etl stays: `tritonmq acl remove User:etl --all` removes what stays"
+        assert told[-1] == f"{how}\n  allow Describe topic *\n"
         assert "etl" not in says("user", "list")
-        assert "there is no user" in says("user", "delete", "etl", code=1)
+        assert "there is no user" in says("user", "delete", "etl", "--yes", code=1)
 
     monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")  # what --token-file leaves there goes with the test
     beside(tmp_path, job)
