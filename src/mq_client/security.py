@@ -119,6 +119,8 @@ class Security:
             assert self.key is not None
             return Files(Path(self.ca), Path(self.certificate), Path(self.key))
         directory = Path(self.certs)
+        if not directory.is_dir():
+            raise InvalidSetting(f"there is no directory {directory}: correct --certs, {CERTS_VARIABLE} or certs=")
         stem = f"{CLIENT_NAME}.{self.user}" if self.user is not None else _only_client(directory)
         certificate = directory / f"{stem}.crt"
         if self.user is not None and not certificate.exists():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 import uvicorn
 
 from mq_client import Admin, Reader, Security
+from mq_client.security import given
 from mq_console.access import App, Guard, Receive, Scope, Send
 from mq_console.views import Settings, Views
 from mq_console.watching import Watcher
@@ -27,6 +28,7 @@ class Console:
     """An ASGI application. Owns the client and the thread that looks at the cluster."""
 
     def __init__(self, bootstrap: str, settings: Settings, security: Security | None = None) -> None:
+        settings = replace(settings, secured=given(security) is not None)
         admin = Admin(bootstrap, TIMEOUT_MS, security)
         self.watcher = Watcher(admin.observe)
         self.views = Views(admin, Reader(bootstrap, TIMEOUT_MS, security=security), self.watcher, settings)

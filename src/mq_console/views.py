@@ -88,10 +88,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a console was started."""
+    """How a console was started. `secured`: with a certificate or a token, so that a right may be missing."""
 
     hide_values: bool = False
     actions: bool = False
+    secured: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -174,6 +174,7 @@ def test_a_broker_whose_zookeeper_is_not_there_says_so_and_ends(tmp_path: Path) 
         result = subprocess.run([*command, "--zookeeper", address], capture_output=True, text=True, timeout=60)
     assert result.returncode == REFUSED
     assert f"no ZooKeeper answers at {address}" in result.stderr.splitlines()[-1]
+    assert "does it demand TLS? give --zookeeper-certs" in result.stderr.splitlines()[-1]
     assert "Traceback" not in result.stderr
 
 

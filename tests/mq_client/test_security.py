@@ -32,6 +32,12 @@ def test_the_only_user_of_a_directory_is_meant(tmp_path: Path) -> None:
     assert Security(certs.path).files().certificate.name == "client.crt"
 
 
+def test_a_directory_that_is_not_there_is_told(tmp_path: Path) -> None:
+    for user in (None, "etl"):
+        with pytest.raises(InvalidSetting, match=f"there is no directory {tmp_path / 'none'}: correct --certs"):
+            Security(tmp_path / "none", user).files()
+
+
 def test_an_unknown_user_is_told_the_nearest(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs")
     certs.user("etl-job")

@@ -11,9 +11,10 @@ import pytest
 
 from mq_console.charts import chart, sparkline, top_of
 from mq_console.history import History
-from mq_console.rendering import as_json, environment, indented, metric_text, moment_text, rate_text
+from mq_console.rendering import TEMPLATES, as_json, environment, indented, metric_text, moment_text, rate_text
 from mq_console.tables import Column, Wish, listed
 from mq_console.tail import CELL_CHARACTERS_MAX, text_of
+from mq_console.views import Settings
 
 # ------------------------------------------------------------------ history
 
@@ -139,3 +140,13 @@ def test_figures_have_the_digits_that_say_something() -> None:
     assert indented('{"a":1}') == '{\n  "a": 1\n}'
     assert indented("{no") == "{no"
     assert indented("[" * 100_000) == "[" * 100_000
+
+
+def test_who_has_a_certificate_is_told_that_a_right_may_be_missing() -> None:
+    templates = environment()
+    for name in ("overview.html", "topics.html"):
+        source = (TEMPLATES / name).read_text()
+        line = next(line for line in source.splitlines() if "No topic yet" in line)
+        shown = templates.from_string(line[line.index("<p") : line.index("</p>")])
+        for secured in (True, False):
+            assert ("tritonmq acl list" in shown.render(console=Settings(secured=secured))) is secured

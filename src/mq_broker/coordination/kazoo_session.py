@@ -134,9 +134,13 @@ class KazooSession:
                 await self._changed.wait()
         except TimeoutError:
             await self.close()
+            advice = "start it, or correct --zookeeper"
+            if handler is None:
+                advice += "; or does it demand TLS? give --zookeeper-certs"
+            elif handler.fault:
+                advice = handler.fault
             raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: "
-                + (handler.fault if handler is not None and handler.fault else "start it, or correct --zookeeper")
+                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: {advice}"
             ) from None
 
     async def close(self) -> None:

@@ -57,7 +57,9 @@ def in_order(demands: Iterable[str]) -> list[str]:
 
 def how_to_offer(missing: Collection[str]) -> str:
     """How a broker is started that offers what is missing."""
-    known = [_HOW[each] for each in Demand if each in missing]
+    # Whoever offers TLS judges rights too, so that need not be said twice
+    said_by_tls = Demand.AUTHORIZE if Demand.TLS in missing else None
+    known = [_HOW[each] for each in Demand if each in missing and each is not said_by_tls]
     unknown = [each for each in missing if each not in _HOW]
     told = [f"start it {'; and '.join(known)}"] if known else []
     if unknown:

@@ -258,9 +258,16 @@ class Connection:
         if near := did_you_mean(name, names):
             return near
         if not names:
-            return ": there is no topic yet; `tritonmq topic create` makes one"
+            return f": there is no topic yet; `tritonmq topic create` makes one{self.or_no_right}"
         some = ", ".join(sorted(names)[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
-        return f": the topics are {some}; `tritonmq topic create` makes another"
+        return f": the topics are {some}; `tritonmq topic create` makes another{self.or_no_right}"
+
+    @property
+    def or_no_right(self) -> str:
+        """What else may be the reason that a topic is unknown: brokers do not say that there is one that is hidden."""
+        if self.client.security is None:
+            return ""
+        return "; or you have no right to it: an administrator looks by `tritonmq acl list`"
 
     def metadata(
         self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False

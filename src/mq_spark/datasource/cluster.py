@@ -113,6 +113,11 @@ class Cluster:
 
         return _topic(topic_with(self._connection, name, (), self._deadline(), check=checked, age_s_max=age_s_max))
 
+    @property
+    def or_no_right(self) -> str:
+        """As `Connection.or_no_right`."""
+        return self._connection.or_no_right
+
     def topic_names(self) -> list[str]:
         """Of all topics but the brokers' own, sorted. Raises `Unreachable`."""
         found = self._connection.metadata(self._deadline(), all_topics=True).topics

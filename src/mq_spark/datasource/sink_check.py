@@ -59,7 +59,7 @@ def _create_it_first(cluster: Cluster, name: str, columns: StructType) -> str:
     command = f"tritonmq topic create {shlex.quote(name)}{_schema_option(columns)}"
     near = nearest(name, cluster.topic_names())
     meant = f"; or did you mean {near!r}?" if near else ""
-    return f"unknown topic {name!r}: create it first, `{command}` or Admin.create_topic{meant}"
+    return f"unknown topic {name!r}: create it first, `{command}` or Admin.create_topic{meant}{cluster.or_no_right}"
 
 
 def _schema_option(columns: StructType) -> str:

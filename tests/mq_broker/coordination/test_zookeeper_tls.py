@@ -132,7 +132,7 @@ def test_strangers_are_not_served(secured: Secured, root: str, tmp_path: Path) -
     other = Certs(tmp_path / "other", 2)
     theirs = replace(files_of_broker(other.path, 2), ca=secured.certs.path / "ca.crt")
     assert "no ZooKeeper answers" in refusal(secured.server.hosts, root, theirs)
-    assert "no ZooKeeper answers" in refusal(secured.server.hosts, root, None)  # in plain text
+    assert "does it demand TLS? give --zookeeper-certs" in refusal(secured.server.hosts, root, None)
     stranger = KazooClient(secured.server.hosts, use_ssl=True, ca=str(secured.certs.path / "ca.crt"))
     with pytest.raises(stranger.handler.timeout_exception):
         stranger.start(timeout=1.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pyarrow as pa
@@ -22,6 +23,7 @@ from mq_client.errors import (
     UnknownTopic,
     Unreachable,
 )
+from mq_client.security import Security
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.transport import MethodUnknown
@@ -301,6 +303,20 @@ def test_a_topic_that_nobody_knows_is_told_with_the_nearest_name(scripted: Scrip
         scripted.refresh("tabl", Deadline(5_000))
     with pytest.raises(UnknownTopic, match=r"unknown topic 'tabl'"):
         scripted.topic("tabl", Deadline(5_000))
+
+
+def test_who_has_a_certificate_is_told_that_a_right_may_be_missing(scripted: Scripted) -> None:
+    scripted.client = dataclasses.replace(scripted.client, security=Security(certs="certs"))
+    for known in ((), (topic_info(1, name="rows"),)):
+        scripted.brokers_say = {
+            "b:1": lambda request, known=known: (
+                told(*known, brokers=1) if request.all_topics else told(unknown=("zebra",), brokers=1)
+            )
+        }
+        with pytest.raises(
+            UnknownTopic, match=r"; or you have no right to it: an administrator looks by `tritonmq acl list`$"
+        ):
+            scripted.refresh("zebra", Deadline(5_000))
 
 
 def test_no_name_is_suggested_where_none_is_near_or_nobody_says(scripted: Scripted) -> None:

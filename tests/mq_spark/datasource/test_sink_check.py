@@ -7,6 +7,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructType
@@ -14,6 +15,7 @@ from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, St
 from mq_client import Admin
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import SchemaMismatch, UnknownTopic
+from mq_spark.datasource.sink_check import _create_it_first
 from mq_spark.datasource.source import TritonMQSource
 
 RECORDS = StructType().add("key", StringType()).add("value", StringType())
@@ -128,3 +130,9 @@ def test_the_traceback_that_spark_shows_has_one_frame_of_ours(bootstrap: str, ad
     assert len([each for each in ours if not each.startswith("test_")]) == 1
     assert caught.value.__cause__ is None
     assert caught.value.__suppress_context__
+
+
+def test_a_topic_that_is_hidden_for_want_of_a_right_is_told_so() -> None:
+    cluster = SimpleNamespace(topic_names=list, or_no_right="; or you have no right to it")
+    told = _create_it_first(cluster, "rows", RECORDS)  # type: ignore[arg-type]  # what is asked of it
+    assert told.endswith("or Admin.create_topic; or you have no right to it")
