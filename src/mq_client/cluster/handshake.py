@@ -10,6 +10,7 @@ import socket
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from mq_client.errors import InvalidSetting
@@ -79,37 +80,30 @@ def _of_plain(address: str) -> str | None:
 
 def _of_secured(address: str, files: Files) -> str | None:
     pem = read(files)
-    probe = context(pem, server=False)
-    probe.set_alpn_protocols([ALPN])
-    try:
-        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=_host(address)) as secured:
-            secured.settimeout(_WAIT_S)
-            try:
-                if secured.recv(1):
-                    return None
-            except TimeoutError:
-                return None
-            except (ssl.SSLError, ConnectionError):
-                pass
-    except ssl.SSLCertVerificationError as error:
-        return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
-    except ssl.SSLError as error:
-        if error.reason in _PLAIN_TEXT:
-            return "it speaks plain text, and this client TLS: use the port with TLS, or leave the certificates out"
-        return f"TLS failed: {error.reason or error}"
-    # The broker has looked at our certificate, and has closed the connection without a word
-    try:
-        examine(pem, server=False)
-    except InvalidSetting as error:
-        return f"{files.certificate}: {error}"
-    return (
-        f"the broker does not accept {files.certificate}: an authority signed it that is not in the broker's ca.crt "
-        "(`tritonmq cert check` compares them)"
-    )
+
+    def closed() -> str:
+        try:
+            examine(pem, server=False)
+        except InvalidSetting as error:
+            return f"{files.certificate}: {error}"
+        return (
+            f"the broker does not accept {files.certificate}: an authority signed it that is not in the broker's "
+            "ca.crt (`tritonmq cert check` compares them)"
+        )
+
+    plain = "it speaks plain text, and this client TLS: use the port with TLS, or leave the certificates out"
+    return _of_tls(address, context(pem, server=False), plain, closed)
 
 
 def _of_token(address: str, ca: bytes) -> str | None:
-    probe = authorities_context(ca)
+    plain = "it speaks plain text, and a token is sent over TLS alone: use the port of --listen-token"
+    closed = "it demands a certificate: use the port that takes tokens (--listen-token), or give a certificate"
+    return _of_tls(address, authorities_context(ca), plain, lambda: closed)
+
+
+def _of_tls(address: str, probe: ssl.SSLContext, plain_text: str, closed: Callable[[], str]) -> str | None:
+    """`plain_text`: what to say of a port without TLS. `closed`: the same of a broker that has looked at what this
+    client shows, and has closed the connection without a word."""
     probe.set_alpn_protocols([ALPN])
     try:
         with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=_host(address)) as secured:
@@ -124,10 +118,8 @@ def _of_token(address: str, ca: bytes) -> str | None:
     except ssl.SSLCertVerificationError as error:
         return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
     except ssl.SSLError as error:
-        if error.reason in _PLAIN_TEXT:
-            return "it speaks plain text, and a token is sent over TLS alone: use the port of --listen-token"
-        return f"TLS failed: {error.reason or error}"
-    return "it demands a certificate: use the port that takes tokens (--listen-token), or give a certificate"
+        return plain_text if error.reason in _PLAIN_TEXT else f"TLS failed: {error.reason or error}"
+    return closed()
 
 
 def _connect(address: str) -> socket.socket:
