@@ -26,7 +26,7 @@ from mq_client.lock import _Place
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.scripted import Clock, Scripted, told
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 class Broken(grpc.RpcError):

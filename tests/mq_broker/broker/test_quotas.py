@@ -167,9 +167,10 @@ def test_reading_pauses_between_messages(tmp_path: Path) -> None:
                 await subscription.open("t", earliest=True, credit=1 << 30)
                 assert await subscription.read_numbers(16) == list(range(16))
             assert time.monotonic() - began > 0.7
+            await limit(root, GREEDY, fetch=ROW_BYTES)
             began = time.monotonic()
             await modest.fetch("t", 0, 16)
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < 8, "the greedy one would need sixteen seconds"
 
     asyncio.run(main())
 
@@ -213,10 +214,10 @@ def test_acknowledgements_are_never_held_back(tmp_path: Path) -> None:
             with pytest.raises(Overloaded):
                 await asyncio.gather(*(greedy.end("t") for _ in range(4)))
             began = time.monotonic()
-            for _ in range(20):
+            for _ in range(40):
                 position = pb.CursorPosition(topic="t", offset=0)
                 await greedy.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[position]))
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < 20, "one a second would take forty"
 
     asyncio.run(main())
 

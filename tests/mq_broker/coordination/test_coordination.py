@@ -403,7 +403,7 @@ def test_a_stopped_service_answers_with_an_error_at_once(opened: Opener) -> None
     async def main() -> None:
         async with opened() as service:
             await service.create_topic(TopicSpec("orders", id_of(""), ((1,),)), (state_of(),))
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             with pytest.raises(CoordinationUnavailable):
                 await service.brokers()
             assert (await service.write_state(id_of(""), 0, 0, state_of()))[0] is CasOutcome.UNKNOWN

@@ -26,7 +26,7 @@ from mq_protocol.limits import MESSAGE_BYTES_MAX
 from mq_protocol.methods import PEER
 from mq_protocol.transport import from_call
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 SECRET = bytes(range(32))
 GRPC = "grpc"
 FRAMED = "framed"

@@ -24,7 +24,7 @@ from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.streams import Kind, Said, parsed, said, say, say_envelope
 from tests.securing import HOST, Certs
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 MESSAGE_BYTES_MAX = 1 << 20
 
 

@@ -23,7 +23,7 @@ from mq_protocol.errors import OutcomeUnknown, PeerRefused, TritonMQError, Unrea
 from mq_protocol.transport import from_call
 
 SECRET = bytes(range(32))
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 def proof(

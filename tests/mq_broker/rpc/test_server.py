@@ -22,7 +22,7 @@ from mq_protocol.envelope import Envelope, encode
 from mq_protocol.limits import CALL_METADATA_BYTES_MAX, PRODUCE_HEADER_BYTES_MAX
 from tests.mq_broker.rpc.test_service import Answering
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 MESSAGE_BYTES_MAX = 100_000
 
 

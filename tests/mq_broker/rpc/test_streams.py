@@ -258,8 +258,8 @@ def test_the_handler_of_a_client_that_has_gone_ends() -> None:
 def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "PING_S", 0.2)
-    monkeypatch.setattr(streams, "SILENCE_S", 0.6)
+    monkeypatch.setattr(streams, "PING_S", 0.5)
+    monkeypatch.setattr(streams, "SILENCE_S", 2.5)
     monkeypatch.setattr(streams, "_LOOK_S", 0.1)
 
     async def scenario(served: Served) -> None:

@@ -21,7 +21,7 @@ from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.streams import PREAMBLE, Kind, parsed, said, say, say_envelope
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 Answer = Callable[[socket.socket, pb.FetchRequest], bool]
 """Answers one fetch. Whether the connection stays."""

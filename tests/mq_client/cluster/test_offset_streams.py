@@ -23,7 +23,7 @@ from mq_protocol.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 from tests.mq_client.wakes import Wakes
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 class Stream:

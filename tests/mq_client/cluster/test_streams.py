@@ -26,7 +26,7 @@ from mq_protocol.streams import PREAMBLE, Kind, said, say
 from tests.securing import Certs
 
 HOST = "127.0.0.1"
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Port:
@@ -165,8 +165,8 @@ def test_a_connection_that_ends_is_unreachable_and_what_is_sent_then_raises_noth
 def test_a_broker_that_has_stopped_is_noticed_and_one_that_answers_is_not(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "PING_S", 0.1)
-    monkeypatch.setattr(streams, "SILENCE_S", 0.4)
+    monkeypatch.setattr(streams, "PING_S", 0.5)
+    monkeypatch.setattr(streams, "SILENCE_S", 2.0)
     duplex, broker = connection(port)
     began = time.monotonic()
     pinged = 0
@@ -186,7 +186,7 @@ def test_a_broker_that_has_stopped_is_noticed_and_one_that_answers_is_not(
     with pytest.raises(Unreachable, match="said nothing"):
         duplex.receive()
     assert pinged == 3
-    assert time.monotonic() - began > 0.6  # three answers, each heard, and then the silence
+    assert time.monotonic() - began > 3.0  # three answers, each heard, and then the silence
     duplex.release()
 
 

@@ -19,7 +19,7 @@ from mq_client.consuming.push_streams import EventLoop, PushStream
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 LAST = aio.EOF  # type: ignore[attr-defined]
 
 

@@ -27,7 +27,7 @@ from mq_protocol.envelope import Envelope
 from mq_protocol.transport import from_call
 from tests import switch
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 OPEN = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1_000))
 
 

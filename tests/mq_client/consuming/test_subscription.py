@@ -24,7 +24,7 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import to_wire
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 class Stream:

@@ -21,7 +21,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.streams import Kind, Said, say_envelope
 
-WAIT_S = 5.0
+WAIT_S = 30.0
 
 
 class Broken(grpc.RpcError):

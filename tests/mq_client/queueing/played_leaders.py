@@ -24,7 +24,7 @@ from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 SCHEMA = pa.schema([("n", pa.int64())])
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class _Rows:

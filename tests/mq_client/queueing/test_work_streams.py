@@ -18,7 +18,7 @@ from mq_protocol.envelope import Envelope
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
 
 LAST = aio.EOF  # type: ignore[attr-defined]
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Call:

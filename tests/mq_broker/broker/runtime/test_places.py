@@ -12,7 +12,7 @@ import pytest
 
 from mq_broker.broker.runtime.places import Places
 
-WAIT_S = 10.0
+WAIT_S = 30.0
 
 
 class Jobs:
