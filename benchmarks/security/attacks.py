@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import grpc
@@ -13,7 +14,8 @@ import pyarrow as pa
 
 from benchmarks.bench.measure import percentile
 from benchmarks.security.ground import Ground, Peak, Row
-from mq_client import Admin, Producer
+from mq_client import Admin, Producer, Security
+from mq_client.cluster import credentials
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_fingerprint
 from mq_protocol.envelope import Envelope, encode
@@ -23,6 +25,7 @@ from mq_protocol.methods import BROKER
 MIB: Final = 1 << 20
 GROWN_BYTES_MAX: Final = 32 * MIB
 TIMES_MAX: Final = 3.0
+START_S: Final = 60.0
 ZEROS: Final = pa.schema([pa.field("s", pa.string())])
 DECODED_BYTES: Final = 60 * MIB
 
@@ -63,32 +66,45 @@ def attacks() -> dict[str, tuple[str, bytes]]:
 
 
 @contextmanager
-def repeated(ground: Ground, method: str, data: bytes) -> Iterator[list[int]]:
-    """The request, asked again as soon as it is answered; how often, in the end."""
-    over, count = threading.Event(), [0]
-    shown = ground.channel_credentials
-    address = ground.cluster.brokers[1].address
-
-    def attack() -> None:
-        with grpc.secure_channel(address, shown) if shown else grpc.insecure_channel(address) as channel:
-            call: Any = channel.stream_stream(BROKER.path(method))
-            while not over.is_set():
-                answers = call(iter([data]), timeout=30)
-                try:
-                    next(iter(answers), None)
-                except grpc.RpcError:
-                    pass
-                finally:
-                    answers.cancel()
-                count[0] += 1
-
-    attacker = threading.Thread(target=attack)
+def repeated(ground: Ground, method: str, data: bytes) -> Iterator[Callable[[], int]]:
+    """The request, asked again as soon as it is answered, by a process of its own: an attacker's threads do not share
+    an interpreter with the honest client. Gives how often it was asked by the time that the block is over."""
+    spawn = multiprocessing.get_context("spawn")
+    over, count = spawn.Event(), spawn.Value("Q", 0)
+    address, security = ground.cluster.brokers[1].address, ground.cluster.security
+    attacker = spawn.Process(target=_attack, args=(address, security, method, data, over, count), daemon=True)
     attacker.start()
     try:
-        yield count
+        _await_first(attacker, count)
+        yield lambda: int(count.value)
     finally:
         over.set()
         attacker.join(60)
+        attacker.kill()
+        attacker.join()
+
+
+def _await_first(attacker: BaseProcess, count: Any) -> None:
+    end = time.monotonic() + START_S
+    while not count.value:
+        if not attacker.is_alive() or time.monotonic() > end:
+            raise RuntimeError("the attacker has asked nothing: see above why its process ended")
+        time.sleep(0.01)
+
+
+def _attack(address: str, security: Security | None, method: str, data: bytes, over: Any, count: Any) -> None:
+    shown = credentials.current(security).channel
+    with grpc.secure_channel(address, shown) if shown else grpc.insecure_channel(address) as channel:
+        call: Any = channel.stream_stream(BROKER.path(method))
+        while not over.is_set():
+            answers = call(iter([data]), timeout=30)
+            try:
+                next(iter(answers), None)
+            except grpc.RpcError:
+                pass
+            finally:
+                answers.cancel()
+            count.value += 1
 
 
 def measured(ground: Ground, seconds: float) -> list[Row]:
@@ -106,9 +122,10 @@ def measured(ground: Ground, seconds: float) -> list[Row]:
             before = peak.forget()
             with repeated(ground, method, data) as count:
                 attacked = percentile(_waits(producer, seconds), 99)
+                asked = count()
             grown = peak.bytes() - before
             times = attacked / quiet
-            spent = f"{grown / MIB:.0f} MiB; asked {count[0]} times"
+            spent = f"{grown / MIB:.0f} MiB; asked {asked} times"
             told = f"{times:.1f} times ({1e3 * attacked:.1f} against {1e3 * quiet:.1f} ms); {spent}"
             most = GROWN_BYTES_MAX + (DECODED_BYTES if method == "Produce" else 0)  # what its topic allows a batch
             holds = times <= TIMES_MAX and grown <= most
