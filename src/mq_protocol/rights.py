@@ -119,7 +119,7 @@ def _reader(kind: Any, path: str) -> Callable[[Any], Iterable[str]]:
         return (lambda message: getattr(message, first)) if many else (lambda message: (getattr(message, first),))
     within = _reader(described.message_type, rest)
     if many:
-        return lambda message: [name for each in getattr(message, first) for name in within(each)]
+        return lambda message: (name for each in getattr(message, first) for name in within(each))
     return lambda message: within(getattr(message, first))
 
 

@@ -11,7 +11,7 @@ from mq_protocol.limits import YIELD_EVERY
 T = TypeVar("T")
 R = TypeVar("R")
 
-TURN_S: Final = 0.01
+TURN_S: Final = 0.001
 """How long one list may be worked on before others have their turn, whatever its elements cost."""
 
 
