@@ -15,7 +15,7 @@ from typing import Final
 
 import mq_client  # noqa: F401 - before anything imports gRPC
 from benchmarks.bench.machine import machine
-from benchmarks.security import attacks, gate, strangers, taken_away, tls
+from benchmarks.security import attacks, gate, sockets, strangers, taken_away, tls
 from benchmarks.security.ground import PLAIN, TLS, Ground, Row
 
 PAGE: Final = Path(__file__).parents[1] / "SECURITY.md"
@@ -60,6 +60,7 @@ def sections(scale: Scale, directory: Path) -> dict[str, Callable[[], list[Row]]
         "tls": lambda: beside(
             lambda both: tls.large(both, scale.mebibytes, scale.rounds) + tls.small(both, scale.messages, scale.rounds)
         ),
+        "sockets": lambda: sockets.alone(scale.mebibytes, scale.rounds),
         "back": lambda: on_one(lambda ground: tls.clients_back(ground, scale.clients), zookeeper=False),
         "rights": lambda: on_three(lambda ground: taken_away.measured(ground, scale.tries)),
         "attacks": lambda: on_one(lambda ground: attacks.measured(ground, scale.attack_s), zookeeper=False),
@@ -80,7 +81,7 @@ def page(rows: list[Row], facts: dict[str, str], command: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.security", description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rows", default="gate,tls,back,rights,attacks,strangers", help="with commas between")
+    parser.add_argument("--rows", default="gate,tls,sockets,back,rights,attacks,strangers", help="with commas between")
     parser.add_argument("--connections", type=int, help="of strangers, at each port")
     parser.add_argument("--page", type=Path, help="write the table there; a full run writes benchmarks/SECURITY.md")
     given = parser.parse_args()
