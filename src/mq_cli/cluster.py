@@ -90,8 +90,8 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
     click.echo()
     click.echo(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
     click.echo(f"level of features: {described.level}{_level_advice(described)}")
-    if described.security_floor:
-        click.echo(f"security floor: {', '.join(described.security_floor)}")
+    for line in summary.security():
+        click.echo(line)
     click.echo(summary.counts())
     if summary.out_of_sync:
         click.echo()

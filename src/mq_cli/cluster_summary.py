@@ -46,6 +46,21 @@ class ClusterSummary:
         )
         return told + (f", {self._moving} moving" if self._moving else "")
 
+    def security(self) -> list[str]:
+        """Lines that say what is demanded of brokers, and which of them are open; none for a cluster on loopback
+        addresses of which nothing is demanded."""
+        insecure, floor = self._described.insecure_brokers, self._described.security_floor
+        told = []
+        if insecure:
+            which = f"brokers {list(insecure)}" if len(insecure) > 1 else f"broker {insecure[0]}"
+            told.append(
+                f"INSECURE: other machines reach {which} in plain text. Whoever is on the way reads and alters what is "
+                "sent: start each with --certs DIR, and without --also-plaintext (docs/tls.md)"
+            )
+        if floor or insecure:
+            told.append(f"security floor: {', '.join(floor) or 'nothing is demanded of brokers (docs/floor.md)'}")
+        return told
+
     def wrong(self, silent: Sequence[str]) -> list[str]:
         """What a person must look at; nothing if all is well. `silent`: addresses that did not answer."""
         found = [f"broker {broker} is absent, and holds {self._holds[broker]} replicas" for broker in self._absent]
@@ -87,6 +102,8 @@ class ClusterSummary:
             "coordination_access": self._described.coordination_access or None,
             "level": self._described.level,
             "security_floor": list(self._described.security_floor),
+            "insecure": bool(self._described.insecure_brokers),
+            "insecure_brokers": list(self._described.insecure_brokers),
             "brokers": [
                 {
                     "id": broker.id,

@@ -412,8 +412,15 @@ class Admin(
         found = self._connection.metadata(Deadline(self._timeout_ms))
         brokers = [described_broker(broker) for broker in found.brokers]
         in_order = tuple(sorted(brokers, key=lambda broker: broker.id))
-        level, access, floor = max(found.level, 1), found.coordination_access, tuple(found.security_floor)
-        return ClusterDescription(in_order, found.coordination, found.answered_by, level, access, floor)
+        return ClusterDescription(
+            in_order,
+            found.coordination,
+            found.answered_by,
+            max(found.level, 1),
+            found.coordination_access,
+            tuple(found.security_floor),
+            tuple(found.insecure_brokers),
+        )
 
     def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
         """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say

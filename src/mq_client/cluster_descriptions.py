@@ -26,7 +26,8 @@ class ClusterDescription:
     """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it. `level`: of features.
     `coordination_access`: who may read and write what ZooKeeper keeps: "open" (everybody who reaches it), "closing" or
     "closed" (the brokers alone); empty where there is no ZooKeeper, and for a broker that does not tell.
-    `security_floor`: what the cluster demands of each broker."""
+    `security_floor`: what the cluster demands of each broker. `insecure_brokers`: those that other machines reach in
+    plain text, also if whoever asks is not told their addresses."""
 
     brokers: tuple[BrokerDescription, ...]
     coordination: str
@@ -34,6 +35,7 @@ class ClusterDescription:
     level: int = 1
     coordination_access: str = ""
     security_floor: tuple[str, ...] = ()
+    insecure_brokers: tuple[int, ...] = ()
 
     def _repr_html_(self) -> str:
         rows = [(b.id, b.address, b.incarnation, b.rack, b.release, b.level) for b in self.brokers]

@@ -726,6 +726,7 @@ class MetadataResponse(_message.Message):
     COORDINATION_FIELD_NUMBER: _builtins.int
     COORDINATION_ACCESS_FIELD_NUMBER: _builtins.int
     SECURITY_FLOOR_FIELD_NUMBER: _builtins.int
+    INSECURE_BROKERS_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
@@ -754,6 +755,10 @@ class MetadataResponse(_message.Message):
     def security_floor(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """what the cluster demands of each broker"""
 
+    @_builtins.property
+    def insecure_brokers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """those that other machines reach in plain text"""
+
     def __init__(
         self,
         *,
@@ -764,6 +769,7 @@ class MetadataResponse(_message.Message):
         coordination: _builtins.str = ...,
         coordination_access: _builtins.str = ...,
         security_floor: _abc.Iterable[_builtins.str] | None = ...,
+        insecure_brokers: _abc.Iterable[_builtins.int] | None = ...,
         level: _builtins.int = ...,
         protocol: _builtins.int = ...,
         protocol_oldest: _builtins.int = ...,
@@ -772,7 +778,7 @@ class MetadataResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

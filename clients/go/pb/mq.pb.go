@@ -1265,6 +1265,7 @@ type MetadataResponse struct {
 	Coordination       string                 `protobuf:"bytes,5,opt,name=coordination,proto3" json:"coordination,omitempty"`                                        // "connected", "suspended", "file"
 	CoordinationAccess string                 `protobuf:"bytes,11,opt,name=coordination_access,json=coordinationAccess,proto3" json:"coordination_access,omitempty"` // who may read and write there: "open" (everybody), "closing", "closed" (the brokers)
 	SecurityFloor      []string               `protobuf:"bytes,12,rep,name=security_floor,json=securityFloor,proto3" json:"security_floor,omitempty"`                // what the cluster demands of each broker
+	InsecureBrokers    []int32                `protobuf:"varint,13,rep,packed,name=insecure_brokers,json=insecureBrokers,proto3" json:"insecure_brokers,omitempty"`  // those that other machines reach in plain text
 	Level              int32                  `protobuf:"varint,7,opt,name=level,proto3" json:"level,omitempty"`                                                     // of features, of the cluster
 	Protocol           int32                  `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	ProtocolOldest     int32                  `protobuf:"varint,9,opt,name=protocol_oldest,json=protocolOldest,proto3" json:"protocol_oldest,omitempty"`
@@ -1349,6 +1350,13 @@ func (x *MetadataResponse) GetCoordinationAccess() string {
 func (x *MetadataResponse) GetSecurityFloor() []string {
 	if x != nil {
 		return x.SecurityFloor
+	}
+	return nil
+}
+
+func (x *MetadataResponse) GetInsecureBrokers() []int32 {
+	if x != nil {
+		return x.InsecureBrokers
 	}
 	return nil
 }
@@ -15891,7 +15899,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bprotocol\x18\x05 \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\x06 \x01(\x05R\x0eprotocolOldest\x12\x1f\n" +
 	"\vauto_create\x18\x04 \x01(\bR\n" +
-	"autoCreate\"\xc2\x03\n" +
+	"autoCreate\"\xed\x03\n" +
 	"\x10MetadataResponse\x121\n" +
 	"\abrokers\x18\x01 \x03(\v2\x17.tritonmq.v1.BrokerInfoR\abrokers\x12.\n" +
 	"\x06topics\x18\x02 \x03(\v2\x16.tritonmq.v1.TopicInfoR\x06topics\x12%\n" +
@@ -15900,7 +15908,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"answeredBy\x12\"\n" +
 	"\fcoordination\x18\x05 \x01(\tR\fcoordination\x12/\n" +
 	"\x13coordination_access\x18\v \x01(\tR\x12coordinationAccess\x12%\n" +
-	"\x0esecurity_floor\x18\f \x03(\tR\rsecurityFloor\x12\x14\n" +
+	"\x0esecurity_floor\x18\f \x03(\tR\rsecurityFloor\x12)\n" +
+	"\x10insecure_brokers\x18\r \x03(\x05R\x0finsecureBrokers\x12\x14\n" +
 	"\x05level\x18\a \x01(\x05R\x05level\x12\x1a\n" +
 	"\bprotocol\x18\b \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\t \x01(\x05R\x0eprotocolOldest\x12\x18\n" +

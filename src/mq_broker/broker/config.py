@@ -196,21 +196,30 @@ class BrokerConfig:
             return
         if self.also_plaintext or self.also_plaintext_peer:
             raise InvalidSetting("--also-plaintext goes with --certs DIR: without it every port is in plain text")
-        listened = (
-            ("--listen", self.listen),
-            ("--peer-listen", self.peer_listen),
-            ("--link-listen", self.link_listen),
-            ("--stream-listen", self.stream_listen),
-        )
-        open_to_all = [
-            (option, address) for option, address in listened if address and not is_loopback(_split(address, option)[0])
-        ]
-        if open_to_all and not self.insecure:
-            option, address = open_to_all[0]
+        plain = self.plain_to_others
+        if plain and not self.insecure:
+            option, address = plain[0]
             raise InvalidSetting(
                 f"{option} {address} can be reached from other machines: give --certs DIR (tritonmq cert makes it), or "
                 "--insecure to let everybody do everything"
             )
+
+    @property
+    def plain_to_others(self) -> tuple[tuple[str, str], ...]:
+        """The ports in plain text that other machines reach: each by its option and its address. `--http` is none."""
+        listened = (
+            (("--also-plaintext", self.also_plaintext), ("--also-plaintext-peer", self.also_plaintext_peer))
+            if self.certs is not None
+            else (
+                ("--listen", self.listen),
+                ("--peer-listen", self.peer_listen),
+                ("--link-listen", self.link_listen),
+                ("--stream-listen", self.stream_listen),
+            )
+        )
+        return tuple(
+            (option, address) for option, address in listened if address and not is_loopback(_split(address, option)[0])
+        )
 
     @property
     def issuer(self) -> Issuer | None:

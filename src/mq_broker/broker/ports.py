@@ -212,6 +212,8 @@ class Ports:
             judges=config.judges,
             stream_address=self.stream_address,
             tls_stream_address=self.tls_stream_address,
+            plain_http=bool(config.http),
+            insecure=bool(config.plain_to_others),
         )
 
     def peer_address_of(self, registration: BrokerRegistration) -> str:

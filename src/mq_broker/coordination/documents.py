@@ -198,6 +198,7 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
 _FURTHER_ADDRESSES: Final = (
     "tls_address", "tls_peer_address", "tls_link_address", "token_address", "stream_address", "tls_stream_address",
 )  # fmt: skip
+_SAID: Final = ("zookeeper_auth", "judges", "plain_http", "insecure")
 
 
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
@@ -214,8 +215,7 @@ def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
         "level": registration.versions.level,
         "link_address": registration.link_address,
         **{name: address for name in _FURTHER_ADDRESSES if (address := getattr(registration, name))},
-        **({"zookeeper_auth": True} if registration.zookeeper_auth else {}),
-        **({"judges": True} if registration.judges else {}),
+        **{name: True for name in _SAID if getattr(registration, name)},
     }
 
 
@@ -223,10 +223,11 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
     address, rack = _text(document["address"], "address"), _text(document.get("rack", ""), "rack")
     peer_address = _text(document.get("peer_address", ""), "peer_address")
     link_address = _text(document.get("link_address", ""), "link_address")
-    further = {name: _text(document.get(name, ""), name) for name in _FURTHER_ADDRESSES}
+    further: dict[str, Any] = {name: _text(document.get(name, ""), name) for name in _FURTHER_ADDRESSES}
     for dialled in (address, *filter(None, (peer_address, link_address, *further.values()))):
         if parse_address(dialled)[1] == 0:
             raise ValueError(f"{quoted(dialled)} names no port")
+    further |= {name: document.get(name, False) is True for name in _SAID}
     if len(rack) > NAME_CHARACTERS_MAX:
         raise ValueError(f"rack has {len(rack)} characters, not up to {NAME_CHARACTERS_MAX}")
     return BrokerRegistration(
@@ -246,8 +247,6 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         ),
         link_address=link_address,
         **further,
-        zookeeper_auth=document.get("zookeeper_auth", False) is True,
-        judges=document.get("judges", False) is True,
     )
 
 

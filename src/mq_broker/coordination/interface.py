@@ -7,6 +7,7 @@ past it. Events arrive on the loop through the listener given to `start`.
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,6 +15,7 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_broker.security.client_port import ClientPort
+from mq_protocol.addresses import parse_address
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
 from mq_protocol.versions import FIRST, Versions
 
@@ -36,7 +38,8 @@ class BrokerRegistration:
 
     `token_address`: where clients reach it that show a token; empty if they do not.
 
-    `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights."""
+    `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights. `plain_http`: it serves metrics in
+    plain text. `insecure`: other machines reach one of its ports in plain text."""
 
     broker: int
     incarnation: int
@@ -54,6 +57,23 @@ class BrokerRegistration:
     judges: bool = False
     stream_address: str = ""
     tls_stream_address: str = ""
+    plain_http: bool = False
+    insecure: bool = False
+
+    @property
+    def is_tls_alone(self) -> bool:
+        """Whether none of its ports is in plain text, as far as it says."""
+        plain = self.link_address or self.stream_address or self.plain_http
+        secured = self.address == self.tls_address and self.peer_address == self.tls_peer_address
+        return bool(self.tls_address) and secured and not plain
+
+    @property
+    def is_insecure(self) -> bool:
+        """Whether other machines reach it in plain text. A broker of 0.2.0 does not say so: then its addresses do. A
+        name counts as one of another machine's."""
+        if self.versions != _UNSAID:
+            return self.insecure
+        return not all(map(_is_loopback, filter(None, (self.address, self.peer_address))))
 
     def address_for(self, port: ClientPort) -> str:
         """Where clients reach it that use ports of this kind; empty if they do not."""
@@ -80,6 +100,15 @@ def _reached(address: str, tls_address: str, *, tls: bool) -> str:
     if tls:
         return tls_address
     return "" if address == tls_address else address
+
+
+def _is_loopback(address: str) -> bool:
+    """Without asking anybody for a name's addresses."""
+    host = parse_address(address)[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ _ERROR_BYTES_MAX: Final = 500
 
 
 class Demand(StrEnum):
-    """`TLS`: no port is in plain text. `AUTHORIZE`: rights are judged. `ZK_AUTH`: the broker has a credential for
-    ZooKeeper, and the nodes there are the brokers' alone."""
+    """`TLS`: no port is in plain text, not that of `--http` either. `AUTHORIZE`: rights are judged. `ZK_AUTH`: the
+    broker has a credential for ZooKeeper, and the nodes there are the brokers' alone."""
 
     TLS = "tls"
     AUTHORIZE = "authorize"
@@ -32,7 +32,7 @@ class Demand(StrEnum):
 
 
 _HOW: Final = {
-    Demand.TLS: "with --certs DIR and without --also-plaintext",
+    Demand.TLS: "with --certs DIR and without --also-plaintext and --http",
     Demand.AUTHORIZE: "with --certs DIR and without --also-plaintext, or with --authorize",
     Demand.ZK_AUTH: "with --zookeeper-auth FILE",
 }

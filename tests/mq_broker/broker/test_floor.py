@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.floor import Floor, offered_by
 from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.coordination import documents as documents_of
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, SecurityDocuments
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.security.names import Principal
+from mq_client import Admin, Security
+from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
 from mq_protocol.versions import ours
@@ -142,12 +146,25 @@ def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -
         secure = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path, superusers=(root,))
         beside = dataclasses.replace(secure, also_plaintext=f"{HOST}:0", authorize=True)
         plain = BrokerConfig(1, f"{HOST}:0", tmp_path / "data", authorize=True)
-        for below in (beside, plain):
-            await does_not_start(below, InvalidSetting, "offer tls: start it with --certs DIR and without --also-plain")
-        async with running(secure):
-            pass
+        measured = dataclasses.replace(secure, http=f"{HOST}:{free_port(HOST)}")
+        for below in (beside, plain, measured):
+            await does_not_start(
+                below, InvalidSetting, "offer tls: start it with --certs DIR and without --also-plaintext and --http"
+            )
+        with_tokens = dataclasses.replace(secure, listen_token=f"{HOST}:0")  # over TLS, too
+        for kept in (secure, with_tokens):
+            async with running(kept):
+                pass
 
     asyncio.run(main())
+
+
+def test_a_copied_certificate_starts_no_broker_of_another_id(tmp_path: Path) -> None:
+    """So a broker that has none of its own does not reach the floor with somebody else's."""
+    certs = Certs(tmp_path / "certs", 1)
+    shutil.copytree(certs.path / "broker.1", certs.path / "broker.2")
+    config = BrokerConfig(2, f"{HOST}:0", tmp_path / "data", certs=certs.path)
+    asyncio.run(does_not_start(config, InvalidSetting, "is the certificate of Broker:1, not of broker 2"))
 
 
 @pytest.mark.cluster
@@ -388,17 +405,82 @@ def test_what_a_newer_release_demands_is_offered_by_nobody_and_can_be_taken_away
         found.check_here(secure)
 
 
+SECURED = BrokerRegistration(
+    1,
+    1,
+    "h:1",
+    peer_address="h:2",
+    tls_address="h:1",
+    tls_peer_address="h:2",
+    tls_link_address="h:3",
+    tls_stream_address="h:4",
+)
+
+
 @pytest.mark.parametrize(
     ("registration", "offers"),
     [
         (BrokerRegistration(1, 1, "h:1", peer_address="h:2"), set()),  # as release 0.2.0 has it
         (BrokerRegistration(1, 1, "h:1", tls_address="h:2"), set()),  # with --also-plaintext
         (BrokerRegistration(1, 1, "h:1", tls_address="h:1"), {"tls"}),
+        (SECURED, {"tls"}),
+        (dataclasses.replace(SECURED, token_address="h:9"), {"tls"}),
+        (dataclasses.replace(SECURED, address="h:9"), set()),
+        (dataclasses.replace(SECURED, peer_address="h:9"), set()),
+        (dataclasses.replace(SECURED, tls_peer_address=""), set()),
+        (dataclasses.replace(SECURED, link_address="h:9"), set()),
+        (dataclasses.replace(SECURED, stream_address="h:9"), set()),
+        (dataclasses.replace(SECURED, plain_http=True), set()),
         (BrokerRegistration(1, 1, "h:1", judges=True, zookeeper_auth=True), {"authorize", "zk_auth"}),
     ],
 )
 def test_what_a_registration_offers(registration: BrokerRegistration, offers: set[str]) -> None:
     assert offered_by(registration) == offers
+
+
+@pytest.mark.parametrize(
+    ("registration", "insecure"),
+    [
+        (BrokerRegistration(1, 1, "127.0.0.1:1", peer_address="[::1]:2"), False),  # as release 0.2.0 has it
+        (BrokerRegistration(1, 1, "127.0.0.1:1", peer_address="10.0.0.1:2"), True),
+        (BrokerRegistration(1, 1, "broker1:1"), True),
+        (BrokerRegistration(1, 1, "broker1:1", versions=ours()), False),  # it says so where it is
+        (BrokerRegistration(1, 1, "127.0.0.1:1", versions=ours(), insecure=True), True),
+    ],
+)
+def test_what_a_registration_says_of_plain_text_that_other_machines_reach(
+    registration: BrokerRegistration, *, insecure: bool
+) -> None:
+    assert registration.is_insecure is insecure
+    written = documents_of.dump(documents_of.registration_to_json(registration))
+    assert documents_of.load(written, documents_of.registration_from_json, "x") == registration
+
+
+def test_everybody_is_told_which_brokers_other_machines_reach_in_plain_text(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    anywhere = "0.0.0.0:0"
+
+    def told(address: str, security: Security | None) -> tuple[int, ...]:
+        with Admin(address, security=security) as admin:
+            return admin.describe_cluster().insecure_brokers
+
+    async def main() -> None:
+        secure: Any = {"certs": certs.path, "authorize": True}
+        for name, listen, fields, insecure in (
+            ("loopback", f"{HOST}:0", {}, ()),
+            ("insecure", anywhere, {"insecure": True}, (1,)),
+            ("links", f"{HOST}:0", {"insecure": True, "stream_listen": anywhere}, (1,)),
+            ("secure", anywhere, secure, ()),
+            ("both", f"{HOST}:0", {**secure, "also_plaintext": anywhere}, (1,)),
+            ("beside", anywhere, {**secure, "also_plaintext": f"{HOST}:0"}, ()),
+        ):
+            config = BrokerConfig(1, listen, tmp_path / name, **fields)
+            async with running(config) as (broker,):
+                port = broker.address.rpartition(":")[2]
+                security = certs.user("admin") if config.certs else None
+                assert await asyncio.to_thread(told, f"{HOST}:{port}", security) == insecure, name
+
+    asyncio.run(main())
 
 
 @contextlib.asynccontextmanager

@@ -42,7 +42,7 @@ CLOSED: Final = "closed"
 def offered_by(registration: BrokerRegistration) -> frozenset[Demand]:
     """What that broker says that it offers. One that says nothing offers nothing."""
     found = {Demand.AUTHORIZE} if registration.judges else set()
-    if registration.tls_address and registration.address == registration.tls_address:
+    if registration.is_tls_alone:
         found.add(Demand.TLS)
     if registration.zookeeper_auth:
         found.add(Demand.ZK_AUTH)
