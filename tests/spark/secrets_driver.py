@@ -11,7 +11,7 @@ import os
 import sys
 import traceback
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,13 @@ SOURCE, SINK = "told-source", "told-sink"
 MODES = ("simple", "extended", "codegen", "cost", "formatted")
 PAGES = ("jobs/", "stages/", "storage/", "environment/", "executors/", "SQL/", "StreamingQuery/")
 REST = ("jobs", "stages", "environment", "allexecutors", "sql?details=true&planDescription=true&length=1000")
-WRONG = ("kafka.ssl.key.password", "kafka.sasl.password", "kafka.sasl.jaas.config", "kafka.ssl.key.location")
+WRONG = (
+    "kafka.ssl.key.password",
+    "kafka.sasl.password",
+    "kafka.sasl.jaas.config",
+    "kafka.ssl.key.location",
+    "kafka.sasl.oauthbearer.token.endpoint.url",
+)
 """Of the options that hold a secret, or may be mistaken for one that does."""
 
 
@@ -81,6 +87,21 @@ def pages(spark: SparkSession, shown: Shown) -> None:
             shown.keep(f"ui-{place.split('?')[0].replace('/', '-')}", answer.read().decode())
 
 
+def tokens(certs: str) -> Iterator[dict[str, str]]:
+    """Options that show the token, of which the user knows no more: by Kafka's names, itself and in a file."""
+    token = os.environ["TOKEN_OF_A_TEST"]
+    password = {"kafka.sasl.username": token.split("_")[1], "kafka.sasl.password": token}
+    yield {"certs": certs, "kafka.security.protocol": "SASL_SSL", **password}
+    file = (Path(certs) / "job.token").absolute()
+    file.write_text(token)
+    file.chmod(0o600)
+    yield {
+        "certs": certs,
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "kafka.sasl.oauthbearer.token.endpoint.url": file.as_uri(),
+    }
+
+
 def main(bootstrap: str, certs: str, out: str, secret: str) -> None:
     shown = Shown(Path(out) / "shown")
     builder = short_session().config("spark.ui.enabled", "true").config("spark.ui.port", "0")
@@ -113,14 +134,11 @@ def main(bootstrap: str, certs: str, out: str, secret: str) -> None:
     pages(spark, shown)
     query.stop()
 
-    # Of both the user knows the token alone
-    number = os.environ["TOKEN_OF_A_TEST"].split("_")[1]
-    shows = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.username": number}
-    shows |= {"kafka.sasl.password": os.environ["TOKEN_OF_A_TEST"], "certs": certs}
-    by_token = spark.read.format("tritonmq").option("bootstrap.servers", os.environ["BY_TOKEN"]).options(**shows)
-    by_token = by_token.option("subscribe", SOURCE).load()
-    assert by_token.count() == 1
-    plans(by_token, shown)
+    for shows in tokens(certs):
+        by_token = spark.read.format("tritonmq").option("bootstrap.servers", os.environ["BY_TOKEN"]).options(**shows)
+        by_token = by_token.option("subscribe", SOURCE).load()
+        assert by_token.count() == 1
+        plans(by_token, shown)
 
     for name in WRONG:
         held = f"-----BEGIN PRIVATE KEY-----\n{secret}\n" if name.endswith("key.location") else secret

@@ -1,7 +1,8 @@
 """The options that say with which certificate or token the brokers are spoken with: this package's names, and Kafka's.
 
-Nearly all are paths, and the files are read on each machine. Those that hold a token (`SECRETS`) are kept as a
-`Secret`, and no error shows their values. Kafka's options that would hold a key are refused by name. Pure.
+Nearly all are paths, and the files are read on each machine. So is Kafka's address of a token (`TOKEN_URL`). Those that
+hold a token (`SECRETS`) are kept as a `Secret`, and no error shows their values. Kafka's options that would hold a key
+are refused by name. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
@@ -34,8 +36,9 @@ MECHANISM: Final = "kafka.sasl.mechanism"
 USERNAME: Final = "kafka.sasl.username"
 PASSWORD: Final = "kafka.sasl.password"  # noqa: S105 - a name
 JAAS: Final = "kafka.sasl.jaas.config"
+TOKEN_URL: Final = "kafka.sasl.oauthbearer.token.endpoint.url"  # noqa: S105 - a name
 
-_OF_TOKENS: Final = (TOKEN_LOCATION, MECHANISM, USERNAME, PASSWORD, JAAS)
+_OF_TOKENS: Final = (TOKEN_LOCATION, MECHANISM, USERNAME, PASSWORD, JAAS, TOKEN_URL)
 _OF_CERTIFICATES: Final = (USER, CERTIFICATE, KEY, KEYSTORE, KEYSTORE_TYPE)
 
 SECRETS: Final = (PASSWORD, JAAS)
@@ -62,10 +65,16 @@ _PLAINTEXT: Final = "PLAINTEXT"
 _SSL: Final = "SSL"
 _SASL_SSL: Final = "SASL_SSL"
 _PROTOCOLS: Final = (_PLAINTEXT, _SSL, _SASL_SSL)
-_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_OAUTHBEARER: Final = "OAUTHBEARER"
+_MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", _OAUTHBEARER)
 _JAAS_CLASS: Final = re.compile(
     r"(kafkashaded\.)?org\.apache\.kafka\.common\.security\.(plain\.PlainLoginModule|scram\.ScramLoginModule)"
 )
+_JAAS_OF_OAUTHBEARER: Final = re.compile(
+    r"(kafkashaded\.)?org\.apache\.kafka\.common\.security\.oauthbearer\.OAuthBearerLoginModule\s+required\s*;?"
+)
+"""As Kafka's users have it, where the token is in a file: it says nothing more."""
+
 _JAAS_VALUE: Final = re.compile(r"""\s+(username|password)\s*=\s*(?:"([^"\\]*)"|'([^'\\]*)')""")
 _JAAS_MAX: Final = 4_096
 _GIVE_LOCATIONS: Final = f"give {CERTS}, or {KEY} and {CERTIFICATE}: paths, so that no plan and no log can hold the key"
@@ -84,7 +93,11 @@ _REFUSED: Final = {
 _SASL: Final = "kafka.sasl."
 _NO_SASL: Final = (
     f"brokers know clients by certificates ({CERTS}) and by tokens ({TOKEN_LOCATION}, or {MECHANISM}=PLAIN with "
-    f"{USERNAME} and {PASSWORD})"
+    f"{USERNAME} and {PASSWORD}, or {MECHANISM}={_OAUTHBEARER} with {TOKEN_URL}=file:///PATH)"
+)
+_NO_ENDPOINT: Final = (
+    f"{TOKEN_URL} is no file:///PATH, and no token is asked for at an issuer from here: have something write the token "
+    f"into a file, anew before it expires, and give its path so, or as {TOKEN_LOCATION}"
 )
 _IS_SECRET: Final = "its value is a secret and not shown"  # noqa: S105 - no secret
 
@@ -158,15 +171,19 @@ def _of_token(options: Mapping[str, str]) -> SecurityOptions:
     for name in _OF_CERTIFICATES:
         if name in options:
             raise InvalidSetting(f"{name} belongs to a certificate, and a token is shown instead: leave one out")
-    mechanism = options.get(MECHANISM, "PLAIN").strip().upper()
+    mechanism = options.get(MECHANISM, _OAUTHBEARER if TOKEN_URL in options else "PLAIN").strip().upper()
     if mechanism not in _MECHANISMS:
         near = did_you_mean(mechanism, _MECHANISMS)
         raise InvalidSetting(f"{MECHANISM}={mechanism[:20]!r} is not known{near}: {_NO_SASL}")
+    if TOKEN_URL in options and mechanism != _OAUTHBEARER:
+        raise InvalidSetting(f"{TOKEN_URL} goes with {MECHANISM}={_OAUTHBEARER}: give that, or leave one out")
     where = [name for name in (CA, TRUSTSTORE, CERTS) if name in options]
     if len(where) != 1:
         fault = f"{' and '.join(where)} are given: leave one out" if where else f"{CERTS} is missing"
         raise InvalidSetting(f"{fault}: it says where the authorities are that are believed ({CERTS}/ca.crt, or {CA})")
     ca = "" if where == [CERTS] else options[where[0]]
+    if mechanism == _OAUTHBEARER:
+        return SecurityOptions(options.get(CERTS, ""), ca=ca, token_file=_of_oauthbearer(options))
     given = [name for name in (TOKEN_LOCATION, PASSWORD, JAAS) if name in options]
     if len(given) != 1:
         raise InvalidSetting(
@@ -184,6 +201,41 @@ def _of_token(options: Mapping[str, str]) -> SecurityOptions:
         return SecurityOptions(options.get(CERTS, ""), ca=ca, token=_of_jaas(options[JAAS]))
     token = _of_password(options.get(USERNAME, "").strip(), options[PASSWORD].strip(), f"{USERNAME} and {PASSWORD}")
     return SecurityOptions(options.get(CERTS, ""), ca=ca, token=token)
+
+
+def _of_oauthbearer(options: Mapping[str, str]) -> str:
+    """The file with the token, as Kafka's `FileJwtRetriever` has it."""
+    for name in (USERNAME, PASSWORD):
+        if name in options:
+            raise InvalidSetting(f"{name} goes with {MECHANISM}=PLAIN: leave it out, the token says who it is")
+    if JAAS in options and not _JAAS_OF_OAUTHBEARER.fullmatch(options[JAAS].strip()):
+        raise InvalidSetting(
+            f"{JAAS} with {MECHANISM}={_OAUTHBEARER} is to be: CLASS required; without anything else, of Kafka's "
+            f"OAuthBearerLoginModule. Leave it out: {TOKEN_URL} says where the token is"
+        )
+    given = [name for name in (TOKEN_LOCATION, TOKEN_URL) if name in options]
+    if len(given) != 1:
+        raise InvalidSetting(
+            f"{' and '.join(given)} are given: leave one out"
+            if given
+            else f"the token is missing: give {TOKEN_URL}=file:///PATH"
+        )
+    return options[TOKEN_LOCATION] if given == [TOKEN_LOCATION] else _path_in(options[TOKEN_URL].strip())
+
+
+def _path_in(url: str) -> str:
+    """What is not a path is not shown: some keep a secret in an address."""
+    try:
+        found = urlsplit(url)
+        path = unquote(found.path, errors="strict")
+    except ValueError:
+        raise InvalidSetting(_NO_ENDPOINT) from None
+    here = found.netloc in ("", "localhost")
+    if found.scheme.lower() != "file" or not here or not path.startswith("/") or is_no_path(path):
+        raise InvalidSetting(_NO_ENDPOINT)
+    if found.query or found.fragment or "\0" in path or path.endswith("/"):
+        raise InvalidSetting(_NO_ENDPOINT)
+    return path
 
 
 def _of_password(username: str, password: str, where: str) -> Secret:

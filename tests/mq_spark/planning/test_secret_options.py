@@ -27,6 +27,7 @@ PATHS: Final = tuple(option.name for option in OPTIONS if option.name == "certs"
 REFUSED: Final = (
     *_REFUSED,
     *(f"kafka.sasl.{name}" for name in ("password", "username", "jaas.config", "oauthbearer.client.secret")),
+    "kafka.sasl.oauthbearer.token.endpoint.url",
 )
 """Options of Kafka's client in which people keep secrets."""
 

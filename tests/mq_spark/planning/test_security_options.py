@@ -155,6 +155,73 @@ def test_what_makes_no_token_is_refused_and_no_secret_is_shown(options: dict[str
     assert HIDDEN not in str(refused.value)
 
 
+URL = "kafka.sasl.oauthbearer.token.endpoint.url"
+OAUTH = {"kafka.sasl.mechanism": "OAUTHBEARER"}
+OAUTH_MODULE = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("file:///run/etl.jwt", "/run/etl.jwt"),
+        ("file:/run/etl.jwt", "/run/etl.jwt"),  # as Java writes it
+        (" FILE://localhost/run/etl.jwt ", "/run/etl.jwt"),
+        ("file:///run/a%20b/%C3%A9.jwt", "/run/a b/é.jwt"),
+    ],
+)
+def test_an_issuers_token_is_in_a_file_by_kafkas_name(url: str, path: str) -> None:
+    expected = SecurityOptions(ca="ca.pem", token_file=path)
+    assert parse_security({**CA, **OAUTH, URL: url}) == expected
+    assert parse_security({**CA, URL: url, **SASL}) == expected
+    assert parse_security({**CA, "kafka.sasl.mechanism": "oauthbearer", "tritonmq.token.location": path}) == expected
+    for line in (f"{OAUTH_MODULE} required;", f"kafkashaded.{OAUTH_MODULE} required ;", f" {OAUTH_MODULE} required"):
+        assert parse_security({**CA, **OAUTH, URL: url, "kafka.sasl.jaas.config": line}) == expected
+
+
+NO_FILE = "have something write the token into a file"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(
+            ({**CA, **OAUTH, URL: url}, NO_FILE)
+            for url in (
+                f"https://login.example/{HIDDEN}",
+                f"http://u:{HIDDEN}@login.example/token",
+                f"file://host/{HIDDEN}",
+                f"file:{HIDDEN}",
+                f"file:///{HIDDEN}?x",
+                f"file:///{HIDDEN}#x",
+                f"file:///{HIDDEN}%00",
+                f"file:///{HIDDEN}%ff",
+                f"file:///{HIDDEN}/",
+                f"/run/{HIDDEN}",
+                f"https://[{HIDDEN}",
+                "file:///eyJhbGciOiJub25lIn0.%0Aeyx",
+                TOKEN.reveal(),
+            )
+        ),
+        ({**CA, **OAUTH}, f"the token is missing: give {URL}=file:///PATH"),
+        ({**CA, **OAUTH, URL: " "}, f"{URL} is empty"),
+        ({**CA, **OAUTH, URL: "file:///t", "tritonmq.token.location": "t"}, "leave one out"),
+        ({**CA, **OAUTH, URL: "file:///t", **PLAIN}, "goes with kafka.sasl.mechanism=PLAIN"),
+        ({**CA, **OAUTH, URL: "file:///t", **jaas()}, "OAuthBearerLoginModule. Leave it out"),
+        ({**CA, **OAUTH, URL: "file:///t", **jaas(OAUTH_MODULE)}, "Leave it out"),
+        ({**CA, "kafka.sasl.mechanism": "PLAIN", URL: "file:///t"}, "goes with kafka.sasl.mechanism=OAUTHBEARER"),
+        ({**CA, "kafka.security.protocol": "SSL", URL: "file:///t"}, "goes with kafka.security.protocol=SASL_SSL"),
+        ({**CA, "kafka.security.protocol": "PLAINTEXT", URL: "file:///t"}, "contradict"),
+        ({"kafka.ssl.key.location": "k", **CA, **OAUTH, URL: "file:///t"}, "belongs to a certificate"),
+    ],
+)
+def test_an_issuer_is_not_asked_and_what_to_do_instead_is_said(options: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSetting) as refused:
+        parse_security(options)
+    assert told in str(refused.value)
+    assert HIDDEN not in str(refused.value)
+    assert len(str(refused.value)) < 700
+
+
 def test_options_hold_a_secret_and_show_none(caplog: pytest.LogCaptureFixture) -> None:
     for given in ({**CA, **PLAIN}, {**CA, **jaas()}):
         source = parse_source({**GIVEN, **given, "subscribe": "t"}, streaming=True)
