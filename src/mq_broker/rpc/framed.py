@@ -11,6 +11,7 @@ process has stopped, by its beats (broker/host/contacts.py).
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 import math
 import socket
@@ -67,8 +68,10 @@ WRITE_BUFFER_BYTES: Final = 256 << 10
 
 STRANGERS_MAX: Final = 256
 """Connections that have not proved who they are. Each is given ten seconds (`CONNECT_TIMEOUT_MS`). Of more than these
-the one that is there for the longest time ends: a broker needs some milliseconds, so nobody keeps it out by staying."""
+one ends: at the address (`origin`) that has most of them, the one that is there longest. A broker needs some
+milliseconds and has one or two, so nobody at another address keeps it out, by staying or by coming often."""
 
+_IPV6_PREFIX: Final = 64
 ACCEPT_AGAIN_S: Final = 0.1
 _BACKLOG: Final = 128
 _LEFT: Final = memoryview(bytearray(64 << 10))
@@ -326,7 +329,7 @@ class Accepting(ABC):
         self._connections_max = connections_max
         self._pause_s = 1 / per_second
         self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers: dict[asyncio.Task[None], None] = {}
+        self._strangers = Strangers()
         self._accepting: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -354,7 +357,7 @@ class Accepting(ABC):
             if self._pause_s:
                 await asyncio.sleep(self._pause_s)
             try:
-                connection, _ = await loop.sock_accept(self._listener)
+                connection, peer = await loop.sock_accept(self._listener)
             except OSError as error:
                 log.warning("a %s cannot be accepted: %s", self._name, error)
                 await asyncio.sleep(ACCEPT_AGAIN_S)
@@ -365,13 +368,48 @@ class Accepting(ABC):
             task = asyncio.create_task(self._serve(connection), name=self._name)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-            self._strangers[task] = None
+            self._strangers.add(task, origin(str(peer[0])))
             task.add_done_callback(self._known)
             if len(self._strangers) > STRANGERS_MAX:
-                next(iter(self._strangers)).cancel()
+                self._strangers.one_too_many().cancel()
 
     def _known(self, task: asyncio.Task[None]) -> None:
-        self._strangers.pop(task, None)
+        self._strangers.discard(task)
+
+
+def origin(address: str) -> str:
+    """From where somebody comes: an address of IPv4, or a network of IPv6, of which one machine has all addresses."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((found, _IPV6_PREFIX), strict=False))
+
+
+class Strangers:
+    """Owns which connections have not proved who they are, by address, each with its oldest first."""
+
+    def __init__(self) -> None:
+        self._address_of: dict[asyncio.Task[None], str] = {}
+        self._at: dict[str, dict[asyncio.Task[None], None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._address_of)
+
+    def add(self, task: asyncio.Task[None], address: str) -> None:
+        self._address_of[task] = address
+        self._at.setdefault(address, {})[task] = None
+
+    def discard(self, task: asyncio.Task[None]) -> None:
+        address = self._address_of.pop(task, None)
+        if address is not None:
+            del self._at[address][task]
+            if not self._at[address]:
+                del self._at[address]
+
+    def one_too_many(self) -> asyncio.Task[None]:
+        """The oldest of the address that has most. There are so few that all are looked at."""
+        most = max(self._at.values(), key=len)
+        return next(iter(most))
 
 
 class LinkServer(Accepting):

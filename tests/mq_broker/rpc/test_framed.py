@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,9 +32,9 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @contextlib.asynccontextmanager
-async def connection(node: Node) -> AsyncIterator[Streams]:
+async def connection(node: Node, own: str = "127.0.0.1") -> AsyncIterator[Streams]:
     host, _, port = node.link_address.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    reader, writer = await asyncio.open_connection(host, int(port), local_addr=(own, 0))
     yield reader, writer
     writer.transport.abort()
 
@@ -138,6 +139,60 @@ def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch
             await newer.greet()
             await closed(strangers[4][0])
             assert two.links.connected() == [1]
+
+    asyncio.run(scenario())
+
+
+def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), contextlib.AsyncExitStack() as opened:
+            two.knows_of(1)
+            # A broker, say, on a slow network
+            reader, writer = await opened.enter_async_context(connection(two, "127.0.0.2"))
+            strangers = [await opened.enter_async_context(connection(two)) for _ in range(20)]
+            for ended, _ in strangers[:18]:
+                assert await closed(ended) == framing.preamble()
+            assert len(two.link_server._strangers) == 3
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert len(await closed(reader)) > len(framing.preamble()), "it is listened to, and answered"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(address: str, expected: str) -> None:
+    assert framed.origin(address) == expected
+
+
+def test_of_too_many_the_oldest_of_the_address_with_most_goes() -> None:
+    async def scenario() -> None:
+        waiting = asyncio.Event()
+        tasks = [asyncio.create_task(waiting.wait()) for _ in range(5)]
+        strangers: Any = framed.Strangers()
+        for task, address in zip(tasks, "abbab", strict=True):
+            strangers.add(task, address)
+        assert strangers.one_too_many() is tasks[1]
+        for task in tasks[1:3]:
+            strangers.discard(task)
+        strangers.discard(tasks[1])  # once more: it was known, and then it ended
+        assert (len(strangers), strangers.one_too_many()) == (3, tasks[0])
+        for task in tasks:
+            strangers.discard(task)
+        assert len(strangers) == 0
+        assert strangers._at == {}
+        waiting.set()
+        await asyncio.gather(*tasks)
 
     asyncio.run(scenario())
 
