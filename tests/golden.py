@@ -136,6 +136,9 @@ def stored() -> dict[str, str]:
     (first_key, first), *others = SNAPSHOT.state.transactions
     transactions = ((first_key, replace(first, owner="User:etl")), *others)
     decided_by_somebody = replace(SNAPSHOT, state=replace(SNAPSHOT.state, transactions=transactions))
+    (group, cursor), *more = SNAPSHOT.state.cursors
+    cursors = ((group, replace(cursor, owner="User:etl")), *more)
+    moved_by_somebody = replace(SNAPSHOT, state=replace(SNAPSHOT.state, cursors=cursors))
     levels = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(attributed,)))
     lives = replace(scheduled.state.staged[0], attributes=Attributes(ttl_ms=600_000))
     expires = replace(SNAPSHOT, state=replace(SNAPSHOT.state, staged=(lives,)))
@@ -146,6 +149,7 @@ def stored() -> dict[str, str]:
         "snapshot with attributes": encode_snapshot(PLACE, levels).hex(),
         "snapshot with an owner of staged batches": encode_snapshot(PLACE, staged_by_somebody).hex(),
         "snapshot with an owner of a key": encode_snapshot(PLACE, decided_by_somebody).hex(),
+        "snapshot with an owner of a cursor": encode_snapshot(PLACE, moved_by_somebody).hex(),
         "snapshot with a time to live": encode_snapshot(PLACE, expires).hex(),
         "flushed": pack_mark(PLACE, 40).hex(),
         **_sealed(),

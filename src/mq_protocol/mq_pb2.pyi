@@ -6508,10 +6508,12 @@ class CursorMeta(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     FORWARD_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     offset: _builtins.int
     kind: _builtins.str
     forward: _builtins.bool
+    owner: _builtins.str
     def __init__(
         self,
         *,
@@ -6519,10 +6521,11 @@ class CursorMeta(_message.Message):
         offset: _builtins.int = ...,
         kind: _builtins.str = ...,
         forward: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "group", b"group", "kind", b"kind", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "group", b"group", "kind", b"kind", "offset", b"offset", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -7177,10 +7180,12 @@ class CursorState(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     MOVED_US_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     offset: _builtins.int
     kind: _builtins.str
     moved_us: _builtins.int
+    owner: _builtins.str
     def __init__(
         self,
         *,
@@ -7188,10 +7193,11 @@ class CursorState(_message.Message):
         offset: _builtins.int = ...,
         kind: _builtins.str = ...,
         moved_us: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "moved_us", b"moved_us", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "moved_us", b"moved_us", "offset", b"offset", "owner", b"owner"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

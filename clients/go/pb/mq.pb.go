@@ -13346,6 +13346,7 @@ type CursorMeta struct {
 	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	Forward       bool                   `protobuf:"varint,4,opt,name=forward,proto3" json:"forward,omitempty"`
+	Owner         string                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -13406,6 +13407,13 @@ func (x *CursorMeta) GetForward() bool {
 		return x.Forward
 	}
 	return false
+}
+
+func (x *CursorMeta) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type DecideMeta struct {
@@ -14955,6 +14963,7 @@ type CursorState struct {
 	Offset        int64                  `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	Kind          string                 `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
 	MovedUs       uint64                 `protobuf:"varint,4,opt,name=moved_us,json=movedUs,proto3" json:"moved_us,omitempty"`
+	Owner         string                 `protobuf:"bytes,5,opt,name=owner,proto3" json:"owner,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -15015,6 +15024,13 @@ func (x *CursorState) GetMovedUs() uint64 {
 		return x.MovedUs
 	}
 	return 0
+}
+
+func (x *CursorState) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type TransactionStateMeta struct {
@@ -16941,13 +16957,14 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05uuids\x18\x03 \x03(\fR\x05uuids\"R\n" +
 	"\vDiscardMeta\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x14\n" +
-	"\x05uuids\x18\x02 \x03(\fR\x05uuids\"h\n" +
+	"\x05uuids\x18\x02 \x03(\fR\x05uuids\"~\n" +
 	"\n" +
 	"CursorMeta\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x18\n" +
-	"\aforward\x18\x04 \x01(\bR\aforward\"\xec\x01\n" +
+	"\aforward\x18\x04 \x01(\bR\aforward\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\"\xec\x01\n" +
 	"\n" +
 	"DecideMeta\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x19\n" +
@@ -17055,12 +17072,13 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05owner\x18\f \x01(\tR\x05owner\"Z\n" +
 	"\x0ePublishedState\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x19\n" +
-	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\"j\n" +
+	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\"\x80\x01\n" +
 	"\vCursorState\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x03R\x06offset\x12\x12\n" +
 	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x19\n" +
-	"\bmoved_us\x18\x04 \x01(\x04R\amovedUs\"\xeb\x02\n" +
+	"\bmoved_us\x18\x04 \x01(\x04R\amovedUs\x12\x14\n" +
+	"\x05owner\x18\x05 \x01(\tR\x05owner\"\xeb\x02\n" +
 	"\x14TransactionStateMeta\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x19\n" +
 	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\x12\x15\n" +

@@ -318,7 +318,7 @@ class _Broker:
             QueuesOf(self._delivery_limit, self._stuck.alarms),
         )
         self._readiness = Readiness(shell, lambda: self._observing.state, config.ready_in_sync_timeout_s)
-        groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end)
+        groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end, shares.has_strangers)
         return groups, self._observing, self._log_levels
 
     def _gauges(self) -> dict[str, float]:

@@ -151,13 +151,15 @@ class MoveCursor:
     """The next offset that a group wants from this partition.
 
     `kind` says who reads: "consumer", "spark", or "ephemeral" for a group that ends some time after its last member.
-    `forward`: it changes nothing where the cursor is at that offset or beyond it.
+    `forward`: it changes nothing where the cursor is at that offset or beyond it. `owner`: who asks, as `User:etl`;
+    empty where that has no name. It is written for a query's cursor alone, which is then nobody else's.
     """
 
     group: str
     offset: int
     kind: str
     forward: bool = False
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +300,9 @@ def stored_bytes(entry: Entry) -> int:
         case Decide(key, _, run_id, _, manifest, owner=owner):
             lines = sum(_bytes(line.topic) + _UUID_LINE_BYTES * (len(line.uuids) + 1) for line in manifest)
             named = _bytes(key.query_id, key.sink, run_id, owner) + lines
-        case MoveCursor(group) | DeleteGroup(group):
+        case MoveCursor(group, owner=owner):
+            named = _bytes(group, owner)
+        case DeleteGroup(group):
             named = _bytes(group)
         case Fence(key, kept):
             named = _bytes(key.query_id, key.sink) + _UUID_LINE_BYTES * len(kept)
@@ -325,13 +329,13 @@ LEVEL_OF_ATTRIBUTES = 2
 """From which on a leader may write batches with others than the usual ones."""
 
 LEVEL_OF_OWNERS = 2
-"""From which on a leader may write who staged a batch, and who decided."""
+"""From which on a leader may write who staged a batch, who decided, and whose cursor a query's is."""
 
 
 def level_of(operation: object) -> int:
     """The lowest level of the cluster at which every broker can read this operation."""
     usual = not isinstance(operation, Append | Stage) or operation.attributes == USUAL
-    owned = isinstance(operation, Stage | Decide) and operation.owner != ""
+    owned = isinstance(operation, Stage | Decide | MoveCursor) and operation.owner != ""
     of_attributes, of_owner = 1 if usual else LEVEL_OF_ATTRIBUTES, LEVEL_OF_OWNERS if owned else 1
     return max(LEVELS.get(type(operation), 1), of_attributes, of_owner)
 

@@ -147,8 +147,8 @@ class Propose:
     """A client (or the shell) wants an operation in the journal, or the answer to a question.
 
     `uuid` deduplicates APPEND and STAGE. `after`, if not empty, is a UUID that must already be in the log or its tail,
-    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep), and so is
-    `for_anybody`: whoever asks may decide under keys of others.
+    else the request is refused with OUT_OF_ORDER. `keep_on_mismatch` is for DECIDE (onReplayMismatch=keep).
+    `for_anybody`: whoever asks may decide under keys of others, and move the cursors of their queries.
     `scheduled_max` is for SCHEDULE: how many such batches may wait. `room` is for APPEND: a batch that would begin
     beyond it is refused. `body` is the payload: the core hands it on with the entry and never looks at it.
     """

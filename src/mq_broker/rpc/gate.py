@@ -24,7 +24,7 @@ from grpc import aio
 from mq_broker.rpc.callers import note_asker, note_caller, verified
 from mq_broker.rpc.pacing import Present, admit_lease, admit_request
 from mq_broker.security.audit import Audit
-from mq_broker.security.authority import Asker, Authority
+from mq_broker.security.authority import Asker, Authority, resource_text
 from mq_broker.security.names import serial_of
 from mq_broker.security.quotas import Quotas
 from mq_broker.security.rules import Effect, Verdict
@@ -34,7 +34,7 @@ from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDen
 from mq_protocol.limits import YIELD_EVERY
 from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.methods import Method
-from mq_protocol.names import check_topic_name, quoted
+from mq_protocol.names import check_topic_name
 from mq_protocol.rights import Kind, Need, Operation, command, row_of
 
 Grant: TypeAlias = tuple[Operation, Kind, str | None]
@@ -115,7 +115,9 @@ class Gate:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
         try:
             who, serial = note_caller(context), serial_of(context.auth_context())
-            asker = Asker(who, context.peer(), self.authority, serial=serial, token=verified())
+            asker = Asker(
+                who, context.peer(), self.authority, serial=serial, token=verified(), method=method, denials=self.audit
+            )
             if asker.free or not asker.superuser:
                 asker.meter = self.quotas.meter(asyncio.get_running_loop().time(), asker.text)
         except NotAuthenticated as error:
@@ -155,7 +157,7 @@ class Gate:
         """Raises what the asker is told of a right that it does not have: `UnknownTopic` or `PermissionDenied`."""
         error = self._refusal(asker, operation, kind, name)
         if error is not None:
-            self._note_refused(asker, method, operation, _resource(kind, name), _why(error))
+            self._note_refused(asker, method, operation, resource_text(kind, name), _why(error))
             raise error
 
     def _refusal(self, asker: Asker, operation: Operation, kind: Kind, name: str | None) -> TritonMQError | None:
@@ -203,7 +205,7 @@ class Gate:
                     error = self._refusal(call.asker, operation, kind, name)
                     if error is not None:
                         self._note_refused(
-                            call.asker, call.method, operation, _resource(kind, name), "the right was taken away"
+                            call.asker, call.method, operation, resource_text(kind, name), "the right was taken away"
                         )
                         call.end(error)
                         break
@@ -314,7 +316,9 @@ def denied(principal: str, operation: Operation, kind: Kind, name: str | None, v
         help_ = f"; `{command('allow', principal, operation, kind, 'NAME')}` would allow it, on any {kind.lower()}"
     else:
         help_ = ""
-    return PermissionDenied(f"{principal} has no right {operation} on {_resource(kind, name)}: {verdict.why}{help_}")
+    return PermissionDenied(
+        f"{principal} has no right {operation} on {resource_text(kind, name)}: {verdict.why}{help_}"
+    )
 
 
 def _not_there(topic: str) -> TritonMQError:
@@ -344,16 +348,10 @@ def _why(error: TritonMQError) -> str:
     return "no right" if isinstance(error, PermissionDenied) else "no right to describe it"
 
 
-def _resource(kind: Kind, name: str | None) -> str:
-    if kind is Kind.CLUSTER:
-        return "the cluster"
-    return f"any {kind.lower()}" if name is None else f"{kind.lower()} {quoted(name)}"
-
-
 _TOLD_MAX: Final = 10
 
 
 def _resources(grants: Collection[Grant]) -> str:
-    told = sorted({_resource(kind, name) for _, kind, name in list(grants)[:_TOLD_MAX]})
+    told = sorted({resource_text(kind, name) for _, kind, name in list(grants)[:_TOLD_MAX]})
     more = len(grants) - _TOLD_MAX
     return ", ".join(told) + (f" and {more} more" if more > 0 else "")

@@ -7,7 +7,7 @@ Where rights are not judged, everybody may do everything.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, Protocol
 
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_broker.security.quotas import Meter
@@ -15,7 +15,7 @@ from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import RuleBook, Verdict
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.verified import Verified
-from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC
+from mq_protocol.names import INTERNAL_PREFIX, TRANSACTIONS_TOPIC, quoted
 from mq_protocol.rights import Kind, Operation
 
 _FREE: Final = Verdict(True, "rights are not judged here")
@@ -83,13 +83,22 @@ class Authority:
         return self._book.any_name(principal, operation, kind, groups)
 
 
+class Denials(Protocol):
+    """Where denials are noted: the audit log."""
+
+    def denied(self, asker: Asker, method: str, operation: str, resource: str, reason: str) -> None: ...
+
+
 class Asker:
     """Who asks for something, and what it may do at this moment. `address`: of the connection. `serial`: of its
     certificate. `token`: what it has shown instead of one. `free`: no right is judged. `meter`: what it uses of this
-    broker; None for whom no quota holds."""
+    broker; None for whom no quota holds. `method`: what it asks; `denials`: where it is noted what it is denied by
+    others than the gate."""
 
     __slots__ = (
         "_authority",
+        "_denials",
+        "_method",
         "address",
         "free",
         "groups",
@@ -109,6 +118,8 @@ class Asker:
         meter: Meter | None = None,
         serial: str = "",
         token: Verified | None = None,
+        method: str = "",
+        denials: Denials | None = None,
     ) -> None:
         self.serial = serial
         self.token = token
@@ -120,6 +131,8 @@ class Asker:
         self.meter = meter
         self.superuser = authority.is_superuser(self.text)
         self._authority = authority
+        self._method = method
+        self._denials = denials
 
     def verdict(self, operation: Operation, kind: Kind, name: str) -> Verdict:
         return self._authority.verdict(self.text, operation, kind, name, self.groups)
@@ -129,6 +142,18 @@ class Asker:
 
     def may(self, operation: Operation, kind: Kind, name: str) -> bool:
         return self.free or self._authority.verdict(self.text, operation, kind, name, self.groups).allowed
+
+    def note_denied(self, operation: Operation, kind: Kind, name: str, why: str) -> None:
+        """In the audit log, if there is one: it may do that by the rules, and the thing is another user's."""
+        if self._denials is not None:
+            self._denials.denied(self, self._method, operation, resource_text(kind, name), why)
+
+
+def resource_text(kind: Kind, name: str | None) -> str:
+    """As the audit log names it. `name` None: any."""
+    if kind is Kind.CLUSTER:
+        return "the cluster"
+    return f"any {kind.lower()}" if name is None else f"{kind.lower()} {quoted(name)}"
 
 
 NOBODY_ASKS: Final = Asker(ANONYMOUS, "", Authority())

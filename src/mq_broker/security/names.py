@@ -94,6 +94,12 @@ def member_shown(member: str) -> str:
     return member.partition(_OF)[0]
 
 
+def is_anothers(member: str, of: str) -> bool:
+    """Whether two members as brokers know them are of two users that have names, or only the first is."""
+    user = member.partition(_OF)[2]
+    return user not in ("", of.partition(_OF)[2])
+
+
 def client_uri(name: str) -> str:
     """The URI in the certificate of `User:<name>`. Raises `InvalidRequest` for a name that nobody can have."""
     if Principal("User", name) == ANONYMOUS:

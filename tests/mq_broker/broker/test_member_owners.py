@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,7 +26,7 @@ KEY, OTHER_KEY = b"k" * 16, b"o" * 16
 def rights(who: str) -> list[pb.AclRule]:
     return [
         pb.AclRule(principal=who, operation=operation, kind=kind, name=name)
-        for operation, kind, name in (("Read", "Topic", "t"), ("Read", "Group", "g"))
+        for operation, kind, name in (("Read", "Topic", "t"), ("Read", "Group", "g"), ("Read", "Group", "h"))
     ]
 
 
@@ -143,3 +144,38 @@ def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Pat
                 assert cursor.offset == 10
 
     asyncio.run(main())
+
+
+def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
+    """By each way to settle, and of a consumer that moves a cursor in the name of another's member."""
+
+    async def main() -> None:
+        async with with_both(tmp_path) as (_, ann, bob):
+            lent = await Member(ann, "m").lease(4, member_key=KEY)
+            await Member(bob, "m").settle(ack(lent.lease, 0, 4))
+            await Member(bob, "m").lease(0, member_key=OTHER_KEY, settles=[ack(lent.lease, 0, 4)])
+            async with speaking(bob) as other:
+                await other.open(member="n", key=OTHER_KEY)
+                await other.settle(ack(lent.lease, 0, 4))
+                await other.hear(lambda said: said.answers)
+            await Member(ann, "m").ack(lent.lease, 0, 2)
+            lent_to = "the records are lent to a member of another user"
+            expected = [(BOB, method, "Read", "group 'g'", lent_to) for method in ("Settle", "Lease", "Work")]
+            await until(lambda: are_denied(tmp_path, expected))
+            async with ann.subscribing() as mine:
+                await mine.open("t", group="h", member="m", earliest=True)
+                await mine.read_numbers(10)
+                position = pb.CursorPosition(topic="t", partition=0, offset=10)
+                move = pb.MoveCursorsRequest(group="h", kind="consumer", member_id="m", positions=[position])
+                await bob.ask("MoveCursors", move)
+            expected.append((BOB, "MoveCursors", "Read", "group 'h'", "the member is another user's"))
+            await until(lambda: are_denied(tmp_path, expected))
+
+    asyncio.run(main())
+
+
+async def are_denied(data: Path, expected: list[tuple[str, ...]]) -> bool:
+    """As the audit log tells it, and nothing else."""
+    lines = map(json.loads, (data / "audit.log").read_text().splitlines())
+    told = ("principal", "method", "operation", "resource", "reason")
+    return [tuple(line[name] for name in told) for line in lines if line["verdict"] == "denied"] == expected

@@ -7,6 +7,7 @@ import pytest
 from mq_broker.core.entries import DeleteGroup, Entry, MoveCursor, Operation
 from mq_broker.core.machine import admission
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.state import EPHEMERAL
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Propose, Refused
@@ -48,7 +49,7 @@ def test_a_partition_keeps_the_cursors_of_so_many_groups_and_refuses_one_more_by
 
     def judged(group: str) -> object:
         propose = Propose(1, MoveCursor(group, 0, "spark"), 1_000)
-        return admission.judge(propose, machine, admission.Overlay([]), 1)
+        return admission.judge(propose, machine, Overlay([]), 1)
 
     assert isinstance(judged("b"), admission.Admit)
     applied(machine, MoveCursor("b", 0, "consumer"))

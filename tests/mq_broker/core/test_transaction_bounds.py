@@ -20,8 +20,9 @@ from mq_broker.core.entries import (
     TransactionKey,
 )
 from mq_broker.core.machine import admission, machine
-from mq_broker.core.machine.admission import Admit, Answer, Overlay, WaitFor, judge
+from mq_broker.core.machine.admission import Admit, Answer, WaitFor, judge
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Refused
 from mq_protocol.errors import InvalidRequest, TooManyTransactions, TransactionAborted

@@ -59,8 +59,8 @@ def words_of_entry(entry: Entry) -> str:
             what = _scheduled_words(entry)
         case Publish(uuids=uuids) | Discard(uuids=uuids):
             what = f"{type(entry.operation).__name__.lower()}({','.join(name_of(u) for u in uuids)})"
-        case MoveCursor(group, offset, forward=forward):
-            what = f"cursor({group}{'>' if forward else ''}={offset})"
+        case MoveCursor(group, offset, forward=forward, owner=owner):
+            what = f"cursor({group}{'>' if forward else ''}={offset}{f' of {owner}' if owner else ''})"
         case DeleteGroup(group):
             what = f"delete-group({group})"
         case Work(group, _, made):

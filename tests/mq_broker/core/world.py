@@ -488,8 +488,10 @@ class World:
     def do_cancel(self, broker: str, name: str) -> None:
         self._propose(broker, Discard(SCHEDULED, (uuid(name),)))
 
-    def do_cursor(self, broker: str, group: str, offset: str, forward: str = "no") -> None:
-        self._propose(broker, MoveCursor(group, int(offset), "consumer", forward=forward == "yes"))
+    def do_cursor(
+        self, broker: str, group: str, offset: str, forward: str = "no", kind: str = "consumer", owner: str = ""
+    ) -> None:
+        self._propose(broker, MoveCursor(group, int(offset), kind, forward == "yes", owner))
 
     def do_delete_group(self, broker: str, group: str) -> None:
         self._propose(broker, DeleteGroup(group))
@@ -547,7 +549,10 @@ class World:
             machine = host.replica.machine
             self.say(host, "remembers " + (" ".join(name_of(name) for name, _ in machine.uuids.frozen()) or "nothing"))
             self.say(host, "timestamps " + " ".join(str(entry.timestamp_us) for entry in host.disk))
-            cursors = (f"{group}={cursor.offset}" for group, cursor in machine.cursors.items())
+            cursors = (
+                f"{group}={cursor.offset}" + (f" of {cursor.owner}" if cursor.owner else "")
+                for group, cursor in machine.cursors.items()
+            )
             self.say(host, "cursors " + (" ".join(cursors) or "none"))
             self.say(host, f"no offset at or above {host.replica.next_offset_at_most}")
 

@@ -117,6 +117,7 @@ def operations_with_owners() -> list[Operation]:
         Stage(KEY, 12, "run-1", owner="User:etl"),
         Stage(KEY, 12, "run-1", Attributes(31, 1), "User:etl"),
         Decide(KEY, 13, "run-2", 500, (StagedPart("flights", 2, (uuid_of(4),), 500),), owner="User:etl"),
+        MoveCursor("spark-1", 77, "spark", owner="User:etl"),
     ]
 
 

@@ -21,7 +21,7 @@ from mq_broker.broker.queues.sessions import Sessions
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.entries import Append, Entry, Operation
-from mq_broker.core.machine.admission import Overlay
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.messages import Published, Result
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Begin

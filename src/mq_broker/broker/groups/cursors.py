@@ -17,13 +17,16 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import asked_of_each, in_turns
+from mq_broker.broker.transactions.owners import is_for_anybody, name_of
 from mq_broker.core.entries import DeleteGroup, MoveCursor
-from mq_broker.core.machine.state import EPHEMERAL, Cursor
+from mq_broker.core.machine.admission import not_cursors_owner
+from mq_broker.core.machine.state import EPHEMERAL, SPARK, Cursor
 from mq_broker.core.messages import Refused, Result
 from mq_broker.rpc.callers import asker, own_member
+from mq_broker.security.authority import Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import GroupInUse, InvalidRequest, TritonMQError, UnknownGroup
+from mq_protocol.errors import GroupInUse, InvalidRequest, PermissionDenied, TritonMQError, UnknownGroup
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
 from mq_protocol.names import check_group_name, check_member_key, check_new_group_name, quoted
 from mq_protocol.rights import Kind, Operation
@@ -32,7 +35,7 @@ log = logging.getLogger(__name__)
 
 CONSUMER = "consumer"
 OF_CONSUMERS = (CONSUMER, EPHEMERAL)
-KINDS = (*OF_CONSUMERS, "spark")
+KINDS = (*OF_CONSUMERS, SPARK)
 
 MOVE_AGAIN_S: Final = 1.0
 """After a move was refused for now: too few replicas are in sync, or the leadership is being handed over."""
@@ -48,16 +51,42 @@ CountsOf = Callable[[Partition, str, str, bytes, int], bool]
 """Whether the word of a member, named by its id and its key, that it is done with all below an offset of a partition
 counts."""
 
+StrangersIn = Callable[[Partition, str, str], bool]
+"""Whether a member of another user has the id of this one in a group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mover:
+    """Who moves a cursor: its name as an owner, and whether owners do not count for it."""
+
+    owner: str
+    for_anybody: bool
+
+    @classmethod
+    def of(cls, asker: Asker, level: int) -> Mover:
+        return cls(name_of(asker, level), is_for_anybody(asker))
+
+    def check(self, group: str, cursor: Cursor | None) -> None:
+        """Raises `PermissionDenied` for the cursor of another user's query."""
+        if cursor is not None and cursor.owner not in ("", self.owner) and not self.for_anybody:
+            raise not_cursors_owner(group)
+
+
+def note_stranger(asker: Asker, group: str) -> None:
+    """In the audit log: it was refused the cursor of another user's query."""
+    asker.note_denied(Operation.READ, Kind.GROUP, group, "the cursor is of another user's query, who moved it first")
+
 
 @dataclass(eq=False, slots=True)
 class _Moving:
-    """A move in flight, or one that waits to be tried again; the newest position asked for meanwhile; the leadership it
-    is of."""
+    """A move in flight, or one that waits to be tried again, and who asked for it; the newest position asked for
+    meanwhile, and by whom; the leadership it is of."""
 
     offset: int
     kind: str
+    mover: Mover
     leader_epoch: int
-    wanted: int | None = None
+    wanted: tuple[int, Mover] | None = None
 
 
 class CursorMoves:
@@ -66,22 +95,22 @@ class CursorMoves:
     def __init__(self) -> None:
         self._moving: dict[tuple[Partition, str], _Moving] = {}
 
-    def move(self, partition: Partition, group: str, offset: int, kind: str) -> None:
+    def move(self, partition: Partition, group: str, offset: int, kind: str, mover: Mover) -> None:
         """Have the group's cursor moved, soon. What is refused for now is tried again for as long as this leadership
         lasts: whoever settled it does not say so twice. At the next leader members settle anew.
         """
         moving = self._present(partition, group)
         if moving is not None:
-            moving.wanted = offset
+            moving.wanted = offset, mover
             return
-        moving = self._moving[partition, group] = _Moving(offset, kind, partition.replica.leader_epoch)
+        moving = self._moving[partition, group] = _Moving(offset, kind, mover, partition.replica.leader_epoch)
         self._propose(partition, group, moving)
 
     def cursor(self, partition: Partition, group: str) -> int:
         """Where the group is, or will be once what is in flight has committed; -1 if it has no cursor."""
         moving = self._present(partition, group)
         if moving is not None:
-            return moving.offset if moving.wanted is None else moving.wanted
+            return moving.offset if moving.wanted is None else moving.wanted[0]
         cursor = partition.replica.machine.cursors.get(group)
         return cursor.offset if cursor is not None else -1
 
@@ -102,8 +131,13 @@ class CursorMoves:
 
     def _propose(self, partition: Partition, group: str, moving: _Moving) -> None:
         deadline = asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000
-        operation = MoveCursor(group, moving.offset, moving.kind, forward=True)
-        partition.propose(operation, lambda result: self._moved(partition, group, moving, result), deadline)
+        operation = MoveCursor(group, moving.offset, moving.kind, forward=True, owner=moving.mover.owner)
+        partition.propose(
+            operation,
+            lambda result: self._moved(partition, group, moving, result),
+            deadline,
+            for_anybody=moving.mover.for_anybody,
+        )
 
     def _moved(self, partition: Partition, group: str, moving: _Moving, result: Result) -> None:
         if self._moving.get((partition, group)) is not moving:
@@ -116,8 +150,9 @@ class CursorMoves:
                 "%s: group %s stays before offset %d: %s", partition.name, quoted(group), moving.offset, result.error
             )
         del self._moving[partition, group]
-        if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted != moving.offset:
-            self.move(partition, group, moving.wanted, moving.kind)
+        if not isinstance(result, Refused) and moving.wanted is not None and moving.wanted[0] != moving.offset:
+            offset, mover = moving.wanted
+            self.move(partition, group, offset, moving.kind, mover)
 
     def _again(self, partition: Partition, group: str, moving: _Moving) -> None:
         if self._moving.get((partition, group)) is not moving:
@@ -126,27 +161,37 @@ class CursorMoves:
             del self._moving[partition, group]
             return
         if moving.wanted is not None:
-            moving.offset, moving.wanted = moving.wanted, None
+            (moving.offset, moving.mover), moving.wanted = moving.wanted, None
         self._propose(partition, group, moving)
 
 
 class Groups:
     """What clients ask about groups. Owns nothing: cursors are in the partitions."""
 
-    def __init__(self, shell: Shell, topics: Topics, members_of: MembersOf, counts: CountsOf, end_of: EndOf) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        topics: Topics,
+        members_of: MembersOf,
+        counts: CountsOf,
+        end_of: EndOf,
+        strangers_in: StrangersIn,
+    ) -> None:
         self._shell = shell
         self._topics = topics
         self._members_of = members_of
         self._counts = counts
         self._end_of = end_of
+        self._strangers_in = strangers_in
 
     async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
         """Each position by itself: its answer is at its place in the response, with an error where it was refused.
 
         A consumer's counts only forward, and only from the member that has the partition; where no member is known to
         have it (its leader is new, or the last member's stream ended before this came), from any. Told by another one
-        it is no error: what was settled since holds. A Spark query's may go back, since its checkpoint is the truth. An
-        administrator's goes anywhere; with `unless_read`, only where the group has no members.
+        it is no error: what was settled since holds. A Spark query's may go back, since its checkpoint is the truth; it
+        is the user's who moved it first, and nobody else's. An administrator's goes anywhere; with `unless_read`, only
+        where the group has no members.
         """
         check_group_name(request.group)
         if request.kind not in KINDS and not (request.reset and not request.kind):
@@ -171,39 +216,48 @@ class Groups:
                 check_is_no_queue(partition, request.group)
             move = self._judged(request, position.offset, partition)
             if move is not None:
-                await partition.ask(move, deadline)
+                await partition.ask(move, deadline, for_anybody=is_for_anybody(asker()))
             answer.log_end_offset = partition.next_offset
             answer.leader_epoch = partition.replica.leader_epoch
         except TritonMQError as error:
+            if isinstance(error, PermissionDenied):
+                note_stranger(asker(), request.group)
             answer.error.CopyFrom(to_wire(error))
         return answer
 
     def _judged(self, request: pb.MoveCursorsRequest, offset: int, partition: Partition) -> MoveCursor | None:
-        """What is to be written; None if it does not count. Raises `InvalidRequest`, and `MemberInUse` for a wrong
-        key."""
+        """What is to be written; None if it does not count. Raises `InvalidRequest`, `PermissionDenied` for the cursor
+        of another user's query, and `MemberInUse` for a wrong key."""
         group, kind = request.group, request.kind
         cursor = partition.replica.machine.cursors.get(group)
+        mover = Mover.of(asker(), self._shell.level)
+        mover.check(group, cursor)
         if request.reset:
             if request.unless_read:
                 self._check_unread(partition, group, "move")
-            return MoveCursor(group, offset, cursor.kind if cursor is not None else kind or CONSUMER)
+            if cursor is None:
+                return MoveCursor(group, offset, kind or CONSUMER)  # of nobody: the query is yet to come
+            return MoveCursor(group, offset, cursor.kind, owner=cursor.owner)
         if kind in OF_CONSUMERS:
-            if self._counts(partition, group, own_member(request.member_id), request.member_key, offset):
+            member = own_member(request.member_id)
+            if self._counts(partition, group, member, request.member_key, offset):
                 kept = cursor.kind if cursor is not None and cursor.kind in OF_CONSUMERS else kind
-                return MoveCursor(group, offset, kept, forward=True)
+                return MoveCursor(group, offset, kept, forward=True, owner=mover.owner)
             log.info(
                 "%s: member %s of group %s stopped; another has the partition",
                 partition.name,
                 quoted(request.member_id),
                 quoted(group),
             )
+            if self._strangers_in(partition, group, member):
+                asker().note_denied(Operation.READ, Kind.GROUP, group, "the member is another user's")
             return None
         if cursor is not None and cursor.kind in OF_CONSUMERS:
             raise InvalidRequest(
                 f"group {group!r} is one of consumers in {partition.name}: a query's progress would move their place. "
                 "Give the query another kafka.group.id"
             )
-        return MoveCursor(group, offset, kind)
+        return MoveCursor(group, offset, kind, owner=mover.owner)
 
     async def delete_group(self, request: pb.DeleteGroupRequest, deadline: float) -> pb.DeleteGroupResponse:
         """Take the group's place in each of these partitions away, in the journal, so that it is gone for every later

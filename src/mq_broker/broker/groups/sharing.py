@@ -18,11 +18,11 @@ import hmac
 import logging
 from typing import Protocol
 
-from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
+from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves, Mover
 from mq_broker.broker.host.partition import Partition
 from mq_broker.core.machine.admission import too_many_groups
 from mq_broker.core.machine.state import EPHEMERAL
-from mq_broker.security.names import member_shown
+from mq_broker.security.names import is_anothers, member_shown
 from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyMembers, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
 from mq_protocol.names import quoted
@@ -32,10 +32,12 @@ log = logging.getLogger(__name__)
 
 
 class Member(Protocol):
-    """One member's subscription to the partition. `member_key`: empty if it has none."""
+    """One member's subscription to the partition. `member_key`: empty if it has none. `mover`: in whose name it moves
+    the group."""
 
     member_id: str
     member_key: bytes
+    mover: Mover
     position: int
     settled: int
 
@@ -70,6 +72,11 @@ class Share:
         """Their ids, in order."""
         return [member_shown(each) for each in sorted(self._members)]
 
+    def has_strangers(self, member_id: str) -> bool:
+        """Whether a member of another user has that id."""
+        shown = member_shown(member_id)
+        return any(member_shown(each) == shown and is_anothers(each, member_id) for each in self._members)
+
     def has_room_for(self, member_id: str) -> bool:
         return member_id in self._members or len(self._members) < GROUP_MEMBERS_MAX
 
@@ -96,7 +103,7 @@ class Share:
         if member is not self._owner or offset <= self._settled:
             return
         self._settled = offset
-        self._moves.move(self._partition, self._group, offset, self.kind)
+        self._moves.move(self._partition, self._group, offset, self.kind, member.mover)
         if self._leaving is not None and self._has_settled(member):
             self._switch()
 
@@ -174,7 +181,7 @@ class Share:
         if self._settled < 0:
             # Written down at once: a group that began at the end must find that place again, not a later end.
             self._settled = member.first_offset()
-            self._moves.move(self._partition, self._group, self._settled, self.kind)
+            self._moves.move(self._partition, self._group, self._settled, self.kind, member.mover)
         member.activate(self._settled)
 
 
@@ -187,7 +194,9 @@ class Shares:
 
     def join(self, partition: Partition, group: str, member: Member, *, ephemeral: bool = False) -> Share:
         """Raises `InvalidRequest` if the group is there already and is not meant to end as this member's is, or the
-        other way; `MemberInUse`, `TooManyGroups` and `TooManyMembers`."""
+        other way; `PermissionDenied` for the group of another user's query; `MemberInUse`, `TooManyGroups` and
+        `TooManyMembers`."""
+        member.mover.check(group, partition.replica.machine.cursors.get(group))
         error = too_many_groups(group, partition.replica.machine)
         if error is not None:
             raise error
@@ -231,6 +240,11 @@ class Shares:
         """As `Share.counts`. Of a group without members here everybody's word counts: it only goes forward."""
         share = self._shares.get((partition, group))
         return share is None or share.counts(member_id, member_key, offset)
+
+    def has_strangers(self, partition: Partition, group: str, member_id: str) -> bool:
+        """Whether a member of another user has its id here."""
+        share = self._shares.get((partition, group))
+        return share is not None and share.has_strangers(member_id)
 
     def members_of(self, partition: Partition, group: str) -> list[str]:
         share = self._shares.get((partition, group))

@@ -14,6 +14,7 @@ from typing import Final
 
 from mq_broker.broker.data.pushdown import stored
 from mq_broker.broker.groups.audiences import Audiences
+from mq_broker.broker.groups.cursors import Mover, note_stranger
 from mq_broker.broker.groups.kinds import check_is_no_queue, check_is_no_stream
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.broker.host.cold_reads import open_apart
@@ -23,14 +24,14 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
 from mq_broker.measured import TOPIC_BYTES_OUT
-from mq_broker.rpc.callers import caller, own_member
+from mq_broker.rpc.callers import asker, caller, own_member
 from mq_broker.rpc.pacing import chunk_bytes, room_to_send
 from mq_broker.rpc.service import Batches, Send
 from mq_broker.security.names import member_shown
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, TritonMQError, UnknownTopic
+from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.names import check_group_name, check_member_id, check_member_key, check_new_group_name
 from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
@@ -79,6 +80,7 @@ class _Subscription:
         self.member_id = session.member_id
         self.member_key = session.member_key
         self.priority = session.priority
+        self.mover = session.mover
         self.until: int | None = None
         self.position = -1
         self.settled = -1
@@ -111,6 +113,8 @@ class _Subscription:
                 return
             self.share = self._session.shares.join(self.partition, group, self, ephemeral=self._session.ephemeral)
         except TritonMQError as error:
+            if isinstance(error, PermissionDenied):
+                note_stranger(self._session.asker, group)
             self._session.end(self, error)
             return
         if self.position < 0:  # another member has it
@@ -222,6 +226,8 @@ class _Session:
         self.ephemeral = False
         self.broadcast = ""
         self.priority = 0
+        self.asker = asker()
+        self.mover = Mover.of(self.asker, delivery.shell.level)
         self.shares = delivery.shares
         self.audiences = delivery.audiences
         self._delivery = delivery

@@ -17,10 +17,13 @@ from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.work.ranges import RANGES_MAX, Ranges, from_gaps, why_wrong
 from mq_broker.core.work.settling import Ack, Failed, Outcome, Rejected, Release, Settle
 from mq_broker.core.work.steps import ERROR_BYTES_MAX, LeaseId
+from mq_broker.rpc.callers import asker
+from mq_broker.security.names import is_anothers
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotLeader, UnknownTopic, shortened
 from mq_protocol.names import check_member_id
 from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
+from mq_protocol.rights import Kind, Operation
 
 DELAY_MS_MAX: Final = 365 * 86_400_000
 
@@ -65,7 +68,9 @@ class Asked:
         self._declared.get(partition, request.group)
         return partition
 
-    async def items(self, partition: Partition, member: str, settles: Collection[pb.SettleOne]) -> list[Item]:
+    async def items(
+        self, partition: Partition, group: str, member: str, settles: Collection[pb.SettleOne]
+    ) -> list[Item]:
         if sum(len(settle.ranges) for settle in settles) > 2 * RANGES_MAX:
             raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
         end = partition.next_offset
@@ -73,6 +78,7 @@ class Asked:
         _check_often(item.ranges for item in items if isinstance(item, Extend))
         _check_often(item.ranges for item in items if not isinstance(item, Extend))
         check_epochs(partition, [item.lease for item in items])
+        _note_strangers(partition, group, member, items)
         return items
 
     @staticmethod
@@ -121,6 +127,15 @@ class Asked:
                 return Rejected(error)
             case other:
                 raise InvalidRequest(f"outcome {other} is not known: ack, release, fail, reject or extend (0 to 4)")
+
+
+def _note_strangers(partition: Partition, group: str, member: str, items: Iterable[Item]) -> None:
+    """In the audit log: who is not lent what it settles, since it is lent to another user's member. It is told that it
+    has lost it, as ever."""
+    state = partition.replica.machine.work.get(group)
+    lent = [] if state is None else [state.leases.get(item.lease) for item in items]
+    if any(held is not None and is_anothers(held.member, member) for held in lent):
+        asker().note_denied(Operation.READ, Kind.GROUP, group, "the records are lent to a member of another user")
 
 
 def _ranges_of(gaps: Sequence[int], end: int, why_not: str) -> Ranges:

@@ -57,7 +57,7 @@ class Leasing:
         if request.settles:
             if any(each.outputs or each.number or each.outcome == pb.OUTCOME_EXTEND for each in request.settles):
                 raise InvalidRequest("outputs and extensions go by Settle: leave them out of Lease")
-            items = await self._asked.items(partition, member, request.settles)
+            items = await self._asked.items(partition, request.group, member, request.settles)
             answers, lent = await self._working.settled_and_lent(partition, request.group, items, asking, deadline)
         else:
             now = asyncio.get_running_loop().time()
@@ -76,7 +76,7 @@ class Leasing:
         """What became of each of these, once it is committed. A request that cannot be right is refused whole. Outputs
         that cannot be published are refused by themselves."""
         partition, member = await self._asked.partition(request), own_member(request.member)
-        items = await self._asked.items(partition, member, request.settles)
+        items = await self._asked.items(partition, request.group, member, request.settles)
         timeout_ms = min(request.timeout_ms or REQUEST_TIMEOUT_MS, REQUEST_TIMEOUT_MS)
         until = min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000)
         refused: dict[int, Answer] = {}

@@ -147,7 +147,7 @@ class _Stream:
     async def _settle(self, session: Session, said: pb.SessionRequest) -> None:
         if any(each.outputs or each.number for each in said.settles):
             raise InvalidRequest("an ack with outputs goes by Settle: leave it out of a session")
-        session.settle(await self._all.asked.items(session.partition, session.member, said.settles))
+        session.settle(await self._all.asked.items(session.partition, session.group, session.member, said.settles))
 
     def _refuse(self, number: int, error: TritonMQError) -> None:
         session = self._sessions.get(number)

@@ -1,7 +1,8 @@
-"""In whose name something is staged and decided: that of whoever asks, if it has one.
+"""In whose name something is staged, decided, or moved: that of whoever asks, if it has one.
 
-Whoever decides first under a key has it for himself (core/machine/admission.py). In plain text nobody has a name: what
-is staged and decided there belongs to nobody, and is taken over by who comes first with one.
+Whoever decides first under a key has it for himself, and whoever moves a query's cursor first has that
+(core/machine/admission.py). In plain text nobody has a name: what is done there belongs to nobody, and is taken over by
+who comes first with one.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from mq_protocol.work_keys import is_of_queue
 def owner_of(asker: Asker, key: TransactionKey, level: int) -> str:
     """Who is to own what is written under the key. Nobody below the level at which brokers know owners, and of a queue
     group, whose members share one key."""
-    if level < LEVEL_OF_OWNERS or asker.principal == ANONYMOUS or is_of_queue(key.query_id):
-        return ""
-    return asker.text
+    return "" if is_of_queue(key.query_id) else name_of(asker, level)
+
+
+def name_of(asker: Asker, level: int) -> str:
+    """By which the asker owns something; empty for nobody."""
+    return "" if level < LEVEL_OF_OWNERS or asker.principal == ANONYMOUS else asker.text
 
 
 def is_for_anybody(asker: Asker) -> bool:
-    """Whether the asker may decide under keys of others: a superuser, a broker, and everybody where no rights are
-    judged."""
+    """Whether owners do not count for the asker: a superuser, a broker, and everybody where no rights are judged."""
     return asker.free or asker.superuser
 
 

@@ -1,13 +1,12 @@
 """May this operation enter the journal? Asked by the leader, of the applied state and of the tail above it (rule 12).
 
 The answer is one of three: an outcome at once (it happened before, or it must not happen), wait for an entry of the
-tail and ask again, or append it. The tail is seen through an `Overlay`: which UUIDs and which transaction keys it
-holds, and where.
+tail and ask again, or append it. The tail is seen through an `Overlay` (overlay.py).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from mq_broker.core.entries import (
@@ -18,7 +17,6 @@ from mq_broker.core.entries import (
     Decide,
     DeleteGroup,
     Discard,
-    Entry,
     EpochStart,
     Fence,
     Finish,
@@ -33,7 +31,8 @@ from mq_broker.core.entries import (
     Work,
 )
 from mq_broker.core.machine.machine import PartitionMachine
-from mq_broker.core.machine.state import TransactionState
+from mq_broker.core.machine.overlay import Overlay
+from mq_broker.core.machine.state import SPARK, TransactionState
 from mq_broker.core.messages import (
     AreStaged,
     Decided,
@@ -70,91 +69,6 @@ hour is 40 atomic writes a second."""
 
 ABORTED_KEYS_MAX = 2_000
 """So many more may be aborted that had decided nothing: a full coordinator must not keep a journal from being freed."""
-
-
-class Overlay:
-    """Owns the leader's view of the uncommitted tail: where each UUID and the last operation on each key stand."""
-
-    def __init__(self, tail: list[Entry]) -> None:
-        self._uuids: dict[bytes, int] = {}
-        self._keys: dict[TransactionKey, int] = {}
-        self._fences: dict[TransactionKey, int] = {}
-        self._work: dict[str, int] = {}
-        self.scheduled = 0  # batches that are on their way to wait until they are due
-        self.appended = 0  # records that are on their way
-        self.appended_bytes = 0
-        self.trims = 0
-        for entry in tail:
-            self.add(entry)
-
-    def add(self, entry: Entry) -> None:
-        for uuid in _uuids_of(entry):
-            self._uuids[uuid] = entry.index
-        for key in _keys_of(entry.operation):
-            self._keys[key] = entry.index
-        if isinstance(entry.operation, Fence):
-            self._fences[entry.operation.key] = entry.index
-        if isinstance(entry.operation, Work):
-            self._work[entry.operation.group] = entry.index
-        if isinstance(entry.operation, Schedule):
-            self.scheduled += 1
-        if isinstance(entry.operation, Append):
-            self.appended += entry.record_count
-            self.appended_bytes += entry.payload_bytes
-        self.trims += isinstance(entry.operation, Trim)
-
-    def remove(self, entry: Entry) -> None:
-        """The entry was applied: the state machine knows it now."""
-        for uuid in _uuids_of(entry):
-            if self._uuids.get(uuid) == entry.index:
-                del self._uuids[uuid]
-        for key in _keys_of(entry.operation):
-            for known in (self._keys, self._fences):
-                if known.get(key) == entry.index:
-                    del known[key]
-        if isinstance(entry.operation, Work) and self._work.get(entry.operation.group) == entry.index:
-            del self._work[entry.operation.group]
-        if isinstance(entry.operation, Schedule):
-            self.scheduled -= 1
-        if isinstance(entry.operation, Append):
-            self.appended -= entry.record_count
-            self.appended_bytes -= entry.payload_bytes
-        self.trims -= isinstance(entry.operation, Trim)
-
-    def uuid_index(self, uuid: bytes) -> int | None:
-        return self._uuids.get(uuid)
-
-    def key_index(self, key: TransactionKey) -> int | None:
-        return self._keys.get(key)
-
-    def fence_index(self, key: TransactionKey) -> int | None:
-        return self._fences.get(key)
-
-    def work_index(self, group: str) -> int | None:
-        """Where the entry of a queue group is that is on its way."""
-        return self._work.get(group)
-
-    @property
-    def key_count(self) -> int:
-        """Keys that something in the tail is about: at least as many as it will add to those known."""
-        return len(self._keys)
-
-
-def _uuids_of(entry: Entry) -> tuple[bytes, ...]:
-    """The UUIDs by which a retry of the batch, or of one of its records, is recognised."""
-    if isinstance(entry.operation, Append):
-        return (entry.uuid, *entry.operation.uuids())
-    return (entry.uuid,) if isinstance(entry.operation, Stage | Schedule) else ()
-
-
-def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
-    match operation:
-        case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key) | Abort(key=key) | Fence(key=key):
-            return (key,)
-        case Forget(keys=keys):
-            return keys
-        case Append() | Stage() | Schedule() | Carry() | EpochStart() | Trim() | MoveCursor() | DeleteGroup() | Work():
-            return ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +113,7 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
         case Discard() as discard:
             return _judge_discard(discard, machine, overlay)
         case MoveCursor() as move:
-            return _judge_move(move, machine)
+            return _judge_move(move, machine, overlay, for_anybody=propose.for_anybody)
         case DeleteGroup() as delete:
             return Admit(delete)  # also where it has no cursor: one may be on its way in the tail
         case Trim(log_start_offset=start) as trim:
@@ -222,7 +136,16 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
             return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
 
 
-def _judge_move(move: MoveCursor, machine: PartitionMachine) -> Verdict:
+def _judge_move(move: MoveCursor, machine: PartitionMachine, overlay: Overlay, *, for_anybody: bool) -> Verdict:
+    """A query's cursor belongs to the first who moves it and has a name. Neither another query nor a consumer of
+    another user moves it then."""
+    if not for_anybody:
+        pending = overlay.cursor_index(move)
+        if pending is not None:
+            return WaitFor(pending)
+        known = machine.cursors.get(move.group)
+        if known is not None and known.owner not in ("", move.owner):
+            return _refuse(not_cursors_owner(move.group))
     if not 0 <= move.offset <= machine.next_offset:
         return _refuse(
             InvalidRequest(
@@ -233,7 +156,17 @@ def _judge_move(move: MoveCursor, machine: PartitionMachine) -> Verdict:
     if machine.has_passed(move):
         return Answer(Done(0, duplicate=True))
     error = too_many_groups(move.group, machine)
-    return Admit(move) if error is None else _refuse(error, of_absence=True)
+    if error is not None:
+        return _refuse(error, of_absence=True)
+    return Admit(move if move.kind == SPARK else replace(move, owner=""))
+
+
+def not_cursors_owner(group: str) -> PermissionDenied:
+    return PermissionDenied(
+        f"group {group!r} shows how far the query of another user is, who moved it first: give the query another "
+        "kafka.group.id, and a consumer another group. If that user is gone, an administrator deletes the group "
+        "(tritonmq group delete)"
+    )
 
 
 def _judge_work(work: Work, machine: PartitionMachine, overlay: Overlay) -> Verdict:

@@ -37,7 +37,7 @@ from mq_broker.core.entries import (
     Work,
 )
 from mq_broker.core.machine.due_times import DueTimes
-from mq_broker.core.machine.state import EPHEMERAL, Cursor, MachineState, StagedBatch, TransactionState
+from mq_broker.core.machine.state import EPHEMERAL, SPARK, Cursor, MachineState, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, UuidWindow, WindowBounds
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
 from mq_broker.core.work.groups import WorkGroups
@@ -153,7 +153,9 @@ class PartitionMachine:
             self.cursors.pop(change.group, None)
             self.ephemeral.discard(change.group)
         elif not self.has_passed(change):
-            self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us)
+            known = self.cursors.get(change.group)
+            owner = "" if change.kind != SPARK else (known.owner if known is not None else "") or change.owner
+            self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us, owner)
             (self.ephemeral.add if change.kind == EPHEMERAL else self.ephemeral.discard)(change.group)
 
     def _skip_to(self, floor: int) -> list[Change]:

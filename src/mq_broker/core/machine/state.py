@@ -38,14 +38,19 @@ class StagedBatch:
 EPHEMERAL = "ephemeral"
 """Kind of the cursors of a group that ends some time after its last member."""
 
+SPARK = "spark"
+"""Kind of the cursors by which a Spark query shows how far it is."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A group's next offset. `moved_us`: when it was last moved, leader's wall clock."""
+    """A group's next offset. `moved_us`: when it was last moved, leader's wall clock. `owner`: of a query's cursor, the
+    first who moved it and has a name; nobody else moves it then."""
 
     offset: int
     kind: str
     moved_us: int
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

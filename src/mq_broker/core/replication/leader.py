@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 
 from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart, Operation
-from mq_broker.core.machine.admission import Admit, Answer, Overlay, WaitFor, judge
+from mq_broker.core.machine.admission import Admit, Answer, WaitFor, judge
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,

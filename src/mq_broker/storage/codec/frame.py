@@ -294,8 +294,8 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             ).SerializeToString()
         case Discard(key, uuids):
             return EntryKind.DISCARD, pb.DiscardMeta(key=_key_to_wire(key), uuids=uuids).SerializeToString()
-        case MoveCursor(group, offset, kind, forward):
-            cursor = pb.CursorMeta(group=group, offset=offset, kind=kind, forward=forward)
+        case MoveCursor(group, offset, kind, forward, owner):
+            cursor = pb.CursorMeta(group=group, offset=offset, kind=kind, forward=forward, owner=owner)
             return EntryKind.CURSOR, cursor.SerializeToString()
         case DeleteGroup(group):
             return EntryKind.DELETE_GROUP, pb.DeleteGroupMeta(group=group).SerializeToString()
@@ -383,7 +383,7 @@ def _discard(meta: bytes) -> Operation:
 
 def _cursor(meta: bytes) -> Operation:
     m = pb.CursorMeta.FromString(meta)
-    return MoveCursor(m.group, m.offset, m.kind, m.forward)
+    return MoveCursor(m.group, m.offset, m.kind, m.forward, m.owner)
 
 
 def _delete_group(meta: bytes) -> Operation:

@@ -73,7 +73,8 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         staged=[_staged_to_wire(batch) for batch in state.staged],
         published=[pb.PublishedState(key=_key_to_wire(key), batch_id=batch_id) for key, batch_id in state.published],
         cursors=[
-            pb.CursorState(group=group, offset=c.offset, kind=c.kind, moved_us=c.moved_us) for group, c in state.cursors
+            pb.CursorState(group=group, offset=c.offset, kind=c.kind, moved_us=c.moved_us, owner=c.owner)
+            for group, c in state.cursors
         ],
         transactions=[_transaction_to_wire(key, transaction) for key, transaction in state.transactions],
         fenced=[_key_to_wire(key) for key in state.fenced],
@@ -93,8 +94,10 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
 
 def _is_newer(state: MachineState) -> bool:
     """Whether there is something, besides queue groups, that version 2 does not have."""
-    return any(batch.due_us or batch.attributes != USUAL or batch.owner for batch in state.staged) or any(
-        transaction.owner for _, transaction in state.transactions
+    return (
+        any(batch.due_us or batch.attributes != USUAL or batch.owner for batch in state.staged)
+        or any(transaction.owner for _, transaction in state.transactions)
+        or any(cursor.owner for _, cursor in state.cursors)
     )
 
 
@@ -244,7 +247,7 @@ def _from_wire(message: pb.SnapshotState, uuids: SeenUuids, work: FrozenGroups) 
             uuids,
             tuple(_staged_from_wire(batch) for batch in message.staged),
             tuple((_key(line.key), line.batch_id) for line in message.published),
-            tuple((line.group, Cursor(line.offset, line.kind, line.moved_us)) for line in message.cursors),
+            tuple((line.group, Cursor(line.offset, line.kind, line.moved_us, line.owner)) for line in message.cursors),
             tuple((_key(line.key), _transaction_from_wire(line)) for line in message.transactions),
             tuple(_key(key) for key in message.fenced),
             work,

@@ -6,9 +6,15 @@ import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 
+from mq_broker.broker.groups.cursors import Mover
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Result
+from mq_protocol import versions
+
+LEVEL = versions.LEVEL
+ANYBODY = Mover("", for_anybody=True)
+"""Whoever asks where no rights are judged."""
 
 
 class Led:
@@ -23,11 +29,15 @@ class Led:
         machine = SimpleNamespace(cursors=self.cursors, ephemeral=[])
         self.replica = SimpleNamespace(leader_epoch=1, leading=True, machine=machine)
         self.proposed: list[MoveCursor] = []
+        self.for_anybody: list[bool] = []
         self.deadlines: list[float] = []
         self.replies: list[Callable[[Result], None]] = []
 
-    def propose(self, operation: MoveCursor, on_reply: Callable[[Result], None], deadline: float) -> None:
+    def propose(
+        self, operation: MoveCursor, on_reply: Callable[[Result], None], deadline: float, *, for_anybody: bool
+    ) -> None:
         self.proposed.append(operation)
+        self.for_anybody.append(for_anybody)
         self.deadlines.append(deadline)
         self.replies.append(on_reply)
 

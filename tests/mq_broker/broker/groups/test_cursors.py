@@ -14,6 +14,7 @@ from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves, Groups
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import Done, Refused, Result
 from mq_protocol.errors import NotEnoughReplicas
+from tests.mq_broker.broker.groups.partitions import ANYBODY
 
 
 class Led:
@@ -28,7 +29,10 @@ class Led:
         self.proposed: list[int] = []
         self.reply: Callable[[Result], None] = lambda _: None
 
-    def propose(self, operation: MoveCursor, on_reply: Callable[[Result], None], _deadline: float) -> None:
+    def propose(
+        self, operation: MoveCursor, on_reply: Callable[[Result], None], _deadline: float, *, for_anybody: bool
+    ) -> None:
+        assert for_anybody == ANYBODY.for_anybody
         self.proposed.append(operation.offset)
         self.reply = on_reply
 
@@ -48,15 +52,15 @@ def test_a_move_that_was_refused_is_tried_again_with_the_newest_place(monkeypatc
     async def scenario() -> None:
         led: Any = Led()
         moves = CursorMoves()
-        moves.move(led, "g", 5, CONSUMER)
+        moves.move(led, "g", 5, CONSUMER, ANYBODY)
         led.reply(REFUSED)
-        moves.move(led, "g", 9, CONSUMER)
+        moves.move(led, "g", 9, CONSUMER, ANYBODY)
         assert moves.cursor(led, "g") == 9
         await rounds()
         assert led.proposed == [5, 9]
         led.reply(Done(3))
         assert led.proposed == [5, 9]
-        moves.move(led, "g", 10, CONSUMER)
+        moves.move(led, "g", 10, CONSUMER, ANYBODY)
         assert led.proposed == [5, 9, 10], "nothing is left in flight"
 
     asyncio.run(scenario())
@@ -68,7 +72,7 @@ def test_a_move_that_was_refused_in_a_former_leadership_is_not_tried_again(monke
     async def scenario() -> None:
         led: Any = Led()
         moves = CursorMoves()
-        moves.move(led, "g", 5, CONSUMER)
+        moves.move(led, "g", 5, CONSUMER, ANYBODY)
         led.reply(REFUSED)
         led.replica.leader_epoch = 2
         await rounds()

@@ -17,6 +17,7 @@ from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
+from mq_protocol.versions import LEVEL
 from tests.mq_broker.broker.groups.partitions import Led
 
 
@@ -32,7 +33,7 @@ class Part(Led):
         self.asked: list[tuple[Any, float]] = []
         self.refuses: TritonMQError | None = None
 
-    async def ask(self, operation: Any, deadline: float) -> None:
+    async def ask(self, operation: Any, deadline: float, *, for_anybody: bool = False) -> None:
         self.asked.append((operation, deadline))
         if self.refuses is not None:
             raise self.refuses
@@ -52,7 +53,15 @@ class World:
         self.members: dict[str, list[str]] = {}
         self.ended: list[tuple[str, str]] = []
         world: Any = self
-        self.groups = Groups(world, world, lambda _part, group: self.members.get(group, []), self._counts, self._end)
+        self.level = LEVEL
+        self.groups = Groups(
+            world,
+            world,
+            lambda _part, group: self.members.get(group, []),
+            self._counts,
+            self._end,
+            lambda *_: False,
+        )
 
     def _counts(self, _part: object, group: str, member: str, key: bytes, offset: int) -> bool:
         self.spoken.append((group, member, key, offset))

@@ -15,7 +15,7 @@ from mq_broker.core.machine import admission
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Done, Refused
 from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyGroups, TooManyMembers, TritonMQError, UnknownGroup
-from tests.mq_broker.broker.groups.partitions import Led, rounds
+from tests.mq_broker.broker.groups.partitions import ANYBODY, Led, rounds
 
 
 class Reader:
@@ -24,6 +24,7 @@ class Reader:
     def __init__(self, member_id: str, first: int = 0, key: bytes = b"") -> None:
         self.member_id = member_id
         self.member_key = key
+        self.mover = ANYBODY
         self.position = self.settled = -1
         self.told: list[str] = []
         self._first = first

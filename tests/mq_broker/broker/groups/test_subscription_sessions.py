@@ -30,7 +30,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
-from tests.mq_broker.broker.groups.partitions import Led, rounds
+from tests.mq_broker.broker.groups.partitions import LEVEL, Led, rounds
 
 
 class Readable(Led):
@@ -66,7 +66,7 @@ class Stream:
 
     def __init__(self, *partitions: Readable, group: str = "", delivering: Any = None) -> None:
         self.partitions = partitions or (Readable(),)
-        self.renewals = 0
+        self.renewals, self.level = 0, LEVEL
         self._topic_id = "id-of-t"
         stand_in: Any = self
         self.delivery = delivering or Delivery(stand_in, stand_in, Held(1 << 30))

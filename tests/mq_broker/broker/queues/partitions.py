@@ -16,9 +16,10 @@ from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.ordering import ByKey
 from mq_broker.broker.queues.requests import Asking, Item, Settling
 from mq_broker.core.entries import Append, Attributes, Entry, Operation, Trim, Work
-from mq_broker.core.machine.admission import Admit, Overlay, judge
+from mq_broker.core.machine.admission import Admit, judge
 from mq_broker.core.machine.admission import Answer as Answered
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Published, Refused, Result, Trimmed
 from mq_broker.core.work.ranges import Ranges

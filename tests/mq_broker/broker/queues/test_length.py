@@ -15,7 +15,8 @@ from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.kept import Kept
 from mq_broker.broker.queues.length import drop_of, excess_of, surplus_of, with_drop
 from mq_broker.core.entries import Append, Entry, Schedule
-from mq_broker.core.machine.admission import Admit, Overlay, judge
+from mq_broker.core.machine.admission import Admit, judge
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.messages import Propose, Published, Refused, Room
 from mq_broker.core.work.settling import Backoff, Failed, Release, SendDead, Setting, gather
 from mq_broker.core.work.state import NO_MARK, RUNS_MAX

@@ -22,8 +22,9 @@ from mq_broker.core.entries import (
     TransactionKey,
     level_of,
 )
-from mq_broker.core.machine.admission import Admit, Answer, Overlay, Verdict, WaitFor, judge
+from mq_broker.core.machine.admission import Admit, Answer, Verdict, WaitFor, judge
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import AreStaged, Decided, Done, Propose, Refused

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.core.entries import Abort, Append, Decide, Entry, Fence, Operation, Publish, Stage, TransactionKey
-from mq_broker.core.machine.admission import Admit, Answer, Overlay, judge
+from mq_broker.core.machine.admission import Admit, Answer, judge
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import AreStaged, Done, Propose, Refused
 from mq_protocol.errors import InvalidRequest, StagedBatchMissing

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mq_broker.core.entries import SCHEDULED, Append, Carry, Discard, Entry, Operation, Publish, Schedule
-from mq_broker.core.machine.admission import Admit, Answer, Overlay, Verdict, WaitFor, judge
+from mq_broker.core.machine.admission import Admit, Answer, Verdict, WaitFor, judge
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Done, Propose, Refused, Room
 from mq_protocol.errors import Overloaded, QueueFull

@@ -7,6 +7,7 @@ import pytest
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim, Work, level_of
 from mq_broker.core.machine import admission
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import Propose, Refused
 from mq_broker.core.work.ranges import RANGES_MAX
@@ -35,7 +36,7 @@ class Log:
         self.machine.apply(Entry(self.index, 1, self.index, operation, uuid, records))
 
     def judged(self, operation: Operation, *tail: Entry) -> admission.Verdict:
-        return admission.judge(Propose(1, operation, 1_000), self.machine, admission.Overlay(list(tail)), 1)
+        return admission.judge(Propose(1, operation, 1_000), self.machine, Overlay(list(tail)), 1)
 
 
 def refusal(verdict: admission.Verdict) -> Exception:
@@ -56,7 +57,7 @@ def test_no_steps_are_written_behind_a_trim_that_is_not_committed() -> None:
     error = refusal(log.judged(asked, trim))
     assert isinstance(error, OutOfOrder)
     assert "about to be dropped" in str(error)
-    overlay = admission.Overlay([trim])
+    overlay = Overlay([trim])
     overlay.remove(trim)
     assert isinstance(admission.judge(Propose(1, asked, 1_000), log.machine, overlay, 1), admission.Admit)
 
@@ -117,7 +118,7 @@ def test_one_entry_of_a_queue_group_is_on_its_way_at_a_time() -> None:
     assert isinstance(log.judged(work(Accept(((1, 2),)))), admission.Admit)
     assert isinstance(refusal(log.judged(work(Accept(((1, 2),))), behind)), OutOfOrder)
     assert isinstance(log.judged(work(Begin(0), group="r"), behind), admission.Admit), "other groups go on"
-    overlay = admission.Overlay([behind])
+    overlay = Overlay([behind])
     overlay.remove(behind)
     assert overlay.work_index("q") is None
 
