@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 import pyarrow as pa
 
-from mq_broker.storage.key_provider import KeyFile, write_key_file
+from mq_broker.storage.key_file import KeyFile, write_key_file
 from mq_client import Admin, Producer, Reader
 from mq_dev.embedded_zookeeper import free_port
 

@@ -14,7 +14,7 @@ from mq_cli.command_group import CommandGroup
 from mq_cli.output import json_option, say, write_json, write_table
 
 if TYPE_CHECKING:
-    from mq_broker.storage.key_provider import KeyFile
+    from mq_broker.storage.key_file import KeyFile
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,10 +57,11 @@ def create(name: str, encrypt: str) -> None:
     Keep a copy of the file elsewhere: without it nothing that is sealed can be read again.
     """
     path = _path_of(encrypt)
-    content = _read(path, new=True)
-    if name in content.current:
-        raise click.ClickException(f"{path} has a key called {name}: `tritonmq keys rotate` makes a newer one")
-    _say_made(path, content, content.add(name))
+    with _changing(path):
+        content = _read(path, new=True)
+        if name in content.current:
+            raise click.ClickException(f"{path} has a key called {name}: `tritonmq keys rotate` makes a newer one")
+        _make(path, content, name)
 
 
 @keys.command()
@@ -72,10 +73,11 @@ def rotate(name: str, encrypt: str) -> None:
     The older ones stay: what they seal needs them. `rewrap` changes that.
     """
     path = _path_of(encrypt)
-    content = _read(path)
-    if name not in content.current:
-        raise click.ClickException(f"{path} has no key called {name}: `tritonmq keys create {name}` makes one")
-    _say_made(path, content, content.add(name))
+    with _changing(path):
+        content = _read(path)
+        if name not in content.current:
+            raise click.ClickException(f"{path} has no key called {name}: `tritonmq keys create {name}` makes one")
+        _make(path, content, name)
 
 
 @keys.command("list")
@@ -129,8 +131,11 @@ def rewrap(name: str, encrypt: str, directories: tuple[Path, ...], former: str |
     for data in directories:
         with _alone(data):
             for found in sealed_files(data):
-                named = former == found.slot.key_id if former else found.slot.key_id.rpartition("-")[0] == name
-                if not named or (found.slot.key_id == key_id and found.whole == 2 - found.is_snapshot):
+                if former:
+                    named = former in [slot.key_id for slot in found.slots]
+                else:
+                    named = found.slot.key_id.rpartition("-")[0] == name
+                if not named or found.is_wrapped_by(key_id):
                     left += 1
                     continue
                 try:
@@ -152,13 +157,16 @@ def retire(key: str, encrypt: str, directories: tuple[Path, ...], shred: bool, y
 
     Give every data directory of the brokers that use this file.
     """
+    from mq_broker.storage.key_file import write_key_file
+
     path = _path_of(encrypt)
-    content = _read(path)
-    if key not in content.keys:
-        raise click.ClickException(f"{path} has no key {key!r}: see `tritonmq keys list`")
-    with contextlib.ExitStack() as locked:
+    with _changing(path), contextlib.ExitStack() as locked:
+        content = _read(path)
+        if key not in content.keys:
+            raise click.ClickException(f"{path} has no key {key!r}: see `tritonmq keys list`")
         for data in directories:
             locked.enter_context(_alone(data))
+        _settle(directories)
         used = _used(directories)[key]
         if used and not shred:
             raise click.ClickException(
@@ -174,7 +182,8 @@ def retire(key: str, encrypt: str, directories: tuple[Path, ...], shred: bool, y
         del content.keys[key]
         for name in newest_of:
             del content.current[name]
-        _write(path, content)
+        with _writing(path):
+            write_key_file(path, content)
     say(f"{key} is gone from {path}. Copies of that file still have it")
 
 
@@ -192,31 +201,57 @@ def _path_of(encrypt: str) -> Path:
 
 
 def _read(path: Path, *, new: bool = False) -> KeyFile:
-    from mq_broker.storage.key_provider import KeyFile, read_key_file
+    from mq_broker.storage.key_file import KeyFile, read_key_file
 
     if new and not path.exists():
         return KeyFile()
     return read_key_file(path)
 
 
-def _write(path: Path, content: KeyFile) -> None:
-    from mq_broker.storage.key_provider import write_key_file
+@contextlib.contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """From reading the file to writing it, so that no other command's key is written over."""
+    from mq_broker.storage.key_file import changing
 
+    with contextlib.ExitStack() as held:
+        with _writing(path):
+            held.enter_context(changing(path))
+        yield
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        write_key_file(path, content)
+        yield
     except OSError as error:
         raise click.ClickException(f"{path} cannot be written ({error.strerror}): choose another place") from error
 
 
-def _say_made(path: Path, content: KeyFile, key_id: str) -> None:
-    _write(path, content)
+def _make(path: Path, content: KeyFile, name: str) -> None:
+    from mq_broker.storage.key_file import add_key
+
+    with _writing(path):
+        key_id = add_key(path, content, name)
     say(f"{key_id} is in {path} now. Keep a copy of that file elsewhere: without it nothing sealed can be read again")
 
 
-def _used(directories: tuple[Path, ...]) -> Counter[str]:
-    from mq_broker.storage.opening.rewrapping import sealed_files
+def _settle(directories: tuple[Path, ...]) -> None:
+    from mq_broker.storage.files import OsFiles
+    from mq_broker.storage.opening.rewrapping import settle
 
-    return Counter(found.slot.key_id for data in directories for found in sealed_files(data))
+    for data in directories:
+        try:
+            settle(data, OsFiles())
+        except OSError as error:
+            raise click.ClickException(
+                f"{data} cannot be synced ({error}): check that disk. No key was removed"
+            ) from error
+
+
+def _used(directories: tuple[Path, ...]) -> Counter[str]:
+    from mq_broker.storage.opening.rewrapping import uses
+
+    return sum((uses(data) for data in directories), Counter[str]())
 
 
 @contextlib.contextmanager

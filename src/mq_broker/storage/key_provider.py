@@ -8,31 +8,23 @@ A provider may be far away and slow. It is asked in threads, and an answer is wa
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import json
 import os
-import secrets
-import stat
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
+from mq_broker.storage.key_file import KeyFile, read_key_file
 from mq_protocol.errors import InvalidSetting, TritonMQError
-from mq_protocol.names import KEY_NAME, quoted
+from mq_protocol.names import quoted
 
 DEFAULT: Final = "default"
 """The name of the key of topics that have no key of their own."""
 
 ENTRY_POINTS: Final = "tritonmq.kms"
 DEADLINE_S: Final = 10.0
-KEY_BYTES: Final = 32
-FILE_BYTES_MAX: Final = 1 << 20
-FORMAT: Final = 1
 
 _NONCE_BYTES: Final = 12
 
@@ -133,94 +125,6 @@ class Patient:
 # ------------------------------------------------------------------ keys in a file
 
 
-@dataclass(slots=True)
-class KeyFile:
-    """What a key file holds. `current`: the id of the newest key of each name. `keys`: 32 bytes each, by id."""
-
-    current: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, bytes] = field(default_factory=dict)
-
-    def add(self, name: str) -> str:
-        """A new key under that name, and the newest from now on: its id, which no key had before."""
-        if not KEY_NAME.fullmatch(name):
-            raise InvalidSetting(f"{quoted(name)} is no key's name: give 1 to 64 letters, digits, `.`, `_` and `-`")
-        key_id = f"{name}-{secrets.token_hex(4)}"  # no two files have different keys of one id
-        self.keys[key_id] = secrets.token_bytes(KEY_BYTES)
-        self.current[name] = key_id
-        return key_id
-
-    def encode(self) -> bytes:
-        keys = {key_id: base64.b64encode(key).decode() for key_id, key in self.keys.items()}
-        return (json.dumps({"format": FORMAT, "current": self.current, "keys": keys}, indent=1) + "\n").encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> KeyFile:
-        """Raises `ValueError` for anything that is no key file of this format."""
-        content = json.loads(data)
-        if type(content) is not dict or content.get("format") != FORMAT:
-            raise ValueError(f"it is not of format {FORMAT}")
-        current, keys = content.get("current"), content.get("keys")
-        if type(current) is not dict or type(keys) is not dict:
-            raise ValueError("it has no keys")
-        decoded: dict[str, bytes] = {}
-        for key_id, text in keys.items():
-            if type(text) is not str or len(key := base64.b64decode(text, validate=True)) != KEY_BYTES:
-                raise ValueError(f"key {quoted(key_id)} is not {KEY_BYTES} bytes in base64")
-            decoded[key_id] = key
-        if any(type(key_id) is not str for key_id in current.values()):
-            raise ValueError("its values are of other types")
-        return cls(current, decoded)
-
-
-def read_key_file(path: Path) -> KeyFile:
-    """Raises `InvalidSetting` if it cannot be read, others may read it, or it is no key file."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            mode = os.fstat(fd).st_mode
-            if not stat.S_ISREG(mode):
-                raise InvalidSetting(f"{path} is no file")
-            if mode & 0o077:
-                raise InvalidSetting(
-                    f"{path} has keys, and others than its owner may use it: chmod 600 {path}, and think about whether "
-                    "they have read it"
-                )
-            data = os.read(fd, FILE_BYTES_MAX + 1)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise InvalidSetting(
-            f"keys cannot be read from {path} ({error.strerror}): see `tritonmq keys create`"
-        ) from error
-    try:
-        if len(data) > FILE_BYTES_MAX:
-            raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
-        return KeyFile.decode(data)
-    except (ValueError, RecursionError) as error:
-        raise InvalidSetting(f"{path} is no file of keys ({error}): restore it from your backup") from None
-
-
-def write_key_file(path: Path, content: KeyFile) -> None:
-    """Durably, and at once: after a crash it is the old or the new one. For its owner alone. Raises `OSError`."""
-    new = path.with_name(path.name + ".new")
-    with contextlib.suppress(FileNotFoundError):
-        new.unlink()
-    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        view = memoryview(content.encode())
-        while view:
-            view = view[os.write(fd, view) :]
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    new.replace(path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 class FileKeyProvider:
     """Keys in a file that its owner alone may read. Read again when it is another file, or was changed."""
 
@@ -230,7 +134,7 @@ class FileKeyProvider:
         """Raises `InvalidSetting`."""
         self.path = path
         self._guard = threading.Lock()
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[int, int, int, int] | None = None
         self._content = KeyFile()
         self._read()
 
@@ -268,7 +172,7 @@ class FileKeyProvider:
                 raise InvalidSetting(
                     f"keys cannot be read from {self.path} ({error.strerror}): see `tritonmq keys create`"
                 ) from error
-            seen = (now.st_ino, now.st_mtime_ns, now.st_mode)
+            seen = (now.st_ino, now.st_mtime_ns, now.st_mode, now.st_size)
             if seen != self._seen:
                 self._content = read_key_file(self.path)
                 self._seen = seen

@@ -1,9 +1,9 @@
 """Sealed segments: what an encrypting broker writes in place of plain frames. Below frames: what brokers exchange,
 keep in memory and serve is the frame that it always was (frame.py).
 
-A sealed segment is a block of 4,096 bytes, then units, one for each entry:
+A sealed segment is a block of 8,192 bytes, then units, one for each entry:
 
-    slot | slot                                        the block: 2 x 2,048 bytes
+    slot | slot                                        the block: 2 x 4,096 bytes
     header 60 bytes | AES-256-GCM(frame) | tag 16      a unit: 76 bytes more than its frame
 
 Slots and units have the header of a frame of format 2, with the checksum by the rule of all frames: it covers the
@@ -44,7 +44,7 @@ from mq_protocol.envelope import Buffer
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
 FORMAT: Final = 2
-SLOT_BYTES: Final = 2_048
+SLOT_BYTES: Final = 4_096
 BLOCK_BYTES: Final = 2 * SLOT_BYTES
 TAG_BYTES: Final = 16
 NONCE_BYTES: Final = 12
@@ -117,7 +117,7 @@ class Slot:
 
 
 def encode_slot(place: Place, slot: Slot) -> bytes:
-    """2,048 bytes. Raises `StorageFailed` for a key id or a wrapped key that is too long."""
+    """4,096 bytes. Raises `StorageFailed` for a key id or a wrapped key that is too long."""
     if len(slot.key_id.encode()) > KEY_ID_BYTES_MAX or len(slot.wrapped) > WRAPPED_BYTES_MAX:
         raise StorageFailed(
             f"key {slot.key_id[:40]!r}: a key id has up to {KEY_ID_BYTES_MAX} bytes and a wrapped key up to "

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from mq_broker.broker.host import shell
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place
-from mq_broker.storage.key_provider import KeyFile, read_key_file, write_key_file
+from mq_broker.storage.key_file import KeyFile, read_key_file, write_key_file
 from mq_broker.storage.keyring import Keyring
 from mq_cli.cluster import cluster
 from mq_client import Admin, Producer
