@@ -207,6 +207,11 @@ class OffsetIndex:
         n = self._first_from(offset)
         return self._newest(n) if n < self._count else None
 
+    def next_bytes(self, offset: int) -> int:
+        """Of the first batch that holds offsets at or above `offset`: its payload's bytes; 0 if there is none."""
+        n = self._first_from(offset)
+        return self._record(n).payload_bytes if n < self._count else 0
+
     def oldest_index(self, from_offset: int) -> int | None:
         """The lowest journal entry that holds offsets at or above `from_offset`; None if there are none. Published
         batches were staged earlier than others with lower offsets, so this looks at every record: 30 ms a million."""

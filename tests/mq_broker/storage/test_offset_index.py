@@ -85,6 +85,9 @@ def test_bytes_of_neighbouring_ranges_add_up(index: OffsetIndex) -> None:
     assert index.bytes_between(model[7].base_offset, model[8].base_offset) == model[7].payload_bytes
     assert sum(index.bytes_between(offset, offset + 1) for offset in range(end)) == index.bytes_total
     assert index.bytes_between(end, 0) == 0
+    assert [index.next_bytes(each.base_offset) for each in model] == [each.payload_bytes for each in model]
+    assert index.next_bytes(end - 1) == model[-1].payload_bytes
+    assert index.next_bytes(end) == 0
 
 
 def test_time_is_searched_right_even_where_the_clock_steps_back(index: OffsetIndex) -> None:

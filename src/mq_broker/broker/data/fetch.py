@@ -82,29 +82,42 @@ class Reading:
         at = request.start_offset
         while at < request.end_offset:
             await room_to_send()
-            await self._held.room(caller())
-            end = self._known_end(partition, request, at)
-            if partition.journal.sealed:
-                await open_apart(partition.journal, partition.index, at, end, chunk_bytes)
-            batches = partition.read(at, self._known_end(partition, request, at), chunk_bytes)
-            epoch = partition.replica.leader_epoch
-            if pushdown is None:
-                sent: list[tuple[pb.StoredBatch, Buffer]] = [(stored(batch), payload) for batch, payload in batches]
-            else:
-                if topic.spec.schema and not pushdown.knows(batches):
-                    await self._topics.renewed(topic)
-                    raise CoordinationUnavailable(
-                        f"this broker has only now heard of columns added to {request.topic}: ask again"
-                    )
-                # A broker has other work: what columns and rows cost is paid beside the loop, in turns with others who
-                # ask.
-                sent = await self._filtering.run(caller(), pushdown.apply, batches)
-            last = batches[len(sent) - 1][0]
-            at = last.base_offset + last.record_count
-            header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
-            async with self._held.holding(caller(), sum(described.payload_bytes for described, _ in sent)):
-                await send(Envelope(header, tuple(payload for _, payload in sent)))
-            TOPIC_BYTES_OUT.add(topic.spec.name, "fetch", n=sum(described.payload_bytes for described, _ in sent))
+            wanted = max(chunk_bytes, partition.index.next_bytes(at))  # a batch is not divided
+            async with self._held.sending(caller(), wanted) as room:
+                at, message = await self._read(request, topic, partition, at, min(chunk_bytes, room.bytes), pushdown)
+                sent_bytes = sum(described.payload_bytes for described in message.header.batches)
+                room.took(sent_bytes)
+                await send(message)
+            TOPIC_BYTES_OUT.add(topic.spec.name, "fetch", n=sent_bytes)
+
+    async def _read(
+        self,
+        request: pb.FetchRequest,
+        topic: Topic,
+        partition: Partition,
+        at: int,
+        bytes_max: int,
+        pushdown: Pushdown | None,
+    ) -> tuple[int, Batches]:
+        """The next message, and the offset behind it."""
+        end = self._known_end(partition, request, at)
+        if partition.journal.sealed:
+            await open_apart(partition.journal, partition.index, at, end, bytes_max)
+        batches = partition.read(at, self._known_end(partition, request, at), bytes_max)
+        epoch = partition.replica.leader_epoch
+        if pushdown is None:
+            sent: list[tuple[pb.StoredBatch, Buffer]] = [(stored(batch), payload) for batch, payload in batches]
+        else:
+            if topic.spec.schema and not pushdown.knows(batches):
+                await self._topics.renewed(topic)
+                raise CoordinationUnavailable(
+                    f"this broker has only now heard of columns added to {request.topic}: ask again"
+                )
+            # A broker has other work: what columns and rows cost is paid beside the loop, in turns with others who ask.
+            sent = await self._filtering.run(caller(), pushdown.apply, batches)
+        last = batches[len(sent) - 1][0]
+        header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
+        return last.base_offset + last.record_count, Envelope(header, tuple(payload for _, payload in sent))
 
     async def _pushdown(self, topic: Topic, request: pb.FetchRequest) -> Pushdown:
         try:

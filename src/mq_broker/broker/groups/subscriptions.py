@@ -125,6 +125,10 @@ class _Subscription:
         """One past what may be pushed."""
         return self.partition.next_offset if self.until is None else self.until
 
+    @property
+    def next_batch_bytes(self) -> int:
+        return self.partition.index.next_bytes(self.position)
+
     def leave(self) -> None:
         self.pushing = False
         self._session.shares.leave(self.partition, self._session.group, self)  # nothing, for who is no member
@@ -238,7 +242,7 @@ class _Session:
         self._credit = 0
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
-        self._ended = False
+        self._over = asyncio.Event()  # the client has said its last
         self._named = False
 
     # -- what the client says
@@ -257,7 +261,7 @@ class _Session:
             if request.credit.bytes:
                 self._credit = min(self._credit + request.credit.bytes, CREDIT_BYTES_MAX)
                 self._wake.set()
-        self._ended = True
+        self._over.set()
         self._wake.set()
 
     async def _open(self, request: pb.SubscribeOpen) -> None:
@@ -370,33 +374,46 @@ class _Session:
     # -- pushing
 
     async def write(self, send: Send[Batches]) -> None:
-        while not self._ended:
+        while not self._over.is_set():
             if not await room_to_send(_LOOK_AGAIN_S):
                 continue  # the client may have said its last meanwhile
-            if self._ready and (first := next(iter(self._ready))).partition.journal.sealed:
-                await self._open_apart(first)
-            message = self._gather()
-            if message is None:
+            if not self._has_news:
                 self._wake.clear()
                 await self._wake.wait()
-            else:
-                async with self._delivery.held.holding(caller(), message_bytes(message)):
+                continue
+            if self._ready and (first := next(iter(self._ready))).partition.journal.sealed:
+                await self._open_apart(first)
+            async with self._delivery.held.sending(caller(), self._next_bytes(), self._over) as room:
+                message = None if self._over.is_set() else self._gather(room.bytes)
+                if message is not None:
+                    room.took(message_bytes(message))
                     await send(message)
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._opened or (self._ready and self._credit > 0))
+
+    def _next_bytes(self) -> int:
+        """About what the next message takes. A batch is not divided: it may be larger than a message should be."""
+        if not self._ready or self._credit <= 0:
+            return self._untold_bytes
+        first = next(iter(self._ready))
+        return self._untold_bytes + max(chunk_bytes(FETCH_CHUNK_BYTES), first.next_batch_bytes)
 
     async def _open_apart(self, subscription: _Subscription) -> None:
         """What is read next costs the loop little by then, though it lies sealed on the disk."""
         partition, bytes_max = subscription.partition, chunk_bytes(FETCH_CHUNK_BYTES)
         await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
-    def _gather(self) -> Batches | None:
+    def _gather(self, bytes_max: int = FETCH_CHUNK_BYTES) -> Batches | None:
         """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""
-        if not self._opened and not (self._ready and self._credit > 0):
+        if not self._has_news:
             return None
         header = pb.BatchesHeader(opened=self._opened)
         self._opened, self._untold_bytes = [], 0
         self._told.set()
         parts: list[Buffer] = []
-        room = chunk_bytes(FETCH_CHUNK_BYTES)
+        room = min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
         while self._ready and self._credit > 0 and room > 0:
             subscription = next(iter(self._ready))
             del self._ready[subscription]

@@ -78,7 +78,7 @@ class _Stream:
         self._wake = asyncio.Event()
         self._told = asyncio.Event()
         self._untold = 0
-        self._ended = False
+        self._over = asyncio.Event()  # the client has said its last
 
     # ------------------------------------------------------------------ what the client says
 
@@ -93,7 +93,7 @@ class _Stream:
                     await self._hear(said)
                 except TritonMQError as error:
                     self._refuse(said.session, error)
-        self._ended = True
+        self._over.set()
         self._wake.set()
 
     async def _hear(self, said: pb.SessionRequest) -> None:
@@ -183,18 +183,22 @@ class _Stream:
             self._told.set()
 
     async def write(self, send: Send[Envelope[pb.WorkHeader]]) -> None:
-        while not self._ended:
+        while not self._over.is_set():
             if not self._news and not self._refused:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             await room_to_lend()
-            message = self._gather()
-            async with self._all.held.holding(caller(), sum(map(len, message.parts)) + message.header.ByteSize()):
+            async with self._all.held.sending(caller(), FETCH_CHUNK_BYTES + ROWS_BYTES_MAX, self._over) as room:
+                if self._over.is_set():
+                    return
+                message = self._gather(min(FETCH_CHUNK_BYTES, room.bytes), min(ROWS_BYTES_MAX, room.bytes))
+                room.took(sum(map(len, message.parts)) + message.header.ByteSize())
                 await send(message)
 
-    def _gather(self) -> Envelope[pb.WorkHeader]:
-        """The next message: what sessions have to tell, one after the other."""
+    def _gather(self, bytes_max: int, rows_bytes_max: int) -> Envelope[pb.WorkHeader]:
+        """The next message: what sessions have to tell, one after the other, until that is so much. `rows_bytes_max`:
+        of the rows of one lease."""
         header = pb.WorkHeader()
         for number, error in self._refused:
             header.sessions.add(session=number, error=to_wire(error))
@@ -202,15 +206,15 @@ class _Stream:
         self._refused.clear()
         parts: list[Buffer] = []
         size = 0
-        while self._news and size < FETCH_CHUNK_BYTES:
+        while self._news and size < bytes_max:
             session = next(iter(self._news))
             said = None
-            while session.told and size < FETCH_CHUNK_BYTES:
+            while session.told and size < bytes_max:
                 news = session.next_news()
                 self._untold -= weight(news)
                 if said is None or (said.HasField("lease") and isinstance(news, Lent | NumberedAnswer | Gone)):
                     said = header.sessions.add(session=session.number)
-                size += self._tell(session, news, said, parts)
+                size += self._tell(session, news, said, parts, rows_bytes_max)
             if not session.told:
                 del self._news[session]
                 if session.over:
@@ -219,7 +223,7 @@ class _Stream:
         return Envelope(header, tuple(parts))
 
     @staticmethod
-    def _tell(session: Session, news: News, said: pb.SessionResponse, parts: list[Buffer]) -> int:
+    def _tell(session: Session, news: News, said: pb.SessionResponse, parts: list[Buffer], rows_bytes_max: int) -> int:
         """How many bytes that is, about."""
         match news:
             case NumberedAnswer(number, answer):
@@ -228,7 +232,7 @@ class _Stream:
                 return ANSWER_BYTES + told.ByteSize()
             case Lent():
                 lent = lent_to_wire(news, last_number(session.partition, session.group, session.member))
-                rows = lent_rows(session.partition, [(run.first, run.end) for run in news.runs], ROWS_BYTES_MAX)
+                rows = lent_rows(session.partition, [(run.first, run.end) for run in news.runs], rows_bytes_max)
                 lent.batches.extend(described for described, _ in rows)
                 parts += [payload for _, payload in rows]
                 said.lease.CopyFrom(lent)

@@ -2,7 +2,7 @@
 
 Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the
 streams of those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been
-answered or sent.
+answered or sent. What they are sent is counted before it is read from the journal, and not read above the mark.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mq_protocol.limits import CONNECTIONS_MAX
 
 COPIES_SENT: Final = 3
 """What is on its way out is in memory as it was read, as a message, and once more in gRPC's own buffers."""
+
+PRESSED_BYTES: Final = 64 << 10
+"""What one message has of records above the mark, for whoever goes on there: it holds little."""
 
 _CGROUP: Final = Path("/sys/fs/cgroup/memory.max")
 
@@ -40,7 +44,7 @@ class Held:
 
     `high`: the mark. `callers_max`: how many callers there may be. Above the mark who holds less than an even share
     goes on: those who never read what they have asked for stop nobody but themselves. So at most twice `high` is held,
-    and one message of each caller beside it.
+    and one message of each caller beside it, which is small above the mark.
     """
 
     def __init__(self, high: int, callers_max: int = CONNECTIONS_MAX) -> None:
@@ -48,7 +52,8 @@ class Held:
         self._high = high
         self._share = high // callers_max
         self._of: dict[str, int] = {}
-        self._freed = asyncio.Event()
+        self._waiting: OrderedDict[asyncio.Future[None], str] = OrderedDict()
+        self._waiting_of: dict[str, OrderedDict[asyncio.Future[None], None]] = {}
 
     def gauges(self) -> dict[str, float]:
         """What is held, and the mark, by the names of metrics."""
@@ -63,20 +68,98 @@ class Held:
         self._of[caller] -= count
         if not self._of[caller]:
             del self._of[caller]
-        self._freed.set()
+        self._wake(caller)
 
     async def room(self, caller: str) -> None:
         """Returns once what is held is not above the mark, or what the caller holds is below its share."""
-        while self.bytes > self._high and self._of.get(caller, 0) >= self._share:
-            self._freed.clear()
-            await self._freed.wait()
+        await self._wait(caller)
+        self._wake(caller)
 
     @contextlib.asynccontextmanager
-    async def holding(self, caller: str, count: int) -> AsyncIterator[None]:
-        """While so many bytes are on their way out."""
-        count *= COPIES_SENT
-        self.add(caller, count)
+    async def sending(self, caller: str, bytes_max: int, over: asyncio.Event | None = None) -> AsyncIterator[Sending]:
+        """Around the reading of records and the sending of them: there is room for `bytes_max`, or for less of them
+        (`Sending.bytes`), from before they are read until they are sent. Waits for it, but not once `over` is set."""
+        await self._wait(caller, over)
+        if self.bytes > self._high:
+            bytes_max = min(bytes_max, max(self._share // COPIES_SENT, PRESSED_BYTES))
+        reserved = Sending(self, caller, bytes_max)
+        self._wake(caller)
         try:
-            yield
+            yield reserved
         finally:
-            self.free(caller, count)
+            reserved.took(0)
+
+    # ------------------------------------------------------------------ private
+
+    def _has_room(self, caller: str) -> bool:
+        return self.bytes <= self._high or self._of.get(caller, 0) < self._share
+
+    async def _wait(self, caller: str, over: asyncio.Event | None = None) -> None:
+        was_woken = False
+        while not (self._has_room(caller) or (over is not None and over.is_set())):
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            mine = self._waiting_of.setdefault(caller, OrderedDict())
+            self._waiting[waiting], mine[waiting] = caller, None
+            if was_woken:  # and somebody who came just then was faster
+                self._waiting.move_to_end(waiting, last=False)
+                mine.move_to_end(waiting, last=False)
+            try:
+                if over is None:
+                    await waiting
+                else:
+                    await _either(waiting, over)
+            except asyncio.CancelledError:
+                if waiting.done() and not waiting.cancelled():
+                    self._wake(caller)  # it is another one's turn
+                raise
+            finally:
+                self._leave(waiting, caller)
+            was_woken = waiting.done()
+
+    def _leave(self, waiting: asyncio.Future[None], caller: str) -> None:
+        if self._waiting.pop(waiting, None) is not None:
+            mine = self._waiting_of[caller]
+            del mine[waiting]
+            if not mine:
+                del self._waiting_of[caller]
+
+    def _wake(self, caller: str) -> None:
+        """Whoever waits for the longest time, of all or of this caller. It wakes the next, if there is room still."""
+        while self._waiting:
+            if self.bytes <= self._high:
+                waiting = next(iter(self._waiting))
+            elif caller in self._waiting_of and self._has_room(caller):
+                waiting = next(iter(self._waiting_of[caller]))
+            else:
+                return
+            self._leave(waiting, self._waiting[waiting])
+            if not waiting.done():  # else it is just being cancelled
+                waiting.set_result(None)
+                return
+
+
+async def _either(waiting: asyncio.Future[None], over: asyncio.Event) -> None:
+    ending = asyncio.create_task(over.wait())
+    either: set[asyncio.Future[Any]] = {waiting, ending}
+    try:
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ending.cancel()
+
+
+class Sending:
+    """A reservation of `Held`. `bytes`: how many of records may be read for it."""
+
+    def __init__(self, held: Held, caller: str, count: int) -> None:
+        self.bytes = count
+        self._held = held
+        self._caller = caller
+        self._reserved = count * COPIES_SENT
+        held.add(caller, self._reserved)
+
+    def took(self, count: int) -> None:
+        """So many bytes have been read, and are on their way out."""
+        count *= COPIES_SENT
+        self._held.add(self._caller, count)
+        self._held.free(self._caller, self._reserved)
+        self._reserved = count

@@ -40,7 +40,7 @@ class Readable(Led):
         super().__init__(number)
         self.serving = True
         self.observers: set[Callable[[], None]] = set()
-        self.index = SimpleNamespace(log_start_offset=log_start, find_time=lambda timestamp_us: timestamp_us // 10)
+        self.index = SimpleNamespace(log_start_offset=log_start, find_time=lambda us: us // 10, next_bytes=lambda _: 10)
         self.journal = SimpleNamespace(sealed=False)
         self.fails: TritonMQError | None = None
         self.most: list[int] = []

@@ -21,7 +21,7 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
-from tests.mq_broker.broker.cluster import FINGERPRINT, ProduceStream, rows, standalone, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, ProduceStream, rows, standalone, until
 
 
 def test_room_is_waited_for_only_above_the_mark() -> None:
@@ -29,12 +29,14 @@ def test_room_is_waited_for_only_above_the_mark() -> None:
         held = Held(100)
         held.add("a", 100)
         await asyncio.wait_for(held.room("a"), 1)
-        async with held.holding("a", 1):
+        async with held.sending("a", 2) as room:
+            assert (room.bytes, held.bytes) == (2, 106), "each byte on its way out is there three times"
+            room.took(1)
             waiting = asyncio.create_task(held.room("a"))
             await asyncio.wait({waiting}, timeout=0.05)
             assert not waiting.done()
-            assert held.bytes == 103, "each byte on its way out is there three times"
-        await asyncio.wait_for(waiting, 1)
+            assert held.bytes == 103
+        await asyncio.wait_for(waiting, DEADLINE_S)
         assert held.bytes == 100
 
     asyncio.run(scenario())
@@ -69,11 +71,91 @@ def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
     async def scenario() -> None:
         held = Held(100)
         with pytest.raises(ConnectionResetError):
-            async with held.holding("a", 60):
+            async with held.sending("a", 60):
                 raise ConnectionResetError
         assert held.bytes == 0
 
     asyncio.run(scenario())
+
+
+def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one_after_the_other() -> None:
+    async def scenario() -> None:
+        held = Held(100, callers_max=1)
+        entered: list[int] = []
+        leave = [asyncio.Event() for _ in range(6)]
+
+        async def send(number: int) -> None:
+            async with held.sending("a", 25) as room:
+                entered.append(number)
+                room.took(20)
+                await leave[number].wait()
+
+        sending = [asyncio.create_task(send(number)) for number in range(6)]
+        await turns()
+        assert (entered, held.bytes) == ([0, 1], 120), "the second one passes the mark, and no other"
+        sending[3].cancel()
+        leave[1].set()
+        await turns()
+        assert entered == [0, 1, 2]
+        leave[2].set()
+        await turns()
+        assert entered == [0, 1, 2, 4]
+        for each in leave:
+            each.set()
+        await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), DEADLINE_S)
+        assert (entered, held.bytes) == ([0, 1, 2, 4, 5], 0)
+        assert not held._waiting
+        assert not held._waiting_of
+
+    asyncio.run(scenario())
+
+
+def test_above_the_mark_who_holds_little_reads_little() -> None:
+    async def scenario() -> None:
+        held = Held(100, callers_max=4)
+        held.add("greedy", 101)
+        async with held.sending("modest", 1 << 20) as room:
+            assert room.bytes == memory.PRESSED_BYTES
+        async with held.sending("modest", 7) as room:
+            assert room.bytes == 7
+        waiting = asyncio.create_task(enter(held, "greedy"))
+        await turns()
+        assert not waiting.done()
+        held.free("greedy", 80)  # it is below its share now
+        await asyncio.wait_for(waiting, DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_that_gave_up_wakes_the_next() -> None:
+    async def scenario() -> None:
+        held = Held(100)
+        held.add("greedy", 101 + held._share)
+        over = asyncio.Event()
+        ending = asyncio.create_task(enter(held, "greedy", over))
+        gives_up, next_ = (asyncio.create_task(enter(held, "greedy")) for _ in range(2))
+        await turns()
+        over.set()
+        await asyncio.wait_for(ending, DEADLINE_S)
+        assert not next_.done()
+        held.free("greedy", 50)
+        gives_up.cancel()  # it was woken in this very turn
+        await asyncio.wait_for(next_, DEADLINE_S)
+        assert gives_up.cancelled()
+        assert not held._waiting
+
+    asyncio.run(scenario())
+
+
+async def turns() -> None:
+    """Whatever can go on has gone on."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def enter(held: Held, caller: str, over: asyncio.Event | None = None) -> None:
+    async with held.sending(caller, 1, over):
+        pass
 
 
 def test_half_of_the_memory_is_the_mark_of_the_machine_or_of_its_container(
