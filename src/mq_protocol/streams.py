@@ -13,7 +13,8 @@ preamble `STREAM`. The first byte of its header is its kind:
     PING      is answered by PONG, several that come together by one. Whoever has heard nothing for `PING_S` sends it,
               and takes `SILENCE_S` without a word for the end. A call with a deadline (`StreamOpen.timeout_ms`) has
               none
-    PONG
+    PONG      also without a PING, every few seconds, while the broker reads nothing of a call: its client is above a
+              quota, or the broker has no memory for more. It lives, and a PING would wait with what it does not read
 
 What is said here is judged as what is said by gRPC is: the same names, rights, quotas and bounds.
 """
@@ -53,6 +54,9 @@ KIND_BYTES: Final = 1
 PING_S: Final = 10.0
 SILENCE_S: Final = 15.0
 """As gRPC's keepalive (transport.py)."""
+
+NO_METHOD: Final = "the stream port has no method"
+"""How the text of the ERROR begins that ends a call of a method which is not served there: it is asked by gRPC."""
 
 PREAMBLE: Final = preamble(spoken=STREAM)
 

@@ -36,6 +36,7 @@ from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.pem import names_in
 from mq_protocol.streams import (
     KIND_BYTES,
+    NO_METHOD,
     OPEN_BYTES_MAX,
     PING_S,
     PREAMBLE,
@@ -378,7 +379,11 @@ class StreamWire(asyncio.BufferedProtocol):
         """Whether the client is still there. While nothing is received it may have spoken all the same."""
         self._look = self._loop.call_later(_LOOK_S, self._look_after)
         self._beats = 0
-        if not self._watched or not self._reading or self._transport is None or self._transport.is_closing():
+        if not self._watched or self._transport is None or self._transport.is_closing():
+            return
+        if not self._reading:
+            # Whoever is held back waits in TCP, with the PING by which its client would ask
+            self._answer()
             return
         silent_s = self._loop.time() - self._heard_at
         if silent_s >= SILENCE_S + _LOOK_S:
@@ -485,9 +490,7 @@ class StreamServer(Accepting):
         check_overlap("this broker", ours(), "this client", theirs)
         held = self._conversations.get(opened.method)
         if held is None:
-            raise InvalidRequest(
-                f"the stream port has no method {opened.method[:100]!r}: ask it by gRPC, at the address for clients"
-            )
+            raise InvalidRequest(f"{NO_METHOD} {opened.method[:100]!r}: ask it by gRPC, at the address for clients")
         wire.begin(opened.method, watched=not opened.timeout_ms)
         error: TritonMQError | None = None
         try:

@@ -27,7 +27,7 @@ from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.framing import Receiver
-from mq_protocol.streams import Kind, Said, parsed, said, say
+from mq_protocol.streams import SILENCE_S, Kind, Said, parsed, said, say
 from mq_protocol.transport import MEANINGS
 
 log = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ class Line:
         self.generation = generation
         self.kept_at = 0.0
         connection.settimeout(None)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # what is sent is small: a broker that lives takes it
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
 
     @property
     def is_quiet(self) -> bool:
@@ -158,7 +160,8 @@ class StreamFetch:
     ) -> None:
         self._address = address
         self._key = key
-        self._body = request.SerializeToString()
+        self._request = request
+        self._by_grpc: Any = None
         self._until = None if timeout_s is None else time.monotonic() + timeout_s
         self._generation = current(key[0].security).generation
         self._line = _take(key, self._generation)
@@ -168,7 +171,10 @@ class StreamFetch:
 
     def __iter__(self) -> Iterator[Envelope[pb.BatchesHeader]]:
         try:
-            message = self._first()
+            message = self._first_unless_by_grpc()
+            if message is None:
+                yield from self._by_grpc
+                return
             while message.kind is Kind.MESSAGE:
                 yield Envelope(parsed(message.body, pb.BatchesHeader), (message.payload,))
                 message = self._up().hear(self._until)
@@ -187,11 +193,25 @@ class StreamFetch:
 
     def cancel(self) -> None:
         """Let go of the connection, unless the call is over."""
+        if self._by_grpc is not None:
+            self._by_grpc.cancel()
         line, self._line = self._line, None
         if line is not None:
             line.close()
 
     # ------------------------------------------------------------------ private
+
+    def _first_unless_by_grpc(self) -> Said | None:
+        """The first answer; None if the stream port does not take the call, and gRPC has it (`_by_grpc`)."""
+        try:
+            return self._first()
+        except TritonMQError as error:
+            client, stream_address = self._key
+            if not streams.is_for_grpc(error, stream_address, "Fetch"):
+                raise
+            log.debug("%s; by gRPC instead", error)
+            self._by_grpc = open_by_grpc(self._address, self._request, self._left_s, client)
+            return None
 
     def _first(self) -> Said:
         """The first answer. A connection that was kept may have ended meanwhile: then it is asked on another one."""
@@ -210,9 +230,12 @@ class StreamFetch:
         return self._asked()
 
     def _asked(self) -> Said:
-        left_s = None if self._until is None else self._until - time.monotonic()
-        self._up().ask("Fetch", self._body, left_s)
+        self._up().ask("Fetch", self._request.SerializeToString(), self._left_s)
         return self._up().hear(self._until)
+
+    @property
+    def _left_s(self) -> float | None:
+        return None if self._until is None else self._until - time.monotonic()
 
     def _dialled(self) -> Line:
         client, stream_address = self._key
@@ -238,7 +261,7 @@ def open_fetch(
 ) -> Any:
     """A fetch from the broker at `address`, iterated for `Envelope[pb.BatchesHeader]`; `cancel` lets go of it. Raises
     `TritonMQError`, or what gRPC raises."""
-    if streams.usable(stream_address):
+    if streams.usable(stream_address, "Fetch"):
         try:
             return StreamFetch(address, (client, stream_address), request, timeout_s)
         except NoStreamPort as error:

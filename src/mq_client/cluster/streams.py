@@ -2,9 +2,11 @@
 processor time.
 
 A broker tells its stream port in metadata. Where there is none, or it cannot be reached, calls go by gRPC: an older
-broker, a proxy that knows gRPC alone, a firewall that does not know the port. That a port could not be reached is
-remembered for `AVOID_S`. `TRITONMQ_TRANSPORT=grpc` leaves stream ports alone; `stream` refuses to do without them,
-which shows that they are used.
+broker, a proxy that knows gRPC alone, a firewall that does not know the port. So do calls of a method that the port
+does not serve, and of who may have no connection more. Each is remembered for `AVOID_S`.
+
+`TRITONMQ_TRANSPORT=grpc` leaves stream ports alone; `stream` refuses to do without them, which shows that they are
+used.
 """
 
 from __future__ import annotations
@@ -20,14 +22,15 @@ from typing import Final
 
 from mq_client.cluster.channels import Client
 from mq_client.cluster.credentials import current
-from mq_client.errors import InvalidSetting, TritonMQError, Unreachable
+from mq_client.errors import InvalidRequest, InvalidSetting, QuotaExceeded, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
 from mq_protocol.envelope import Buffer
 from mq_protocol.error_messages import from_wire
 from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.limits import MESSAGE_BYTES_MAX
-from mq_protocol.streams import PING_S, PREAMBLE, SILENCE_S, Kind, Said, parsed, said, say
+from mq_protocol.streams import NO_METHOD, PING_S, PREAMBLE, SILENCE_S, Kind, Said, parsed, said, say
+from mq_protocol.transport import MethodUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
 
 VARIABLE: Final = "TRITONMQ_TRANSPORT"
@@ -47,7 +50,8 @@ _JOINED_BYTES_MAX: Final = 16 << 10
 """As one record of TLS."""
 
 _lock = threading.Lock()
-_avoided: dict[str, float] = {}
+_avoided: dict[tuple[str, str], float] = {}
+"""Until when, by stream port and method; all methods: an empty one."""
 
 
 def _after_fork() -> None:
@@ -59,9 +63,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def usable(stream_address: str) -> bool:
-    """Whether a call is to be tried at that stream port. Raises `Unreachable` if it must be and there is none,
-    `InvalidSetting` for a transport that there is not."""
+def usable(stream_address: str, method: str = "") -> bool:
+    """Whether a call of the method is to be tried at that stream port. Raises `Unreachable` if it must be and there is
+    none, `InvalidSetting` for a transport that there is not."""
     transport = os.environ.get(VARIABLE, _AUTO)
     if transport not in (_AUTO, _GRPC, _STREAM):
         raise InvalidSetting(f"{VARIABLE}={transport!r} is no transport: {_GRPC} or {_STREAM}, or leave it out")
@@ -70,7 +74,7 @@ def usable(stream_address: str) -> bool:
     if transport == _GRPC or not stream_address:
         return False
     with _lock:
-        until = _avoided.get(stream_address, 0.0)
+        until = max(_avoided.get((stream_address, each), 0.0) for each in ("", method))
     return until <= time.monotonic() or transport == _STREAM
 
 
@@ -80,7 +84,17 @@ def avoid(stream_address: str) -> None:
     if os.environ.get(VARIABLE) == _STREAM:
         raise Unreachable(f"{VARIABLE}={_STREAM}, and the stream port {stream_address} cannot be reached")
     with _lock:
-        _avoided[stream_address] = time.monotonic() + AVOID_S
+        _avoided[stream_address, ""] = time.monotonic() + AVOID_S
+
+
+def is_for_grpc(error: TritonMQError, stream_address: str, method: str) -> bool:
+    """Whether a call that the stream port has ended with that error, before it did anything, is made by gRPC from now
+    on, for a while: the broker is an older one, or the connection is one more than a quota allows."""
+    if not isinstance(error, MethodUnknown | QuotaExceeded) or os.environ.get(VARIABLE) == _STREAM:
+        return False
+    with _lock:
+        _avoided[stream_address, method] = time.monotonic() + AVOID_S
+    return True
 
 
 class NoStreamPort(Exception):
@@ -107,8 +121,6 @@ def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> t
     try:
         connection = socket.create_connection((name, port), timeout=timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(SILENCE_S * 1000))
         connection.settimeout(max(until - time.monotonic(), 0.001))
         if tls is not None:
             connection = tls.wrap_socket(connection, server_hostname=name)
@@ -137,14 +149,18 @@ def _greeted(connection: socket.socket, until: float) -> Receiver:
 def raise_error(message: Said) -> None:
     """Raises why the broker ends the call, if it does."""
     if message.kind is Kind.ERROR:
-        raise from_wire(parsed(message.body, pb.Error))
+        error = from_wire(parsed(message.body, pb.Error))
+        if isinstance(error, InvalidRequest) and str(error).startswith(NO_METHOD):
+            raise MethodUnknown(str(error))
+        raise error
 
 
 class Duplex:
     """Owns a connection on which one thread sends and another one receives, each at any time.
 
     `send` never waits: what TCP does not take is sent by the thread that receives. Whoever sends bounds how much that
-    is. One lock stands around what is done with the socket where it is TLS, whose two directions share a state.
+    is. A broker that takes nothing for long is no dead one while it says that it lives: so TCP has no timeout of its
+    own. One lock stands around what is done with the socket where it is TLS, whose two directions share a state.
     """
 
     def __init__(self, connection: socket.socket, receiver: Receiver, address: str) -> None:

@@ -93,7 +93,7 @@ class ProduceStream:
 
     def _dialled(self) -> Duplex | None:
         """The connection; None if gRPC has one. Raises `Unreachable` if there is neither."""
-        tried = streams.usable(self._stream_address)
+        tried = streams.usable(self._stream_address, "Produce")
         if tried:
             try:
                 return Duplex(*streams.dial(self._stream_address, self._client), self.address)
@@ -107,6 +107,7 @@ class ProduceStream:
 
     def _hear(self, duplex: Duplex) -> None:
         error: TritonMQError = Unreachable(f"broker at {self.address} ended the stream")
+        reached = True
         try:
             duplex.send(streams.open_message("Produce"))
             with self._connecting:
@@ -119,9 +120,11 @@ class ProduceStream:
                 self._on_results(self, parsed(message.body, pb.ProduceResponse).results)
         except TritonMQError as cause:
             error = cause
+            if streams.is_for_grpc(cause, self._stream_address, "Produce"):
+                error, reached = Unreachable(f"{cause}; gRPC is tried"), False
         finally:
             duplex.release()
-            self._on_broken(self, error, True)
+            self._on_broken(self, error, reached)
 
     def _hear_by_grpc(self) -> None:
         made_with = generation(self._client)

@@ -283,6 +283,22 @@ def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone
     run(scenario)
 
 
+def test_a_client_that_is_not_read_is_told_that_the_broker_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One above its quota, say. What it asks waits behind what it has sent, and is not read."""
+    monkeypatch.setattr(streams, "_LOOK_S", 0.05)
+
+    async def scenario(served: Served) -> None:
+        served.service.hangs = True
+        async with connected(served) as client:
+            client.say([OPENED], *[batch(n, bytes(100_000)) for n in range(20)], say(Kind.PING))
+            for _ in range(5):
+                told = await client.hear()
+                assert told is not None
+                assert told.kind is Kind.PONG
+
+    run(scenario)
+
+
 def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once_and_ends_the_connection() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as curious, connected(served) as flooding:

@@ -13,12 +13,19 @@ import pytest
 
 from mq_client.cluster import fetching, streams
 from mq_client.cluster.fetching import StreamFetch, open_fetch
-from mq_client.errors import NotYetWritten, OutcomeUnknown, Unreachable
+from mq_client.errors import (
+    InvalidRequest,
+    NotYetWritten,
+    OutcomeUnknown,
+    QuotaExceeded,
+    TritonMQError,
+    Unreachable,
+)
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import to_wire
 from mq_protocol.framing import STREAM, Receiver
-from mq_protocol.streams import PREAMBLE, Kind, parsed, said, say, say_envelope
+from mq_protocol.streams import NO_METHOD, PREAMBLE, Kind, parsed, said, say, say_envelope
 
 HOST = "127.0.0.1"
 WAIT_S = 30.0
@@ -242,6 +249,32 @@ def test_a_stream_port_that_is_not_reached_leaves_the_fetch_to_grpc(monkeypatch:
     monkeypatch.setenv(streams.VARIABLE, "stream")
     with pytest.raises(Unreachable):
         open_fetch("b:1", pb.FetchRequest(), 1.0, stream_address=closed)
+
+
+@pytest.mark.parametrize("refused", [InvalidRequest(f"{NO_METHOD} 'Fetch'"), QuotaExceeded("one connection too many")])
+def test_a_fetch_that_a_stream_port_does_not_take_goes_by_grpc_at_once(
+    monkeypatch: pytest.MonkeyPatch, refused: TritonMQError
+) -> None:
+    monkeypatch.delenv(streams.VARIABLE)
+
+    class ByGrpc(list[Any]):
+        cancelled = False
+
+        def cancel(self) -> None:
+            self.cancelled = True
+
+    instead = ByGrpc(["one", "two"])
+    monkeypatch.setattr(fetching, "open_by_grpc", lambda *given: instead)
+
+    def refuse(connection: socket.socket, request: pb.FetchRequest) -> bool:
+        connection.sendall(b"".join(say(Kind.ERROR, to_wire(refused).SerializeToString())))
+        return False
+
+    with broker(refuse) as at:
+        assert list(fetch(at)) == ["one", "two"]
+        assert instead.cancelled
+        assert fetch(at) is instead, "nor is it tried again"
+        assert at.connections == 1
 
 
 def test_a_fetch_is_a_stream_fetch_where_it_can_be() -> None:

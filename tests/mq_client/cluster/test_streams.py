@@ -15,14 +15,15 @@ import pytest
 
 from mq_client.cluster import streams
 from mq_client.cluster.channels import NOBODY, Client
-from mq_client.cluster.streams import Duplex, NoStreamPort, avoid, dial, usable
-from mq_client.errors import InvalidSetting, NotLeader, Unreachable
+from mq_client.cluster.streams import Duplex, NoStreamPort, avoid, dial, is_for_grpc, usable
+from mq_client.errors import InvalidRequest, InvalidSetting, NotLeader, QuotaExceeded, Unreachable
 from mq_client.security import Security
 from mq_protocol.error_messages import to_wire
 from mq_protocol.framing import STREAM, Receiver, preamble
 from mq_protocol.pem import CA_FILE, context, files_of_broker, read
 from mq_protocol.secrets import new_api_token
-from mq_protocol.streams import PREAMBLE, Kind, said, say
+from mq_protocol.streams import NO_METHOD, PREAMBLE, Kind, Said, said, say
+from mq_protocol.transport import MethodUnknown
 from tests.securing import Certs
 
 HOST = "127.0.0.1"
@@ -190,6 +191,40 @@ def test_a_broker_that_has_stopped_is_noticed_and_one_that_answers_is_not(
     duplex.release()
 
 
+def test_a_broker_that_takes_nothing_for_long_and_says_that_it_lives_is_not_given_up(
+    port: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one does whose client is above a quota."""
+    monkeypatch.setattr(streams, "PING_S", 2.0)
+    monkeypatch.setattr(streams, "SILENCE_S", 3.0)
+    duplex, broker = connection(port)
+    heard_: list[Said | Exception] = []
+
+    def receive() -> None:
+        try:
+            heard_.append(duplex.receive())
+        except Unreachable as error:
+            heard_.append(error)
+
+    receiving = threading.Thread(target=receive, daemon=True)
+    receiving.start()
+    payload = bytes(30 << 20)  # more than TCP holds
+    duplex.send(say(Kind.MESSAGE, b"h", [payload]))
+    until = time.monotonic() + 2 * streams.SILENCE_S
+    while time.monotonic() < until:
+        broker.sendall(b"".join(say(Kind.PONG)))
+        time.sleep(0.1)
+    found: list[tuple[Kind, bytes, bytes]] = []
+    reading = threading.Thread(target=lambda: found.extend(heard(broker, 1)), daemon=True)
+    reading.start()
+    reading.join(3 * WAIT_S)
+    assert [len(payload) for _, _, payload in found] == [30 << 20]
+    broker.sendall(b"".join(say(Kind.MESSAGE, b"taken")))
+    receiving.join(WAIT_S)
+    assert [each.body if isinstance(each, Said) else each for each in heard_] == [b"taken"]
+    duplex.release()
+
+
 @pytest.mark.parametrize(
     "greeting",
     [b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05", b"HTTP/1.1 400 Bad Request\r\n\r\n", preamble(), b"", b"\x93TMS"],
@@ -220,6 +255,27 @@ def test_a_port_that_was_not_reached_is_left_alone_for_a_while(monkeypatch: pyte
     now = time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now + streams.AVOID_S + 1)
     assert usable("b:1")
+
+
+def test_a_method_that_a_stream_port_does_not_serve_is_left_to_grpc_for_a_while_and_others_are_not(port: Port) -> None:
+    duplex, broker = connection(port)
+    said_ = InvalidRequest(f"{NO_METHOD} 'Subscribe': ask it by gRPC, at the address for clients")
+    broker.sendall(b"".join(say(Kind.ERROR, to_wire(said_).SerializeToString())))
+    with pytest.raises(MethodUnknown) as raised:
+        duplex.receive()
+    duplex.release()
+    assert is_for_grpc(raised.value, "b:1", "Subscribe")
+    assert not usable("b:1", "Subscribe")
+    assert usable("b:1", "Produce")
+    assert usable("b:2", "Subscribe")
+
+
+def test_a_call_that_was_refused_for_itself_is_not_made_again_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not is_for_grpc(InvalidRequest("no such offset"), "b:1", "Fetch")
+    assert usable("b:1", "Fetch")
+    assert is_for_grpc(QuotaExceeded("2 connections are open"), "b:1", "Fetch")
+    monkeypatch.setenv(streams.VARIABLE, "stream")
+    assert not is_for_grpc(QuotaExceeded("2 connections are open"), "b:1", "Fetch")
 
 
 def test_the_environment_forbids_stream_ports_or_insists_on_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,13 @@ import pytest
 
 from mq_client.cluster import streams
 from mq_client.cluster.streams import NoStreamPort
-from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
+from mq_client.errors import NotAuthenticated, QuotaExceeded, TritonMQError, Unreachable
 from mq_client.producing import produce_stream
 from mq_client.producing.produce_stream import ProduceStream, connected
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.streams import Kind, Said, say_envelope
+from mq_protocol.transport import MethodUnknown
 
 WAIT_S = 30.0
 
@@ -255,6 +256,23 @@ def test_a_stream_port_that_is_not_reached_is_left_alone_once_grpc_was(
     assert next(calls.get(timeout=WAIT_S).requests).header.correlation == 7
     assert not streams.usable("b:2")
     stream.close(WAIT_S)
+
+
+@pytest.mark.parametrize("refused", [MethodUnknown("an older broker"), QuotaExceeded("one connection too many")])
+def test_a_call_that_a_stream_port_does_not_take_is_made_by_grpc_next(
+    calls: queue.SimpleQueue[Call], duplex: SpokenDuplex, refused: TritonMQError
+) -> None:
+    duplex.dialled.set()
+    duplex.says.put(refused)
+    sender = Sender()
+    ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
+    error, reached = sender.broken.get(timeout=WAIT_S)
+    assert (type(error), reached) == (Unreachable, False)
+    assert str(refused) in str(error)
+    again = ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
+    again.send(Envelope(pb.ProduceHeader(correlation=7)))
+    assert next(calls.get(timeout=WAIT_S).requests).header.correlation == 7
+    again.close(WAIT_S)
 
 
 def test_a_broker_that_must_be_reached_at_a_stream_port_is_not_asked_by_grpc(
