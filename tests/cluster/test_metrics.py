@@ -100,3 +100,26 @@ def test_counters_are_what_was_sent_and_read_through_a_kill(tmp_path: Path) -> N
                 total(seen, "partitions_under_replicated") == 0 and total(seen, "topic_records", topic="t") == 5_000
             ),
         )
+
+
+def test_partitions_without_a_leader_are_told_by_the_brokers_that_live(tmp_path: Path) -> None:
+    """What the rule PartitionWithoutLeader needs: a broker that can be scraped tells more than 0 while it is so."""
+    unled = "partitions_without_leader"
+    with LocalCluster(tmp_path, 3, http=True) as cluster:
+        admin = Admin(cluster.bootstrap, timeout_ms=60_000)
+        admin.create_topic("alone", partitions=3, replicas=1)  # one on each broker
+        admin.create_topic("two", partitions=3, replicas=3, min_insync_replicas=2)  # and each leads one
+        wait_for(cluster, [1, 2, 3], lambda seen: total(seen, "partitions", role="leader") == 6)
+        wait_for(cluster, [1, 2, 3], lambda seen: [each[unled][()] for each in seen.values()] == [0, 0, 0])
+
+        # Of the first topic one partition is on the dead broker only: both others say so
+        cluster.kill(3)
+        wait_for(cluster, [1, 2], lambda seen: [each[unled][()] for each in seen.values()] == [1, 1])
+
+        # Of the other topic broker 1 is left, and must not serve the partition that broker 2 led: it knows no end of it
+        cluster.kill(2)
+        wait_for(cluster, [1], lambda seen: seen[1][unled][()] >= 3)
+        cluster.restart(2, wait=False)
+        cluster.restart(3, wait=False)
+        cluster.wait_until_serving()
+        wait_for(cluster, [1, 2, 3], lambda seen: [each[unled][()] for each in seen.values()] == [0, 0, 0])

@@ -316,6 +316,7 @@ class _Broker:
             lambda: self._coordination.condition,
             self._gauges,
             QueuesOf(self._delivery_limit, self._stuck.alarms),
+            self._topics.all,
         )
         self._readiness = Readiness(shell, lambda: self._observing.state, config.ready_in_sync_timeout_s)
         groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end, shares.has_strangers)

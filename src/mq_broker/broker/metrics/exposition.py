@@ -36,7 +36,7 @@ _VALUES: Final = {
     "disk_size_bytes": "The size of the file system of the data directory.",
     "broker_ready": "Whether this broker is to be sent work: all that it holds is open, and has been in sync.",
     "brokers_live": "Brokers that are registered, as this one sees it.",
-    "partitions_without_leader": "Replicas here that know no leader.",
+    "partitions_without_leader": "Partitions that have no leader that lives and serves, as far as this broker knows.",
     "partitions_under_replicated": "Partitions led here with a replica that is not in sync.",
     "partitions_at_min_isr": "Partitions led here that refuse writes if one more replica is lost.",
     "partitions_under_min_isr": "Partitions led here that refuse writes.",

@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +19,7 @@ from typing import Final, NamedTuple
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.metrics.answering import answer
 from mq_broker.broker.metrics.observation import GroupRow, Observation, PartitionRow, QueueRow, TopicRow
 from mq_broker.broker.metrics.queue_rows import LimitOf, walk_queues
@@ -94,8 +95,10 @@ class Observing:
         condition: Callable[[], str],
         gauges: Callable[[], Mapping[str, float]] = dict,
         queues: QueuesOf | None = None,
+        topics: Callable[[], Sequence[Topic]] = tuple,
     ) -> None:
-        """`identity`: the cluster's id, and this broker's rack. `gauges`: what others know, by the names of metrics."""
+        """`identity`: the cluster's id, and this broker's rack. `gauges`: what others know, by the names of metrics.
+        `topics`: all that the cluster has."""
         self.state = "starting"
         self._shell = shell
         self._cluster = cluster
@@ -105,6 +108,7 @@ class Observing:
         self._condition = condition
         self._gauges = gauges
         self._queues = queues or QueuesOf()
+        self._topics = topics
         self._clock = asyncio.get_running_loop().time
         self._newest: Observation | None = None
         self._good_until = 0.0
@@ -230,6 +234,16 @@ class Observing:
                 yield from self._walk_cursors(partition, found)
                 now_us = time.time_ns() // 1000
                 yield from walk_queues(partition, found.queues, self._queues.limit_of, now_us, found.room)
+        yield from self._walk_elsewhere(found, live - {self._shell.broker})
+
+    def _walk_elsewhere(self, found: _Gathered, others: set[int]) -> Iterator[None]:
+        """One step a partition of the cluster. One that is not open here has no leader if none of its other replicas'
+        brokers lives. Brokers that hold it and are dead cannot say so, so each of the living does."""
+        for topic in self._topics():
+            for number, replicas in enumerate(topic.spec.assignment):
+                if others.isdisjoint(replicas) and self._shell.hosted(topic, number) is None:
+                    found.counts["partitions_without_leader"] += 1
+                yield
 
     def _walk_cursors(self, partition: Partition, found: _Gathered) -> Iterator[None]:
         topic = partition.topic.spec.name
@@ -269,7 +283,7 @@ def _count(partition: Partition, row: PartitionRow, counts: Counter[str], live: 
     and refuses writes by how many live. At the least number is a partition whose next loss of a replica has it refuse
     writes: one that never had more replicas is not counted."""
     counts["partitions_leader" if row.leads else "partitions_follower"] += 1
-    counts["partitions_without_leader"] += row.leader == 0
+    counts["partitions_without_leader"] += _unled(row, live, partition.leading)
     counts["partitions_awake"] += not partition.rest.asleep
     if row.leads:
         least, in_sync = partition.topic.settings.min_insync_replicas, len(live.intersection(row.isr))
@@ -277,6 +291,13 @@ def _count(partition: Partition, row: PartitionRow, counts: Counter[str], live: 
         counts["partitions_at_min_isr"] += in_sync == least < len(row.replicas)
         counts["partitions_under_min_isr"] += in_sync < least
         counts["partitions_moving"] += bool(row.moving_to)
+
+
+def _unled(row: PartitionRow, live: set[int], leading: bool) -> bool:
+    """Whether nobody can write or consume the partition, as its metadata says it to clients. A follower goes on naming
+    a leader that has died until another one is elected. A leader that does not serve waits for dead replicas: it cannot
+    commit the start of its epoch."""
+    return not row.leads if leading else row.leader not in live
 
 
 def _row(partition: Partition) -> PartitionRow:

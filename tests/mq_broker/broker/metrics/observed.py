@@ -42,6 +42,7 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
         ),
         closed=False,
         serving=fields["serving"],
+        leading=fields["leader"] == 1,
         rest=SimpleNamespace(asleep=fields["asleep"]),
         next_offset=100,
         index=SimpleNamespace(log_start_offset=10, bytes_total=5_000),
@@ -58,11 +59,26 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
     )
 
 
-def observing(data: Path, *parts: Any, members: dict[str, list[str]] | None = None) -> Observing:
-    """Broker 1 of three, of which it has a link to 2."""
+def topic(name: str, *assignment: tuple[int, ...]) -> Any:
+    """As the cluster knows it: the brokers of each of its partitions."""
+    return SimpleNamespace(spec=SimpleNamespace(name=name, assignment=assignment))
+
+
+def observing(
+    data: Path, *parts: Any, members: dict[str, list[str]] | None = None, topics: tuple[Any, ...] = ()
+) -> Observing:
+    """Broker 1 of three, of which it has a link to 2. Its open replicas are `parts`."""
+    open_here = {(each.topic.spec.name, each.number): each for each in parts}
     shell: Any = SimpleNamespace(
-        broker=1, incarnation=7, partitions=lambda: list(parts), links=SimpleNamespace(connected=lambda: [2])
+        broker=1,
+        incarnation=7,
+        partitions=lambda: list(parts),
+        links=SimpleNamespace(connected=lambda: [2]),
+        hosted=lambda asked, number: open_here.get((asked.spec.name, number)),
     )
     cluster: Any = SimpleNamespace(brokers={1: None, 2: None, 3: None})
     known = members or {}
-    return Observing(shell, cluster, data, ("c-1", "r"), lambda _part, group: known.get(group, []), lambda: "file")
+    return Observing(
+        shell, cluster, data, ("c-1", "r"), lambda _part, group: known.get(group, []), lambda: "file",
+        topics=lambda: topics,
+    )  # fmt: skip

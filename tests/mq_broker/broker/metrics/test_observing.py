@@ -16,7 +16,7 @@ from mq_broker.broker.metrics import observing as observing_module
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, InvalidTopicName, Overloaded
 from tests.mq_broker.broker.cluster import Broker, standalone, until
-from tests.mq_broker.broker.metrics.observed import observing, part
+from tests.mq_broker.broker.metrics.observed import observing, part, topic
 
 ALL = pb.ObserveRequest(detail=pb.PARTITIONS)
 
@@ -107,6 +107,28 @@ def test_partitions_are_counted_by_their_role_and_by_what_they_lack(tmp_path: Pa
     assert (list(told.topics.led), list(told.topics.records), list(told.topics.bytes)) == ([5], [450], [25_000])
     assert list(told.partitions.moving_to_count) == [0, 0, 0, 0, 0, 0, 2]
     assert list(told.partitions.moving_to) == [4, 5]
+
+
+def test_a_partition_has_no_leader_if_the_one_that_is_named_is_dead_or_does_not_serve(tmp_path: Path) -> None:
+    parts = [
+        part(number=0),
+        part(number=1, leader=3, serving=False),  # a follower names a leader until another one is elected
+        part(number=2, leader=4, serving=False),  # and broker 4 is dead
+        part(number=3, leader=1, serving=False),  # what it needs to begin its epoch is on dead brokers
+        part(number=4, leader=0, serving=False),
+    ]
+    told = asyncio.run(told_by(tmp_path, *parts))
+    assert told.values["partitions_without_leader"] == 3
+
+
+def test_partitions_all_of_whose_brokers_are_dead_are_counted_by_the_living(tmp_path: Path) -> None:
+    topics = (
+        topic("elsewhere", (2, 3), (3, 4), (4, 5), (6,)),  # the last two
+        topic("here", (1, 4), (1, 4)),  # the second, which is not open
+        topic("opening", (1, 2)),
+    )
+    told = asyncio.run(told_by(tmp_path, part("here", 0), topics=topics))
+    assert told.values["partitions_without_leader"] == 3
 
 
 def test_a_dead_replica_that_is_still_named_in_sync_does_not_count_as_one(tmp_path: Path) -> None:
