@@ -73,8 +73,10 @@ ROWS: Final[dict[str, list[tuple[str, str, str, str]]]] = {
         ("A replica not heard of for", "s", f"tritonmq_replica_unheard_seconds{_B}", "{{instance}}"),
     ],
     "Groups, queries and queues": [
-        ("Lag in seconds", "s", f"max by (group, topic) (tritonmq_group_lag_seconds{_G})", "{{group}} {{topic}}"),
-        ("Lag in records", "none", f"sum by (group, topic) (tritonmq_group_lag_records{_G})", "{{group}} {{topic}}"),
+        ("Lag in seconds", "s", f"max by (group, label, topic) (tritonmq_group_lag_seconds{_G})",
+         "{{label}} {{group}} {{topic}}"),
+        ("Lag in records", "none", f"sum by (group, label, topic) (tritonmq_group_lag_records{_G})",
+         "{{label}} {{group}} {{topic}}"),
         ("Queues: records by state", "none", f"sum by (group, state) (tritonmq_queue_records{_G})",
          "{{group}} {{state}}"),
         (

@@ -53,7 +53,10 @@ def group() -> None:
 @bootstrap_option
 @timeout_option
 def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """List the groups that have a cursor, and the lag of each in records, bytes and seconds."""
+    """List the groups that have a cursor, and the lag of each in records, bytes and seconds.
+
+    The label of a Spark query's group is the query's name.
+    """
     with open_admin(bootstrap, timeout_s) as admin:
         found = admin.describe_groups()
     _say_who_is_silent(found)
@@ -61,10 +64,11 @@ def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_json([_summary(group) for group in found])
         return
     write_table(
-        ["group", "reads as", "topics", "#partitions", "#members", "#lag", "#lag bytes", "#lag seconds"],
+        ["group", "label", "reads as", "topics", "#partitions", "#members", "#lag", "#lag bytes", "#lag seconds"],
         [
             (
                 g.name,
+                g.label,
                 ", ".join(_kinds(g)),
                 ", ".join(_topics(g)),
                 len(g.cursors),
@@ -111,6 +115,8 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
         ],
     )
 
+    if found.label:
+        say(f"label {found.label}")
     for member in sorted(short):
         held = [f"{c.topic}-{c.partition}" for c in found.cursors if c.member == member]
         say(f"member {short[member]} has {', '.join(held) or 'no partition: there are more members than partitions'}")
@@ -195,6 +201,7 @@ def _say_who_is_silent(groups: Sequence[GroupDescription]) -> None:
 def _summary(group: GroupDescription) -> dict[str, Any]:
     return {
         "name": group.name,
+        "label": group.label or None,
         "topics": _topics(group),
         "reads_as": _kinds(group),
         "lag": group.lag,

@@ -110,12 +110,15 @@ def topics(look: Look, before: Look | None, wish: Wish) -> Rows:
 
 
 def groups(look: Look, wish: Wish) -> Rows:
-    chosen = [each for each in look.observed.groups if wish.only in each.group or wish.only in each.topic]
+    chosen = [
+        each for each in look.observed.groups if any(wish.only in text for text in (each.group, each.topic, each.label))
+    ]
     chosen.sort(key=lambda each: (-each.lag_us, -each.lag, each.group, each.topic))
     rows: list[tuple[object, ...]] = [
-        (each.group, each.topic, each.members, f"{each.lag:,}", duration_text(each.lag_us // 1000)) for each in chosen
+        (each.group, each.label, each.topic, each.members, f"{each.lag:,}", duration_text(each.lag_us // 1000))
+        for each in chosen
     ]
-    return ["group", "topic", "#members", "#lag", "#behind"], rows
+    return ["group", "label", "topic", "#members", "#lag", "#behind"], rows
 
 
 # ------------------------------------------------------------------ the command

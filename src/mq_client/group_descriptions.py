@@ -29,6 +29,8 @@ class GroupCursor:
     kind: str
     leads: bool = True
     """False: the partition has no leader at the moment, or none that answers; this is what a follower knows."""
+    label: str = ""
+    """What people call the group, as its leader there was told it."""
 
     @property
     def lag(self) -> int:
@@ -53,6 +55,13 @@ class GroupDescription:
     silent: tuple[str, ...] = ()
 
     @property
+    def label(self) -> str:
+        """What people call the group, as the name of a Spark query: as the leader was told it whose partition moved
+        last. Empty if none was told it since it started."""
+        labelled = [cursor for cursor in self.cursors if cursor.label]
+        return max(labelled, key=lambda cursor: cursor.moved_us).label if labelled else ""
+
+    @property
     def lag(self) -> int:
         """Records that it has not read, all partitions together."""
         return sum(cursor.lag for cursor in self.cursors)
@@ -68,7 +77,10 @@ class GroupDescription:
         return max((cursor.lag_us for cursor in self.cursors), default=0)
 
     def _repr_html_(self) -> str:
-        title = f"Group {self.name!r}: {self.lag} records, {self.lag_bytes} bytes, {self.lag_us / 1e6:.1f} s behind"
+        called = f" ({self.label})" if self.label else ""
+        title = (
+            f"Group {self.name!r}{called}: {self.lag} records, {self.lag_bytes} bytes, {self.lag_us / 1e6:.1f} s behind"
+        )
         silent = f"These brokers did not answer: {', '.join(self.silent)}" if self.silent else ""
         return table(title, CURSOR_HEADINGS, map(cursor_row, self.cursors), silent)
 
@@ -102,6 +114,7 @@ def described_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequen
             tuple(c.members),
             c.kind,
             c.leads,
+            c.label,
         )
         for c in cursors
     ]

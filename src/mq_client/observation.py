@@ -84,7 +84,8 @@ class PartitionObservation:
 @dataclass(frozen=True, slots=True)
 class GroupObservation:
     """A group in a topic: what is behind its cursors in the partitions of which a leader answered. `lag`: records;
-    `lag_us`: how old the oldest of them is. `members`: at least so many. `moved_us`: when a cursor moved last."""
+    `lag_us`: how old the oldest of them is. `members`: at least so many. `moved_us`: when a cursor moved last.
+    `label`: what people call the group, as the name of a Spark query; empty if its leaders were told none."""
 
     group: str
     topic: str
@@ -94,6 +95,7 @@ class GroupObservation:
     lag_bytes: int
     lag_us: int
     moved_us: int
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +316,17 @@ def _topics(answer: pb.ObserveResponse) -> Iterator[TopicObservation]:
 
 def _groups(answer: pb.ObserveResponse) -> Iterator[GroupObservation]:
     told = answer.groups
-    columns = told.group, told.topic, told.kind, told.members, told.records, told.bytes, told.lag_us, told.moved_us
+    columns: tuple[Iterable[Any], ...] = (
+        told.group,
+        told.topic,
+        told.kind,
+        told.members,
+        told.records,
+        told.bytes,
+        told.lag_us,
+        told.moved_us,
+        told.label,
+    )
     for row in zip(*columns, strict=True):
         yield GroupObservation(*row)
 
@@ -388,4 +400,5 @@ def _both_groups(one: GroupObservation | None, other: GroupObservation) -> Group
         one.lag_bytes + other.lag_bytes,
         max(one.lag_us, other.lag_us),
         max(one.moved_us, other.moved_us),
+        (one if one.label and one.moved_us >= other.moved_us else other).label or one.label,
     )

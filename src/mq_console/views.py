@@ -58,7 +58,7 @@ class Topic:
 @dataclass(frozen=True, slots=True)
 class Group:
     """A group in a topic, in lists. `catching_up_s`: in so many seconds it will have read what is behind, at the rate
-    of the last seconds; None if it does not catch up."""
+    of the last seconds; None if it does not catch up. `label`: what people call the group."""
 
     group: str
     topic: str
@@ -69,6 +69,7 @@ class Group:
     lag_us: int
     moved_us: int
     catching_up_s: float | None
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,11 @@ class Views:
 
     def groups(self, seen: Seen, query: Mapping[str, str]) -> View:
         table = listed(
-            _groups(seen), GROUP_COLUMNS, Wish.of(query), lambda each: f"{each.group}\n{each.topic}", "-lag_us"
+            _groups(seen),
+            GROUP_COLUMNS,
+            Wish.of(query),
+            lambda each: f"{each.group}\n{each.topic}\n{each.label}",
+            "-lag_us",
         )
         return View("groups.html", "Groups", _page(table), {"table": table, "left_out": left_out(seen)})
 
@@ -218,7 +223,14 @@ class Views:
         }
         if not found.cursors and not topics:
             raise UnknownGroup(f"group {name!r} has no cursor: `tritonmq group list` shows those that have")
-        data = {"group": name, "topics": topics, "cursors": found.cursors, "silent": found.silent, "history": history}
+        data = {
+            "group": name,
+            "label": found.label,
+            "topics": topics,
+            "cursors": found.cursors,
+            "silent": found.silent,
+            "history": history,
+        }
         return View("group.html", name, data)
 
     def queues(self, _seen: Seen, query: Mapping[str, str]) -> View:
@@ -307,6 +319,7 @@ def _group(seen: Seen, told: GroupObservation) -> Group:
         told.lag_us,
         told.moved_us,
         seen.catching_up.get((told.group, told.topic)),
+        told.label,
     )
 
 

@@ -12,6 +12,9 @@ on."""
 NAME_CHARACTERS_MAX: Final = 255
 """A topic or group that exists: names were once counted in characters, and stay usable."""
 
+LABEL_CHARACTERS_MAX: Final = 100
+"""Of what people call a group."""
+
 PARTITIONS_PER_TOPIC_MAX: Final = 10_000
 REPLICAS_MAX: Final = 9
 MEMBERS_MAX: Final = 64

@@ -2209,6 +2209,7 @@ class MoveCursorsRequest(_message.Message):
     RESET_FIELD_NUMBER: _builtins.int
     MEMBER_KEY_FIELD_NUMBER: _builtins.int
     UNLESS_READ_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     kind: _builtins.str
     """who reads: "consumer" or "spark"; with `reset` it may be empty: as it is"""
@@ -2220,6 +2221,8 @@ class MoveCursorsRequest(_message.Message):
     """of a consumer: what its stream was opened with"""
     unless_read: _builtins.bool
     """with `reset`: refused (GROUP_IN_USE) where the group has members"""
+    label: _builtins.str
+    """what people call the group, as the name of a Spark query; empty: as before"""
     @_builtins.property
     def positions(self) -> _containers.RepeatedCompositeFieldContainer[Global___CursorPosition]: ...
     def __init__(
@@ -2232,10 +2235,11 @@ class MoveCursorsRequest(_message.Message):
         reset: _builtins.bool = ...,
         member_key: _builtins.bytes = ...,
         unless_read: _builtins.bool = ...,
+        label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "member_id", b"member_id", "member_key", b"member_key", "positions", b"positions", "reset", b"reset", "unless_read", b"unless_read"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "label", b"label", "member_id", b"member_id", "member_key", b"member_key", "positions", b"positions", "reset", b"reset", "unless_read", b"unless_read"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2395,6 +2399,7 @@ class GroupCursor(_message.Message):
     LAG_US_FIELD_NUMBER: _builtins.int
     LEADS_FIELD_NUMBER: _builtins.int
     LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     topic: _builtins.str
     partition: _builtins.int
@@ -2407,6 +2412,8 @@ class GroupCursor(_message.Message):
     leads: _builtins.bool
     """told by the partition's leader; else by a follower, which may be a moment behind"""
     leader_epoch: _builtins.int
+    label: _builtins.str
+    """as this broker was told it last"""
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -2424,10 +2431,11 @@ class GroupCursor(_message.Message):
         lag_us: _builtins.int = ...,
         leads: _builtins.bool = ...,
         leader_epoch: _builtins.int = ...,
+        label: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "members", b"members", "moved_us", b"moved_us", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "label", b"label", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "leader_epoch", b"leader_epoch", "leads", b"leads", "log_end_offset", b"log_end_offset", "members", b"members", "moved_us", b"moved_us", "offset", b"offset", "partition", b"partition", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4900,6 +4908,7 @@ class ObservedGroups(_message.Message):
     BYTES_FIELD_NUMBER: _builtins.int
     LAG_US_FIELD_NUMBER: _builtins.int
     MOVED_US_FIELD_NUMBER: _builtins.int
+    LABEL_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def group(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -4922,6 +4931,10 @@ class ObservedGroups(_message.Message):
     def moved_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """when one of its cursors moved last"""
 
+    @_builtins.property
+    def label(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """what people call the group; empty: nothing"""
+
     def __init__(
         self,
         *,
@@ -4933,10 +4946,11 @@ class ObservedGroups(_message.Message):
         bytes: _abc.Iterable[_builtins.int] | None = ...,
         lag_us: _abc.Iterable[_builtins.int] | None = ...,
         moved_us: _abc.Iterable[_builtins.int] | None = ...,
+        label: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "group", b"group", "kind", b"kind", "lag_us", b"lag_us", "members", b"members", "moved_us", b"moved_us", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "group", b"group", "kind", b"kind", "label", b"label", "lag_us", b"lag_us", "members", b"members", "moved_us", b"moved_us", "records", b"records", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -117,6 +117,21 @@ def check_member_key(key: bytes) -> None:
         )
 
 
+def check_label(label: str) -> None:
+    """What people call a group, which is shown and never looked up. Raises `InvalidRequest`."""
+    if label != usable_label(label):
+        raise InvalidRequest(
+            f"label {quoted(label)} has more than {limits.LABEL_CHARACTERS_MAX} characters, or some that do not show"
+        )
+
+
+def usable_label(text: str) -> str:
+    """As much of any text as can be a label: the beginning, with a blank in place of each character that does not
+    show."""
+    shown = (character if character.isprintable() else " " for character in text[: limits.LABEL_CHARACTERS_MAX])
+    return "".join(shown).strip()
+
+
 def check_lock_name(name: str) -> None:
     """The name of a lock. Raises `InvalidRequest`, saying which character or rule."""
     _check_new("lock name", name)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from mq_spark.session import configure
 
 if TYPE_CHECKING:
+    from mq_spark.asked_lag import lag_of
     from mq_spark.decoding import dead_letters, or_dead_letter, try_decode, try_from_json
     from mq_spark.lag import LAG_SCHEMA, LagListener, QueryLag, TopicLag
     from mq_spark.settling import settle
@@ -23,6 +24,7 @@ __all__ = [
     "QueryLag",
     "TopicLag",
     "LAG_SCHEMA",
+    "lag_of",
     "try_from_json",
     "try_decode",
     "or_dead_letter",
@@ -32,6 +34,7 @@ __all__ = [
 
 _HOMES = {
     "lag": ("LagListener", "QueryLag", "TopicLag", "LAG_SCHEMA"),
+    "asked_lag": ("lag_of",),
     "settling": ("settle",),
     "decoding": ("try_from_json", "try_decode", "or_dead_letter", "dead_letters"),
 }

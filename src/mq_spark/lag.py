@@ -12,12 +12,12 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql.streaming.listener import (
@@ -38,6 +38,9 @@ from mq_client.html import table
 from mq_client.security import Security
 from mq_protocol.sql.ddl import parse_schema
 from mq_spark.planning.offsets import Offsets, canonical, from_json
+
+if TYPE_CHECKING:
+    from mq_spark.lag_metrics import LagMetrics, Registry, Running
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +85,7 @@ class QueryLag:
     """How far behind a query is. `group`: under which name `tritonmq group describe` shows the same.
 
     `batch_id`: the micro-batch after which it stood here. `running` False: measured once more after the query had
-    ended.
+    ended; None: that is not known.
     """
 
     query_id: str
@@ -90,7 +93,7 @@ class QueryLag:
     name: str | None
     group: str
     batch_id: int
-    running: bool
+    running: bool | None
     measured_us: int
     topics: tuple[TopicLag, ...]
 
@@ -114,19 +117,22 @@ class QueryLag:
 
     def _repr_html_(self) -> str:
         rows = [cursor_row(cursor) for topic in self.topics for cursor in topic.partitions]
-        ended = "" if self.running else " when it had ended"
+        ended = "" if self.running is not False else " when it had ended"
         return table(f"{self}{ended}", CURSOR_HEADINGS, rows)
 
 
 @dataclass(slots=True)
 class _Query:
-    """Where a query stands: `positions` after micro-batch `batch_id`; `told` is what the brokers know of it."""
+    """Where a query stands: `positions` after micro-batch `batch_id`; `told` is what the brokers know of it, `labelled`
+    where they know its name. `phases_ms`: how long each phase of that micro-batch took."""
 
     run_id: str
     name: str | None
     batch_id: int = -1
     positions: Offsets = field(default_factory=dict)
-    told: Offsets = field(default_factory=dict)
+    told: dict[str, dict[int, int]] = field(default_factory=dict)
+    labelled: set[tuple[str, int]] = field(default_factory=set)
+    phases_ms: Mapping[str, int] = field(default_factory=dict)
     ended: bool = False
     news: bool = False
 
@@ -139,7 +145,8 @@ class LagListener(StreamingQueryListener):
     INFO, given to `on_lag` in that thread, and written to `topic`, which must have `LAG_SCHEMA`. The brokers are told
     where Spark's checkpoint stands, under the group `<group_prefix>-<query id>`, of partitions that no task has read
     too: `tritonmq group describe` agrees, right after the last micro-batch as well. A query whose source has the option
-    groupIdPrefix wants the same here.
+    groupIdPrefix wants the same here. `registry`: a `prometheus_client.CollectorRegistry` that is to have the lag of
+    the queries that run.
 
     `interval_s`: between measurements of a query that makes no progress. `timeout_ms`: for each question to the
     brokers; what fails is logged and measured again later. Raises `InvalidSetting`; for `topic` also `UnknownTopic`,
@@ -156,6 +163,7 @@ class LagListener(StreamingQueryListener):
         group_prefix: str = "spark",
         timeout_ms: float = 5_000,
         security: Security | None = None,
+        registry: Registry | None = None,
     ) -> None:
         if not interval_s > 0:
             raise InvalidSetting(f"interval_s={interval_s} must be a positive number of seconds")
@@ -171,6 +179,22 @@ class LagListener(StreamingQueryListener):
         self._latest: dict[str, QueryLag] = {}
         self._closing = False
         self._thread: threading.Thread | None = None
+        self._metrics = None if registry is None else self._register(registry)
+
+    def _register(self, registry: Registry) -> LagMetrics:
+        from mq_spark.lag_metrics import LagMetrics
+
+        return LagMetrics(self._running, registry)
+
+    def _running(self) -> list[Running]:
+        from mq_spark.lag_metrics import Running
+
+        with self._changed:
+            return [
+                Running(self._latest[query_id], query.phases_ms)
+                for query_id, query in self._queries.items()
+                if query_id in self._latest and not query.ended
+            ]
 
     # -------------------------------------------------------------- for whoever asks
 
@@ -188,6 +212,9 @@ class LagListener(StreamingQueryListener):
             thread = self._thread
         if thread is not None:
             thread.join(CLOSING_SECONDS)
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
         if self._rows is not None:
             self._rows.close()
 
@@ -211,6 +238,7 @@ class LagListener(StreamingQueryListener):
             query = self._queries.setdefault(str(progress.id), _Query(str(progress.runId), progress.name))
             query.batch_id = progress.batchId
             query.positions = _positions(progress)
+            query.phases_ms = dict(progress.durationMs)
             self._wake(query)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
@@ -270,6 +298,7 @@ class LagListener(StreamingQueryListener):
         except TritonMQError as error:
             log.warning("lag of query %s was not measured: %s", query.name or query_id, error)
             return
+        _see_labels(query, cursors)
         measured = QueryLag(
             query_id=query_id,
             run_id=query.run_id,
@@ -294,8 +323,9 @@ class LagListener(StreamingQueryListener):
             if (changed := {p: offset for p, offset in inner.items() if query.told.get(topic, {}).get(p) != offset})
         }
         if news:
-            move_cursors(self._connection, group, news, Deadline(self._timeout_ms), kind=GROUP_KIND)
-            query.told = positions
+            deadline = Deadline(self._timeout_ms)
+            move_cursors(self._connection, group, news, deadline, kind=GROUP_KIND, label=query.name or "")
+            query.told = {topic: dict(inner) for topic, inner in positions.items()}
 
     def _remember(self, measured: QueryLag) -> None:
         self._latest.pop(measured.query_id, None)
@@ -313,6 +343,18 @@ class LagListener(StreamingQueryListener):
                 self._on_lag(measured)
             except Exception:  # the caller's own code, of which nothing is known: measuring goes on without it
                 log.exception("on_lag failed; it is called again with the next measurement")
+
+
+def _see_labels(query: _Query, cursors: Iterable[GroupCursor]) -> None:
+    """A leader that has just begun knows no label: what its predecessor was told, it is told with the next
+    measurement."""
+    for cursor in cursors:
+        place = cursor.topic, cursor.partition
+        if cursor.label:
+            query.labelled.add(place)
+        elif cursor.leads and place in query.labelled:
+            query.labelled.discard(place)
+            query.told.get(cursor.topic, {}).pop(cursor.partition, None)
 
 
 class _LagTopic:

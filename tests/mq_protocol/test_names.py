@@ -19,6 +19,7 @@ from mq_protocol.names import (
     check_column_name,
     check_group_name,
     check_id,
+    check_label,
     check_lock_name,
     check_member_id,
     check_new_group_name,
@@ -28,6 +29,7 @@ from mq_protocol.names import (
     nearest,
     parse_settings,
     quoted,
+    usable_label,
 )
 
 BAD = ["", ".", "..", "a" * 256, "a/b", "a,b", " a", "a ", *(f"a{mark}b" for mark in "\0\x01\x18\x1f\x8f\ud805\ufffa")]
@@ -249,3 +251,21 @@ def test_nothing_is_dropped_unless_retention_says_so() -> None:
 )
 def test_ages_may_have_units(text: str, ms: int) -> None:
     assert parse_settings({"retention_ms": text}, 1).retention_ms == ms
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "orders", "etl/orders, eu", "日本", "  padded  ", "a" * 300, "two\nlines\x1b[2J", "\u202eevil", "\ud800"],
+)
+def test_any_text_has_a_beginning_that_can_be_a_label(text: str) -> None:
+    check_label(usable_label(text))
+    assert usable_label("two\nlines\x1b[2J") == "two lines [2J"
+    assert usable_label(" orders ") == "orders"
+
+
+@pytest.mark.parametrize(
+    "label", ["a" * (limits.LABEL_CHARACTERS_MAX + 1), "two\nlines", "\u202eevil", " a", "\ud800"], ids=ascii
+)
+def test_a_label_that_is_too_long_or_does_not_show_is_refused(label: str) -> None:
+    with pytest.raises(InvalidRequest, match="do not show"):
+        check_label(label)

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from mq_client import Admin, InvalidRequest, InvalidSetting, Producer, Reader, UnknownTopic
 from mq_dev.local_cluster import LocalCluster
-from mq_spark import LAG_SCHEMA, LagListener, QueryLag
+from mq_spark import LAG_SCHEMA, LagListener, QueryLag, lag_of
 from tests.cluster.harness import wait_until
+from tests.mq_broker.broker.metrics.test_exposition import of, read
 from tests.mq_cli.processes import tritonmq
 from tests.spark.harness import Streams
 
@@ -72,6 +74,50 @@ def test_without_a_listener_the_brokers_know_what_has_been_read_right_after_the_
     wait_until(lambda: described(streams, group_of(query)) == {0: (3, 0), 1: (1, 0)}, "the last micro-batch is told")
     streams.publish("e", "f", partition=1)
     assert described(streams, group_of(query)) == {0: (3, 0), 1: (1, 2)}
+
+
+def test_a_query_is_found_by_its_name_with_nothing_set_and_after_its_end(
+    streams: Streams, name: Name, tmp_path: Path
+) -> None:
+    streams.create(2)
+    streams.publish("a", "b", "c", partition=0)
+    called = name("orders, by") + " day"
+    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", once=True, name=called)
+    assert query.awaitTermination(60)
+
+    def listed() -> dict[str, str | None]:
+        found = tritonmq("group", "list", "--json", "--bootstrap", streams.bootstrap)
+        return {group["name"]: group["label"] for group in json.loads(found.stdout)}
+
+    wait_until(lambda: listed().get(group_of(query)) == called, "its group is called as the query is")
+    streams.publish("d", partition=0)
+    by_name = lag_of(called, streams.bootstrap)
+    assert (by_name.query_id, by_name.group, by_name.records) == (str(query.id), group_of(query), 1)
+    by_query = lag_of(query, streams.bootstrap)
+    assert (by_query.records, by_query.name, by_query.running, by_query.run_id) == (1, called, False, str(query.runId))
+
+
+def test_a_listener_gives_the_lag_to_a_registry(
+    streams: Streams, listen: Callable[..., LagListener], name: Name, tmp_path: Path
+) -> None:
+    registry = CollectorRegistry()
+    listener = listen(registry=registry, interval_s=0.5)
+    streams.create(1)
+    streams.publish(*"abc")
+    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", name=name("counted"))
+    place = of(query=name("counted"), topic=streams.topic)
+
+    def lags() -> dict[tuple[tuple[str, str], ...], float]:
+        return read(generate_latest(registry)).get("query_lag_records", {})
+
+    try:
+        wait_until(lambda: lags().get(place) == 0, "its lag is a metric")
+        phases = {dict(labels)["phase"] for labels in read(generate_latest(registry))["query_batch_seconds"]}
+        assert {"triggerExecution", "addBatch"} <= phases
+    finally:
+        query.stop()
+    wait_until(lambda: not lags(), "it has ended")
+    assert listener.latest()[str(query.id)].records == 0
 
 
 def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the_end(

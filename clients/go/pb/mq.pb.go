@@ -4436,6 +4436,7 @@ type MoveCursorsRequest struct {
 	Reset_        bool                   `protobuf:"varint,5,opt,name=reset,proto3" json:"reset,omitempty"`                             // an administrator's word: to any offset of the log, also back
 	MemberKey     []byte                 `protobuf:"bytes,6,opt,name=member_key,json=memberKey,proto3" json:"member_key,omitempty"`     // of a consumer: what its stream was opened with
 	UnlessRead    bool                   `protobuf:"varint,7,opt,name=unless_read,json=unlessRead,proto3" json:"unless_read,omitempty"` // with `reset`: refused (GROUP_IN_USE) where the group has members
+	Label         string                 `protobuf:"bytes,8,opt,name=label,proto3" json:"label,omitempty"`                              // what people call the group, as the name of a Spark query; empty: as before
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4517,6 +4518,13 @@ func (x *MoveCursorsRequest) GetUnlessRead() bool {
 		return x.UnlessRead
 	}
 	return false
+}
+
+func (x *MoveCursorsRequest) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
 }
 
 type MoveCursorsResponse struct {
@@ -4832,6 +4840,7 @@ type GroupCursor struct {
 	LagUs         int64                  `protobuf:"varint,10,opt,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`
 	Leads         bool                   `protobuf:"varint,11,opt,name=leads,proto3" json:"leads,omitempty"` // told by the partition's leader; else by a follower, which may be a moment behind
 	LeaderEpoch   int64                  `protobuf:"varint,12,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	Label         string                 `protobuf:"bytes,13,opt,name=label,proto3" json:"label,omitempty"` // as this broker was told it last
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4948,6 +4957,13 @@ func (x *GroupCursor) GetLeaderEpoch() int64 {
 		return x.LeaderEpoch
 	}
 	return 0
+}
+
+func (x *GroupCursor) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
 }
 
 type GroupsResponse struct {
@@ -10129,6 +10145,7 @@ type ObservedGroups struct {
 	Bytes         []uint64               `protobuf:"varint,6,rep,packed,name=bytes,proto3" json:"bytes,omitempty"`
 	LagUs         []uint64               `protobuf:"varint,7,rep,packed,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`       // how old the oldest of them is
 	MovedUs       []uint64               `protobuf:"varint,8,rep,packed,name=moved_us,json=movedUs,proto3" json:"moved_us,omitempty"` // when one of its cursors moved last
+	Label         []string               `protobuf:"bytes,9,rep,name=label,proto3" json:"label,omitempty"`                            // what people call the group; empty: nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10215,6 +10232,13 @@ func (x *ObservedGroups) GetLagUs() []uint64 {
 func (x *ObservedGroups) GetMovedUs() []uint64 {
 	if x != nil {
 		return x.MovedUs
+	}
+	return nil
+}
+
+func (x *ObservedGroups) GetLabel() []string {
+	if x != nil {
+		return x.Label
 	}
 	return nil
 }
@@ -16187,7 +16211,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\aoffsets\x18\x01 \x03(\v2\x1b.tritonmq.v1.WatchedOffsetsR\aoffsets\"_\n" +
 	"\x0eWatchedOffsets\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x127\n" +
-	"\aoffsets\x18\x02 \x01(\v2\x1d.tritonmq.v1.PartitionOffsetsR\aoffsets\"\xec\x01\n" +
+	"\aoffsets\x18\x02 \x01(\v2\x1d.tritonmq.v1.PartitionOffsetsR\aoffsets\"\x82\x02\n" +
 	"\x12MoveCursorsRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x129\n" +
 	"\tpositions\x18\x02 \x03(\v2\x1b.tritonmq.v1.CursorPositionR\tpositions\x12\x12\n" +
@@ -16197,7 +16221,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"member_key\x18\x06 \x01(\fR\tmemberKey\x12\x1f\n" +
 	"\vunless_read\x18\a \x01(\bR\n" +
-	"unlessRead\"T\n" +
+	"unlessRead\x12\x14\n" +
+	"\x05label\x18\b \x01(\tR\x05label\"T\n" +
 	"\x13MoveCursorsResponse\x12=\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1d.tritonmq.v1.PartitionOffsetsR\n" +
@@ -16222,7 +16247,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\rPurgeResponse\x12=\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1d.tritonmq.v1.PartitionOffsetsR\n" +
-	"partitions\"\xcb\x02\n" +
+	"partitions\"\xe1\x02\n" +
 	"\vGroupCursor\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1c\n" +
@@ -16236,7 +16261,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06lag_us\x18\n" +
 	" \x01(\x03R\x05lagUs\x12\x14\n" +
 	"\x05leads\x18\v \x01(\bR\x05leads\x12!\n" +
-	"\fleader_epoch\x18\f \x01(\x03R\vleaderEpoch\"X\n" +
+	"\fleader_epoch\x18\f \x01(\x03R\vleaderEpoch\x12\x14\n" +
+	"\x05label\x18\r \x01(\tR\x05label\"X\n" +
 	"\x0eGroupsResponse\x122\n" +
 	"\acursors\x18\x01 \x03(\v2\x18.tritonmq.v1.GroupCursorR\acursors\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\"\xca\x01\n" +
@@ -16685,7 +16711,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\runheard_count\x18\x12 \x03(\rR\funheardCount\x12\x18\n" +
 	"\aunheard\x18\x13 \x03(\x05R\aunheard\x12\x1d\n" +
 	"\n" +
-	"unheard_ms\x18\x14 \x03(\x04R\tunheardMs\"\xcc\x01\n" +
+	"unheard_ms\x18\x14 \x03(\x04R\tunheardMs\"\xe2\x01\n" +
 	"\x0eObservedGroups\x12\x14\n" +
 	"\x05group\x18\x01 \x03(\tR\x05group\x12\x14\n" +
 	"\x05topic\x18\x02 \x03(\tR\x05topic\x12\x12\n" +
@@ -16694,7 +16720,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\arecords\x18\x05 \x03(\x04R\arecords\x12\x14\n" +
 	"\x05bytes\x18\x06 \x03(\x04R\x05bytes\x12\x15\n" +
 	"\x06lag_us\x18\a \x03(\x04R\x05lagUs\x12\x19\n" +
-	"\bmoved_us\x18\b \x03(\x04R\amovedUs\"\xf8\x05\n" +
+	"\bmoved_us\x18\b \x03(\x04R\amovedUs\x12\x14\n" +
+	"\x05label\x18\t \x03(\tR\x05label\"\xf8\x05\n" +
 	"\x0fObserveResponse\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x1d\n" +

@@ -307,6 +307,7 @@ class _Broker:
         """The parts that say who reads, and how this broker does."""
         self._log_levels, self._systemd = LogLevels(), Systemd()
         shell, shares = self._shell, self._delivery.shares
+        groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end, shares.has_strangers)
         self._observing = Observing(
             shell,
             self.cluster,
@@ -317,9 +318,9 @@ class _Broker:
             self._gauges,
             QueuesOf(self._delivery_limit, self._stuck.alarms),
             self._topics.all,
+            groups.labels.of,
         )
         self._readiness = Readiness(shell, lambda: self._observing.state, config.ready_in_sync_timeout_s)
-        groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end, shares.has_strangers)
         return groups, self._observing, self._log_levels
 
     def _gauges(self) -> dict[str, float]:

@@ -24,7 +24,7 @@ from mq_client.errors import (
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
-from mq_protocol.names import did_you_mean
+from mq_protocol.names import did_you_mean, usable_label
 
 _ATTEMPT_MS = 5_000.0
 _ADDED_WITHIN_MS = 1_000.0
@@ -136,13 +136,14 @@ def move_cursors(
     member_key: bytes = b"",
     reset: bool = False,
     unless_read: bool = False,
+    label: str = "",
 ) -> dict[str, dict[int, int]]:
     """Move the group's cursors to `positions[topic][partition]`, the next offsets to deliver. Where each log ends.
 
     `kind` says who reads: "consumer", "ephemeral" or "spark". A consumer names itself, by `member_id` and `member_key`:
     its word counts forward only, and not where another member has the partition. `reset`: an administrator's word,
-    which goes anywhere; with `unless_read` it raises `GroupInUse` where the group has members. Raises the first error
-    that asking again did not mend.
+    which goes anywhere; with `unless_read` it raises `GroupInUse` where the group has members. `label`: what people
+    call the group. Raises the first error that asking again did not mend.
     """
     ends: dict[str, dict[int, int]] = {}
     for topic, offsets in positions.items():
@@ -159,6 +160,7 @@ def move_cursors(
                 member_key=member_key,
                 reset=reset,
                 unless_read=unless_read,
+                label=usable_label(label),
                 positions=[
                     pb.CursorPosition(topic=topic, partition=number, offset=offsets[number]) for number in numbers
                 ],

@@ -88,6 +88,7 @@ class Cluster:
         self._connection = Connection(bootstrap, security=security, from_environment=False)
         self._reader = Reader(self._connection, timeout_ms, read_from=read_from, rack=rack)
         self._reporter = Reporter(self._move_cursors)
+        self._labels: dict[str, str] = {}  # of the groups that were reported
 
     # -------------------------------------------------------------- what there is
 
@@ -180,8 +181,10 @@ class Cluster:
 
         return Leasing(self._connection, lease, topics, self._timeout_ms, declare=declare)
 
-    def report(self, group: str, positions: Iterable[tuple[str, int, int]]) -> None:
-        """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises."""
+    def report(self, group: str, positions: Iterable[tuple[str, int, int]], label: str = "") -> None:
+        """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises.
+        `label`: the query's name, if it is known."""
+        self._labels[group] = label
         self._reporter.report(group, positions)
 
     def flush_reports(self) -> None:
@@ -224,7 +227,8 @@ class Cluster:
         by_topic: dict[str, dict[int, int]] = {}
         for (topic, partition), offset in positions.items():
             by_topic.setdefault(topic, {})[partition] = offset
-        move_cursors(self._connection, group, by_topic, Deadline(_REPORT_TIMEOUT_MS), kind=_GROUP_KIND)
+        label = self._labels.get(group, "")
+        move_cursors(self._connection, group, by_topic, Deadline(_REPORT_TIMEOUT_MS), kind=_GROUP_KIND, label=label)
 
 
 class Watch:

@@ -27,6 +27,7 @@ MERGED_BYTES_MAX: Final = 1 << 20
 these at 7."""
 
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
+DESCRIPTION_PROPERTY: Final = "spark.job.description"
 
 
 _P = TypeVar("_P")
@@ -162,5 +163,13 @@ def _report(cluster: Cluster, options: SourceOptions, work: Ranges) -> None:
     """
     context = TaskContext.get()
     query_id = context.getLocalProperty(QUERY_ID_PROPERTY) if context is not None else None
-    if options.group_id is None and query_id and work.reached:
-        cluster.report(f"{options.group_id_prefix}-{query_id}", work.reached)
+    if context is not None and options.group_id is None and query_id and work.reached:
+        name = query_name(context.getLocalProperty(DESCRIPTION_PROPERTY), query_id)
+        cluster.report(f"{options.group_id_prefix}-{query_id}", work.reached, name)
+
+
+def query_name(description: str | None, query_id: str) -> str:
+    """The query's name in Spark's description of the micro-batch, which begins with it; empty if the query has none, or
+    somebody has written another description. Spark tells a task the name in no other way."""
+    name, identified, _ = (description or "").partition(f"\nid = {query_id}\n")
+    return name if identified else ""

@@ -76,6 +76,7 @@ def said(broker: int, *, epoch: int = 4, leads: bool = False, end: int = 100, **
         for column, value in (
             (told.group, group), (told.topic, "t"), (told.kind, "spark"), (told.members, broker),
             (told.records, records), (told.bytes, 10 * records), (told.lag_us, records), (told.moved_us, 100 + broker),
+            (told.label, f"{group} at {broker}" if group == "h" else ""),
         ):  # fmt: skip
             column.append(value)  # type: ignore[attr-defined]
     return answer
@@ -121,8 +122,15 @@ def test_what_leaders_say_of_a_topic_and_of_a_group_is_put_together(admin: Admin
     assert found.topics == (TopicObservation("t", 2, 200, 20, 2, 51),)
     assert found.groups == (
         GroupObservation("g", "t", "spark", 2, 10, 100, 6, 102),
-        GroupObservation("h", "t", "spark", 2, 1, 10, 1, 102),
+        GroupObservation("h", "t", "spark", 2, 1, 10, 1, 102, "h at 2"),
     )
+
+
+@pytest.mark.parametrize(("ones", "others"), [("", "orders"), ("orders", ""), ("before", "orders")])
+def test_a_group_is_called_as_the_leader_was_told_that_heard_of_it_last(ones: str, others: str) -> None:
+    one = GroupObservation("g", "t", "spark", 1, 1, 1, 1, 5, ones)
+    other = GroupObservation("g", "t", "spark", 1, 1, 1, 1, 6, others)
+    assert {observation._both_groups(*pair).label for pair in ((one, other), (other, one))} == {"orders"}
 
 
 def test_who_does_not_answer_and_who_cannot_is_named(admin: Admin, watched: Watched) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 
 import pyarrow as pa
+import pytest
 
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_spark.datasource.reading import MERGED_ROWS_MAX, input_partitions, merged
+from mq_spark.datasource.reading import MERGED_ROWS_MAX, input_partitions, merged, query_name
 from mq_spark.datasource.schemas import Projection, StoredRows, Topic, stream_schema
 from mq_spark.planning.offsets import OffsetRange
 
@@ -30,6 +31,21 @@ def test_a_partition_that_several_tasks_share_is_reached_when_the_last_of_them_i
     assert [each.ranges for each in work] == tasks
     assert [each.reached for each in work] == [(("t", 0, 5),), (("t", 1, 9), ("u", 0, 2))]
     assert work[0].topic_ids == {"t": "id-t", "u": "id-u"}
+
+
+@pytest.mark.parametrize(
+    ("description", "name"),
+    [
+        ("orders\nid = 1-a\nrunId = 2-b\nbatch = 3", "orders"),
+        ("\nid = 1-a\nrunId = 2-b\nbatch = init", ""),
+        ("two\nlines\nid = 1-a\nrunId = 2-b\nbatch = 3", "two\nlines"),
+        ("orders\nid = 9-z\nrunId = 2-b\nbatch = 3", ""),
+        ("what the user calls the job", ""),
+        (None, ""),
+    ],
+)
+def test_the_name_of_a_query_begins_sparks_description_of_its_micro_batch(description: str | None, name: str) -> None:
+    assert query_name(description, "1-a") == name
 
 
 def test_small_stored_batches_aremerged_and_large_ones_stay_as_they_are() -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mq_broker.broker.groups.kinds import check_is_no_queue
+from mq_broker.broker.groups.labels import Labels
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
@@ -28,7 +29,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, PermissionDenied, TritonMQError, UnknownGroup
 from mq_protocol.limits import ANSWER_BYTES_MAX, REQUEST_TIMEOUT_MS
-from mq_protocol.names import check_group_name, check_member_key, check_new_group_name, quoted
+from mq_protocol.names import check_group_name, check_label, check_member_key, check_new_group_name, quoted
 from mq_protocol.rights import Kind, Operation
 
 log = logging.getLogger(__name__)
@@ -166,7 +167,7 @@ class CursorMoves:
 
 
 class Groups:
-    """What clients ask about groups. Owns nothing: cursors are in the partitions."""
+    """What clients ask about groups. Owns their labels; cursors are in the partitions."""
 
     def __init__(
         self,
@@ -177,6 +178,7 @@ class Groups:
         end_of: EndOf,
         strangers_in: StrangersIn,
     ) -> None:
+        self.labels = Labels()
         self._shell = shell
         self._topics = topics
         self._members_of = members_of
@@ -202,6 +204,7 @@ class Groups:
                 "move the group (Admin.move_group)"
             )
         check_member_key(request.member_key)
+        check_label(request.label)
         moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
         return pb.MoveCursorsResponse(partitions=moved)
 
@@ -217,6 +220,8 @@ class Groups:
             move = self._judged(request, position.offset, partition)
             if move is not None:
                 await partition.ask(move, deadline, for_anybody=is_for_anybody(asker()))
+                if request.label:
+                    self.labels.tell(request.group, request.label)
             answer.log_end_offset = partition.next_offset
             answer.leader_epoch = partition.replica.leader_epoch
         except TritonMQError as error:
@@ -283,6 +288,7 @@ class Groups:
                 partition, group, UnknownGroup(f"group {group!r} was deleted: subscribe anew to begin as a new one")
             )
             await partition.ask(DeleteGroup(group), deadline)
+            self.labels.forget(group)
         except TritonMQError as error:
             answer.error.CopyFrom(to_wire(error))
         return answer
@@ -353,4 +359,5 @@ class Groups:
             lag_us=lag_us,
             leads=partition.serving,
             leader_epoch=partition.replica.leader_epoch,
+            label=self.labels.of(group),
         )

@@ -88,7 +88,7 @@ class _Telling:
 
     def _group(self, row: GroupRow) -> bool:
         told = self._response.groups
-        self._size += GROUP_TOLD_BYTES + len(row.group) + len(row.topic)
+        self._size += GROUP_TOLD_BYTES + len(row.group) + len(row.topic) + len(row.label)
         told.group.append(row.group)
         told.topic.append(row.topic)
         told.kind.append(row.kind)
@@ -97,6 +97,7 @@ class _Telling:
         told.bytes.append(row.bytes)
         told.lag_us.append(row.lag_us)
         told.moved_us.append(row.moved_us)
+        told.label.append(row.label)
         return True
 
     def _partition(self, row: PartitionRow) -> bool:

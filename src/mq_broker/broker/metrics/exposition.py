@@ -84,10 +84,12 @@ _TOPICS: Final = (
     Family("topic_staged_age_seconds", "gauge", "How long ago the first of them was staged.",
            lambda row, now: _age_s(row.oldest_staged_us, now)),
 )  # fmt: skip
-_GROUPS: Final = (
+_GROUP_LAGS: Final = (
     Family("group_lag_records", "gauge", "Records behind the group's cursors.", lambda row, _: row.records),
     Family("group_lag_bytes", "gauge", "Their bytes as stored.", lambda row, _: row.bytes),
     Family("group_lag_seconds", "gauge", "How old the oldest of them is.", lambda row, _: row.lag_us / 1e6),
+)  # fmt: skip
+_GROUPS: Final = (
     Family("group_members", "gauge", "Members that may be given partitions led here.",
            lambda row, _: len(row.members)),
     Family("group_moved_timestamp_seconds", "gauge", "When one of its cursors moved last, since 1970.",
@@ -131,6 +133,8 @@ def _lines(observation: Observation, detail: int) -> Iterator[str]:
     if detail >= pb.TOPICS:
         yield from _rows(_TOPICS, _topic_rows(observation.topics), observation.now_us)
         groups, left_out["groups"], left_out["idle_groups"] = _group_rows(observation)
+        labelled = [(f'{labels},label="{_label(row.label)}"' if row.label else labels, row) for labels, row in groups]
+        yield from _rows(_GROUP_LAGS, labelled, observation.now_us)
         yield from _rows(_GROUPS, groups, observation.now_us)
         yield from _queues(observation)
     yield _head("metrics_left_out", "gauge", "What has no line of its own here.")

@@ -55,7 +55,8 @@ class TopicRow:
 @dataclass(slots=True)
 class GroupRow:
     """A group in a topic, of the partitions that this broker leads: how many members it has, how many records and
-    stored bytes are behind its cursors, how old the oldest of them is, and when one of its cursors moved last."""
+    stored bytes are behind its cursors, how old the oldest of them is, and when one of its cursors moved last.
+    `label`: what people call the group."""
 
     group: str
     topic: str
@@ -65,6 +66,7 @@ class GroupRow:
     bytes: int = 0
     lag_us: int = 0
     moved_us: int = 0
+    label: str = ""
 
 
 @dataclass(slots=True)

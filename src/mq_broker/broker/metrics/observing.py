@@ -96,9 +96,10 @@ class Observing:
         gauges: Callable[[], Mapping[str, float]] = dict,
         queues: QueuesOf | None = None,
         topics: Callable[[], Sequence[Topic]] = tuple,
+        label_of: Callable[[str], str] = lambda _group: "",
     ) -> None:
         """`identity`: the cluster's id, and this broker's rack. `gauges`: what others know, by the names of metrics.
-        `topics`: all that the cluster has."""
+        `topics`: all that the cluster has. `label_of`: what people call a group."""
         self.state = "starting"
         self._shell = shell
         self._cluster = cluster
@@ -109,6 +110,7 @@ class Observing:
         self._gauges = gauges
         self._queues = queues or QueuesOf()
         self._topics = topics
+        self._label_of = label_of
         self._clock = asyncio.get_running_loop().time
         self._newest: Observation | None = None
         self._good_until = 0.0
@@ -256,7 +258,7 @@ class Observing:
             found.cursors += 1
             row = found.groups.get((name, topic))
             if row is None:
-                row = found.groups[name, topic] = GroupRow(name, topic, cursor.kind)
+                row = found.groups[name, topic] = GroupRow(name, topic, cursor.kind, label=self._label_of(name))
             lag_bytes, lag_us = partition.lag(cursor.offset)
             row.members.update(self._members_of(partition, name))
             row.records += max(0, partition.next_offset - max(cursor.offset, partition.index.log_start_offset))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import cursors
+from mq_broker.broker.groups import cursors, labels
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import Cursor
@@ -181,6 +181,43 @@ def test_an_administrator_may_ask_to_move_a_group_only_where_nobody_reads(kinds:
         assert len(part.asked) == 2
 
     run(scenario)
+
+
+def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> None:
+    async def scenario() -> None:
+        part = Part(g="spark")
+        world = World(part)
+
+        async def called() -> str:
+            (cursor,) = (await world.groups.groups(pb.GroupsRequest(group="g"), 0.0)).cursors
+            return cursor.label
+
+        assert await called() == ""
+        await world.move(kind="spark", label="orders")
+        assert await called() == "orders"
+        await world.move(kind="spark")
+        assert await called() == "orders", "who does not name it leaves its name"
+        part.refuses = NotEnoughReplicas("later")
+        with pytest.raises(NotEnoughReplicas):
+            await world.move(kind="spark", label="another")
+        part.refuses = None
+        with pytest.raises(InvalidRequest, match="do not show"):
+            await world.move(kind="spark", label="two\nlines")
+        assert await called() == "orders", "what is refused names nothing"
+        await world.groups.delete_group(
+            pb.DeleteGroupRequest(group="g", partitions=[pb.TopicPartition(topic="t", partition=0)]), 5.0
+        )
+        assert await called() == ""
+
+    run(scenario)
+
+
+def test_a_broker_remembers_so_many_labels_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labels, "LABELS_MAX", 2)
+    known = labels.Labels()
+    for group in ("a", "b", "a", "c"):
+        known.tell(group, group.upper())
+    assert [known.of(group) for group in ("a", "b", "c")] == ["A", "", "C"], "b was told the longest time ago"
 
 
 def test_each_position_is_answered_for_itself_at_its_place() -> None:

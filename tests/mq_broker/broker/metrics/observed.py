@@ -65,9 +65,13 @@ def topic(name: str, *assignment: tuple[int, ...]) -> Any:
 
 
 def observing(
-    data: Path, *parts: Any, members: dict[str, list[str]] | None = None, topics: tuple[Any, ...] = ()
+    data: Path,
+    *parts: Any,
+    members: dict[str, list[str]] | None = None,
+    topics: tuple[Any, ...] = (),
+    labels: dict[str, str] | None = None,
 ) -> Observing:
-    """Broker 1 of three, of which it has a link to 2. Its open replicas are `parts`."""
+    """Broker 1 of three, of which it has a link to 2. Its open replicas are `parts`. `labels`: of groups."""
     open_here = {(each.topic.spec.name, each.number): each for each in parts}
     shell: Any = SimpleNamespace(
         broker=1,
@@ -80,5 +84,5 @@ def observing(
     known = members or {}
     return Observing(
         shell, cluster, data, ("c-1", "r"), lambda _part, group: known.get(group, []), lambda: "file",
-        topics=lambda: topics,
+        topics=lambda: topics, label_of=lambda group: (labels or {}).get(group, ""),
     )  # fmt: skip

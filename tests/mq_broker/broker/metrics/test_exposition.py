@@ -32,9 +32,9 @@ def read(text: bytes) -> Samples:
     return found
 
 
-def told(data: Path, *parts: Any, detail: int = pb.PARTITIONS, now_us: int = 0) -> Samples:
+def told(data: Path, *parts: Any, detail: int = pb.PARTITIONS, now_us: int = 0, **labels: str) -> Samples:
     async def scenario() -> bytes:
-        seen = await observing(data, *parts, members={"g": ["m1", "m2"]})._gather()
+        seen = await observing(data, *parts, members={"g": ["m1", "m2"]}, labels=labels)._gather()
         return await exposition(replace(seen, now_us=now_us) if now_us else seen, detail)
 
     return read(asyncio.run(scenario()))
@@ -83,6 +83,13 @@ def test_names_cannot_forge_lines(tmp_path: Path) -> None:
     seen = told(tmp_path, part("t", 0, cursors={name: 90}), now_us=1_000_000)
     assert "forged" not in seen
     assert seen["group_lag_records"] == {of(group=name, topic="t"): 10}
+
+
+def test_what_people_call_a_group_is_a_label_of_its_lag(tmp_path: Path) -> None:
+    seen = told(tmp_path, part("t", 0, cursors={"q": 90, "g": 90}), now_us=1_000_000, q='or"ders')
+    assert seen["group_lag_records"] == {of(group="q", topic="t", label='or"ders'): 10, of(group="g", topic="t"): 10}
+    assert set(seen["group_lag_seconds"]) == set(seen["group_lag_bytes"]) == set(seen["group_lag_records"])
+    assert set(seen["group_members"]) == {of(group="q", topic="t"), of(group="g", topic="t")}
 
 
 def test_topics_and_groups_beyond_the_bound_are_told_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
