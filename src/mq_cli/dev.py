@@ -18,12 +18,14 @@ from types import FrameType
 
 import click
 
-from mq_cli.dev_console import running_console
+from mq_cli.dev_console import PORT, running_console
 from mq_cli.output import say
 from mq_dev.local_cluster import BrokerProcess, ClusterFailed, LocalCluster
 
 _LOOK_S = 0.2
-PORT = 7400
+METRICS_BEHIND = 20
+"""Brokers serve their metrics at ports so far behind their own."""
+
 TRIAL = "trial"
 """The user of --authorize."""
 
@@ -92,7 +94,7 @@ def dev(
             zookeeper=zookeeper,
             arguments=arguments,
             certs=directory / "certs" if secure else None,
-            http=True,
+            http=port + METRICS_BEHIND if port else True,
             closed=True,
         )
         try:
@@ -102,7 +104,7 @@ def dev(
             click.echo(f"ready bootstrap={cluster.bootstrap}" + (f" certs={cluster.certs}" if secure else ""))
             sys.stdout.flush()
             for broker in cluster.brokers.values():
-                say(f"metrics of broker {broker.id}: http://{broker.http}/metrics")
+                say(f"broker {broker.id}: process {broker.pid}, metrics http://{broker.http}/metrics")
             if cluster.certs is not None:
                 _say_who(cluster.certs, authorize=authorize)
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,11 @@ from pathlib import Path
 
 from mq_cli.console import DEFAULT_LISTEN
 from mq_cli.output import say
+from mq_dev.embedded_zookeeper import is_free
 from mq_dev.local_cluster import HOST, LocalCluster, without_settings
+
+PORT = 7400
+CONSOLE_BEHIND = int(DEFAULT_LISTEN.rpartition(":")[2]) - PORT
 
 _STOP_S = 10.0
 _OF_THE_USER = ("TRITONMQ_CERTS", "TRITONMQ_USER", "TRITONMQ_TOKEN_FILE", "TRITONMQ_PROFILE")
@@ -21,14 +24,15 @@ _OF_THE_USER = ("TRITONMQ_CERTS", "TRITONMQ_USER", "TRITONMQ_TOKEN_FILE", "TRITO
 
 @contextlib.contextmanager
 def running_console(cluster: LocalCluster, directory: Path, port: int) -> Iterator[None]:
-    """A process as long as the block; it says its address on standard error. A free port, if the cluster has free ones
-    or the usual one is taken. Nothing without the packages that it needs."""
+    """A process as long as the block; it says its address on standard error. It listens so far behind the first
+    broker's port as its usual one is behind their usual one; on a free port, if that is taken or `port` is 0. Nothing
+    without the packages that it needs."""
     if importlib.util.find_spec("starlette") is None:
         say("to look at it in a browser: pip install 'tritonmq[console]'")
         yield
         return
-    usual = int(DEFAULT_LISTEN.rpartition(":")[2])
-    listen = f"{HOST}:{usual if port and _is_free(usual) else 0}"
+    usual = port + CONSOLE_BEHIND
+    listen = f"{HOST}:{usual if port and is_free(usual) else 0}"
     words = ["console", "--bootstrap", cluster.bootstrap, "--listen", listen, "--stop-at-eof"]
     environment = {
         name: value
@@ -60,13 +64,3 @@ def running_console(cluster: LocalCluster, directory: Path, port: int) -> Iterat
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as trying:
-        trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trying.bind((HOST, port))
-        except OSError:
-            return False
-        return True

@@ -402,6 +402,17 @@ def free_port(host: str = "127.0.0.1") -> int:
     )
 
 
+def is_free(port: int, host: str = "127.0.0.1") -> bool:
+    """Whether a server can listen there now."""
+    with socket.socket() as trying:
+        trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trying.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
 @functools.cache
 def _ports_by_chance() -> Iterator[int]:
     return itertools.cycle(random.sample(range(*_PORTS), _PORTS[1] - _PORTS[0]))

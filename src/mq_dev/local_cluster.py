@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
-from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.pem import files_of_broker
@@ -63,6 +63,9 @@ class BrokerProcess:
         self.address = f"{HOST}:{port}"
         self.data_dir = directory / f"broker-{broker}"
         self.log_path = directory / f"broker-{broker}.log"
+        self.pid_path = directory / f"broker-{broker}.pid"
+        """Has its process's id, for who wants to kill it."""
+
         self.arguments = ["broker", "--id", str(broker), "--listen", self.address, "--data", str(self.data_dir)]
         self.arguments += ["--stop-timeout-ms", str(_HAND_OVER_MS), *arguments]
         self.http = ""
@@ -104,6 +107,7 @@ class BrokerProcess:
                 start_new_session=True,
                 env=without_settings(os.environ) if self.environment is None else self.environment,
             )
+        self.pid_path.write_text(f"{self._process.pid}\n")
 
     def terminate(self) -> None:
         """Ask it to stop cleanly; `wait` for it."""
@@ -148,9 +152,10 @@ class LocalCluster:
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
-    port. `arguments` go to every broker's command line as they are. With `certs` everything is over TLS, a ZooKeeper of
-    its own too: what that directory lacks of certificates is made, and `security` is what clients need. `closed`: only
-    the brokers may read and write their nodes in ZooKeeper, by a credential that is made in `directory`.
+    port; a number is the first one's port, if these are free. `arguments` go to every broker's command line as they
+    are. With `certs` everything is over TLS, a ZooKeeper of its own too: what that directory lacks of certificates is
+    made, and `security` is what clients need. `closed`: only the brokers may read and write their nodes in ZooKeeper,
+    by a credential that is made in `directory`.
     """
 
     certs_by_default: Path | None = None
@@ -170,7 +175,7 @@ class LocalCluster:
         port: int = 0,
         zookeeper: bool | str | None = None,
         arguments: Sequence[str] = (),
-        http: bool = False,
+        http: bool | int = False,
         certs: Path | None = None,
         closed: bool = False,
     ) -> None:
@@ -210,9 +215,11 @@ class LocalCluster:
             place + 1: BrokerProcess(place + 1, ports[place], self.directory, self.arguments)
             for place in range(brokers)
         }
-        if http:
-            for broker in self.brokers.values():
-                broker.http = f"{HOST}:{free_port(HOST)}"
+        if http is not False:
+            wished = [http + place for place in range(brokers)] if http is not True else []
+            ports = wished if wished and all(map(is_free, wished)) else [free_port(HOST) for _ in range(brokers)]
+            for broker, number in zip(self.brokers.values(), ports, strict=True):
+                broker.http = f"{HOST}:{number}"
                 broker.arguments += ["--http", broker.http]
 
     def __enter__(self) -> LocalCluster:

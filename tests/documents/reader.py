@@ -2,8 +2,8 @@
 what it prints.
 
 Everything is real: the reader's folder is empty at first, the commands are those of the present environment. One thing
-is changed in what is pasted: the ports 7400 to 7409, so that two readers, or a cluster of the machine's owner, do not
-meet. `tritonmq dev` is told its port for the same reason.
+is changed in what is pasted: the ports of a cluster and of what goes with it (`PORTS`), so that two readers, or a
+cluster of the machine's owner, do not meet. `tritonmq dev` is told its port for the same reason.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
-from mq_dev.embedded_zookeeper import free_port
+from mq_dev.embedded_zookeeper import free_port, is_free
 from tests.documents.blocks import BACKGROUND, ELSEWHERE, Block, agrees
 
 BLOCK_S = 150.0
@@ -45,16 +45,19 @@ for size in iter(sys.stdin.readline, ""):
 
 
 class Reader:
-    """Owns a shell, an interpreter and what was started in the background; they end with it."""
+    """Owns a shell, an interpreter and what was started in the background; they end with it. `programs`: a directory
+    that is searched for them too."""
 
-    def __init__(self, folder: Path) -> None:
+    PORTS: tuple[int, ...] = tuple(range(7400, 7410))
+
+    def __init__(self, folder: Path, programs: Path | None = None) -> None:
         self._folder = folder
         self._ports: dict[str, str] = {}
         self._errors = (folder.parent / f"{folder.name}.stderr").open("w+")
         scripts = str(Path(sys.executable).parent)
         self._environment = {
             **os.environ,
-            "PATH": f"{scripts}{os.pathsep}{os.environ['PATH']}",
+            "PATH": os.pathsep.join([scripts, *([str(programs)] if programs else []), os.environ["PATH"]]),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "TRITONMQ_BOOTSTRAP": "",
@@ -96,11 +99,12 @@ class Reader:
 
         def other(match: re.Match[str]) -> str:
             if match[0] not in self._ports:
-                first = _free_ports_in_a_row()
-                self._ports.update({str(7400 + number): str(first + number) for number in range(10)})
+                behind = [port - self.PORTS[0] for port in self.PORTS]
+                first = _first_free_port(behind)
+                self._ports.update({str(self.PORTS[0] + place): str(first + place) for place in behind})
             return self._ports[match[0]]
 
-        return re.sub(r"\b740[0-9]\b", other, text)
+        return re.sub(rf"\b(?:{'|'.join(map(str, self.PORTS))})\b", other, text)
 
     def _process(self, name: str, command: list[str]) -> subprocess.Popen[str]:
         if name not in self._running:
@@ -179,21 +183,10 @@ def _below(pid: int) -> list[psutil.Process]:
         return []
 
 
-def _free_ports_in_a_row() -> int:
-    """The first of ten ports in a row that nobody listens on."""
+def _first_free_port(behind: Sequence[int]) -> int:
+    """A port that nobody listens on, nor on those so far behind it."""
     for _ in range(200):
         first = free_port()
-        if all(_is_free(first + more) for more in range(1, 10)):
+        if all(is_free(first + place) for place in behind):
             return first
-    raise AssertionError("no ten free ports in a row")
-
-
-def _is_free(port: int) -> bool:
-    import socket
-
-    with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+    raise AssertionError(f"no ports are free that are so far from each other: {behind}")
