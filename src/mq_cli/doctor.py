@@ -137,11 +137,13 @@ def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float, seen: dict[st
     """`seen` gets what brokers say of themselves."""
     from mq_client import Admin
     from mq_client.cluster.connection import parse_bootstrap
-    from mq_client.cluster.listening import why_unreachable
+    from mq_client.cluster.tunnels import fault_of_all, given_via
 
     with checking_what_was_typed():
-        addresses = parse_bootstrap(bootstrap)
-    reasons = {address: why_unreachable(address) for address in addresses}
+        addresses, via = parse_bootstrap(bootstrap), given_via(None)
+    if via and (blamed := fault_of_all(addresses, via)):
+        return [Line("wrong", f"no broker was asked: {blamed}", "then run this again")]
+    reasons = {address: _why_unreachable(address) for address in addresses}
     cluster_ids: dict[str, str] = {}
     failed = ""
     for address, reason in reasons.items():
@@ -162,12 +164,21 @@ def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float, seen: dict[st
     return lines
 
 
-def _of_all_brokers(admin: Admin, seen: dict[str, Any]) -> list[Line]:
+def _why_unreachable(address: str) -> str | None:
+    """Of a broker, from here; None if somebody listens there, or may."""
     from mq_client.cluster.listening import why_unreachable
+    from mq_client.cluster.tunnels import fault, given_via
 
+    if via := given_via(None):
+        found = fault(address, via)
+        return None if found is None else found.text
+    return why_unreachable(address)
+
+
+def _of_all_brokers(admin: Admin, seen: dict[str, Any]) -> list[Line]:
     observed = admin.observe("partitions")
     now_us = time.time_ns() // 1000
-    reasons = {address: why_unreachable(address) for address in observed.silent}
+    reasons = {address: _why_unreachable(address) for address in observed.silent}
     topics = admin.describe_topics(observed)
     seen |= {"observation": observed, "topics": topics}
     return list(diagnosis.of_cluster(observed, reasons, topics, admin.moves(), admin.transactions(), now_us))

@@ -73,6 +73,7 @@ class _Root(CommandGroup):
         "bench": ("mq_cli.bench:bench", "Measure producing, consuming and latency, on a topic of its own."),
         "completion": ("mq_cli.completion:completion", "Write a script that completes commands and names in a shell."),
         "console": ("mq_cli.console:console", "Serve pages that show the cluster to a browser."),
+        "proxy": ("mq_cli.proxy:proxy", "Be a tunnel through which clients reach every broker by one address."),
         "top": ("mq_cli.top:top", "Watch brokers, topics by traffic, and groups by lag."),
         "config": ("mq_cli.config:config", "Show the settings that hold and where each is from; check a file."),
         "health": ("mq_cli.health:health", "Exit with 0 if a broker lives, or is ready."),

@@ -49,8 +49,23 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 
 
 def security_options(command: F) -> F:
-    """With which certificate or token brokers are spoken with, and from which file that and the rest is taken if it is
-    not given."""
+    """With which certificate or token brokers are spoken with, through which tunnel, and from which file that and the
+    rest is taken if it is not given."""
+    return _security_options(via_option(command))
+
+
+def via_option(command: F) -> F:
+    return click.option(
+        "--via",
+        envvar="TRITONMQ_VIA",
+        metavar="HOST:PORT",
+        expose_value=False,
+        callback=_into_environment("TRITONMQ_VIA"),
+        help="Reach brokers through this HTTP CONNECT tunnel. [env var: TRITONMQ_VIA]",
+    )(command)
+
+
+def _security_options(command: F) -> F:
     command = client_settings(command)
     command = click.option(
         "--token-file",
@@ -79,7 +94,12 @@ def security_options(command: F) -> F:
 
 
 def bootstrap_option(command: F) -> F:
-    """`--bootstrap`, and with which certificate the brokers there are spoken with."""
+    """`--bootstrap`, and how the brokers there are spoken with."""
+    return direct_bootstrap_option(via_option(command))
+
+
+def direct_bootstrap_option(command: F) -> F:
+    """The same of who reaches brokers through no tunnel, whatever the environment says."""
     return click.option(
         "--bootstrap",
         envvar="TRITONMQ_BOOTSTRAP",
@@ -88,7 +108,7 @@ def bootstrap_option(command: F) -> F:
         show_envvar=True,
         metavar="HOST:PORT,…",
         help="Addresses of brokers. One that answers is enough.",
-    )(security_options(command))
+    )(_security_options(command))
 
 
 def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:

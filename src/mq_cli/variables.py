@@ -12,7 +12,18 @@ PREFIX: Final = "TRITONMQ_"
 
 _OF_CLIENTS: Final = frozenset(
     f"{PREFIX}{name}"
-    for name in ("BOOTSTRAP", "TIMEOUT_S", "CERTS", "USER", "TOKEN_FILE", "CONFIG", "PROFILE", "FAILPOINTS")
+    for name in (
+        "BOOTSTRAP",
+        "TIMEOUT_S",
+        "CERTS",
+        "USER",
+        "TOKEN_FILE",
+        "VIA",
+        "PROXY_LISTEN",
+        "CONFIG",
+        "PROFILE",
+        "FAILPOINTS",
+    )
 )
 _GIVEN: Final = frozenset(
     f"{PREFIX}{name}" for name in ("TOPIC", "PARTITION", "OFFSET", "DELIVERIES", "FAILURES", "KEY", "LOCK_TOKEN")

@@ -83,6 +83,7 @@ class Consumer(AsyncBlock):
         value_deserializer: str | Deserializer | None = None,
         interceptors: Sequence[str | ConsumerInterceptor] = (),
         security: Security | None = None,
+        via: str | None = None,
     ) -> None:
         if ephemeral and group is None:
             raise InvalidSetting("ephemeral=True is about a group: name one, or leave it out")
@@ -94,7 +95,7 @@ class Consumer(AsyncBlock):
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} must be positive")
         self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via)
         self._subscriptions = Subscriptions(
             self._connection,
             group or "",

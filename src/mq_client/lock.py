@@ -71,12 +71,13 @@ class Lock:
         timeout_ms: float = REQUEST_TIMEOUT_MS,
         on_lost: OnLost | None = None,
         security: Security | None = None,
+        via: str | None = None,
     ) -> None:
         check_lock_name(name)
         self.name = name
         self._timeout_ms = _wait_ms(timeout_ms)
         self._on_lost = on_lost
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via)
         self._busy = threading.Lock()
         self._place: _Place | None = None
         self._queued: _Place | None = None

@@ -164,6 +164,7 @@ class LagListener(StreamingQueryListener):
         timeout_ms: float = 5_000,
         security: Security | None = None,
         registry: Registry | None = None,
+        via: str | None = None,
     ) -> None:
         if not interval_s > 0:
             raise InvalidSetting(f"interval_s={interval_s} must be a positive number of seconds")
@@ -171,9 +172,9 @@ class LagListener(StreamingQueryListener):
         self._interval_s = interval_s
         self._group_prefix = group_prefix
         self._on_lag = on_lag
-        self._connection = Connection(bootstrap, security=security)
-        self._admin = Admin(bootstrap, timeout_ms, security)
-        self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security)
+        self._connection = Connection(bootstrap, security=security, via=via)
+        self._admin = Admin(bootstrap, timeout_ms, security, via)
+        self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security, via)
         self._changed = threading.Condition()
         self._queries: dict[str, _Query] = {}
         self._latest: dict[str, QueryLag] = {}
@@ -360,7 +361,7 @@ def _see_labels(query: _Query, cursors: Iterable[GroupCursor]) -> None:
 class _LagTopic:
     """Owns the producer that writes measurements as rows; never waits for an answer but when it is closed."""
 
-    def __init__(self, bootstrap: str, topic: str, admin: Admin, security: Security | None) -> None:
+    def __init__(self, bootstrap: str, topic: str, admin: Admin, security: Security | None, via: str | None) -> None:
         self._schema = parse_schema(LAG_SCHEMA)
         # More columns may have been added
         if list(admin.describe_topic(topic).schema)[: len(self._schema)] != list(self._schema):
@@ -368,7 +369,7 @@ class _LagTopic:
                 f"topic {topic!r} cannot take lag: create one with the schema mq_spark.LAG_SCHEMA ({LAG_SCHEMA!r})"
             )
         self._topic = topic
-        self._producer = Producer(bootstrap, security=security)
+        self._producer = Producer(bootstrap, security=security, via=via)
         self._last: Future[BatchMetadata] | None = None
 
     def write(self, measured: QueryLag) -> None:

@@ -20,9 +20,9 @@ WAIT_S = 60.0
 class Command:
     """Owns one running `tritonmq`. Its two outputs are read as they come, so that it never waits for us."""
 
-    def __init__(self, *arguments: str, stdin: int | None = subprocess.DEVNULL) -> None:
+    def __init__(self, *arguments: str, stdin: int | None = subprocess.DEVNULL, module: str = "mq_cli.main") -> None:
         self.process = subprocess.Popen(
-            _command(arguments),
+            [sys.executable, "-m", module, *arguments],
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

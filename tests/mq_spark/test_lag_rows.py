@@ -18,7 +18,7 @@ from mq_spark.lag import LAG_SCHEMA, QueryLag, TopicLag
 class Producer:
     """Notes what is published. The test answers."""
 
-    def __init__(self, *_: object, security: object = None) -> None:
+    def __init__(self, *_: object, security: object = None, via: object = None) -> None:
         self.batches: list[int] = []
         self.answers: list[Future[BatchMetadata]] = []
 
@@ -40,7 +40,7 @@ def measured(batch: int, *, running: bool = True) -> QueryLag:
 def topic(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(lag, "Producer", Producer)
     admin: Any = SimpleNamespace(describe_topic=lambda _: SimpleNamespace(schema=parse_schema(LAG_SCHEMA)))
-    return lag._LagTopic("b:1", "lag", admin, None)
+    return lag._LagTopic("b:1", "lag", admin, None, None)
 
 
 def test_a_row_waits_for_the_one_before_but_the_last_of_a_run_is_always_written(topic: Any) -> None:

@@ -20,6 +20,7 @@ import grpc
 from google.protobuf.message import Message
 
 from mq_client import forks
+from mq_client.cluster import tunnels
 from mq_client.cluster.credentials import Credentials, current, was_replaced
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_client.security import Security
@@ -31,11 +32,13 @@ from mq_protocol.transport import CHANNEL_OPTIONS, from_call
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whose channels these are. Users within one process share a connection to a broker only if both of these are
-    equal: who has another certificate must never speak on it. `security` None: in plain text, as nobody."""
+    """Whose channels these are. Users within one process share a connection to a broker only if all of these are
+    equal: who has another certificate must never speak on it. `security` None: in plain text, as nobody. `via`: the
+    tunnel through which brokers are reached; empty: directly."""
 
     addresses: tuple[str, ...] = ()
     security: Security | None = None
+    via: str = ""
 
 
 NOBODY: Final = Client()
@@ -76,7 +79,7 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
             forks.note_used()
             if found is not None:
                 _replaced.append((time.monotonic() + REPLACED_S, found))
-            found = _open(address, credentials)
+            found = _open(address, credentials, client.via)
             _channels[key] = credentials.generation, found
         if _replaced:
             now = time.monotonic()
@@ -87,10 +90,11 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
     return found
 
 
-def _open(address: str, credentials: Credentials) -> grpc.Channel:
+def _open(address: str, credentials: Credentials, via: str) -> grpc.Channel:
+    dialled, options = tunnels.target(address, via, CHANNEL_OPTIONS)
     if credentials.channel is None:
-        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
+        return grpc.insecure_channel(dialled, options=options)
+    return grpc.secure_channel(dialled, credentials.channel, options=options)
 
 
 def generation(client: Client) -> int:
@@ -101,7 +105,9 @@ def generation(client: Client) -> int:
 def meaning(error: Any, address: str, client: Client, made_with: int) -> TritonMQError:
     """What a failed call means. One that was refused with a token which was replaced meanwhile may be made again.
     `made_with`: the `generation` right before it was made."""
-    found = from_call(error, address)
+    found = from_call(error, tunnels.shown(address, client.via))
+    if client.via:
+        found = tunnels.named(found, address, client.via)
     if isinstance(found, NotAuthenticated) and was_replaced(client.security, made_with):
         return Unreachable(f"broker at {address} has refused the former token: ask again with the new one")
     return found

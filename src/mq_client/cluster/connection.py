@@ -24,6 +24,7 @@ from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.cluster.handshake import fault
 from mq_client.cluster.holding_back import HeldBack
 from mq_client.cluster.listening import PATIENT, refuses
+from mq_client.cluster.tunnels import TUNNEL, fault_of_all, given_via
 from mq_client.errors import (
     InvalidSetting,
     NotAuthenticated,
@@ -142,8 +143,9 @@ _NAMED_MAX: Final = 5
 
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
-    answered is given up when all of its addresses have refused connections for so long. `security` None: what the
-    environment says, unless that is not to count. Raises `InvalidSetting` for certificates of no use."""
+    answered is given up when all of its addresses have refused connections for so long. `via`: the tunnel through which
+    all brokers are reached; empty: none. `security`, `via` None: what the environment says, unless that is not to
+    count. Raises `InvalidSetting` for certificates of no use."""
 
     def __init__(
         self,
@@ -151,11 +153,14 @@ class Connection:
         *,
         refused_s: float = PATIENT,
         security: Security | None = None,
+        via: str | None = None,
         from_environment: bool = True,
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self._refused_s = refused_s
-        self.client = Client(self.bootstrap, given(security) if from_environment else security)
+        if from_environment:
+            security = given(security)
+        self.client = Client(self.bootstrap, security, given_via(via if via is not None or from_environment else ""))
         current(self.client.security)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -492,6 +497,7 @@ class Connection:
                     self._check_it_can_be_reached(candidates, time.monotonic() - began)
         if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
             raise last
+        self._check_tunnel(list(tried))
         secured = isinstance(last, Unreachable) and self.client.security is not None
         reasons = "; ".join(
             f"{address}: {(secured and self.handshake_fault(address)) or _brief(reason)}"
@@ -516,15 +522,22 @@ class Connection:
 
     def handshake_fault(self, address: str) -> str | None:
         """What is wrong with the certificates there; None if that is all right, or cannot be told now."""
-        return fault(address, self.client.security)
+        return fault(address, self.client.security, self.client.via)
 
     def refuses(self, address: str) -> bool:
         """Whether nobody listens there, for sure."""
         return refuses(address)
 
+    def _check_tunnel(self, addresses: Sequence[str], *, silence: bool = True) -> None:
+        """Raises `Unreachable` if there is a tunnel, and it is to blame. `silence`: also if it is silent."""
+        if self.client.via and (blamed := fault_of_all(addresses, self.client.via, silence=silence)):
+            raise Unreachable(f"no broker was asked: {blamed}")
+
     def _check_somebody_listens(self, addresses: Sequence[str]) -> None:
         """Raises `Unreachable` if all of them refuse connections."""
-        if all(self.refuses(address) for address in addresses):
+        if self.client.via:
+            self._check_tunnel(addresses, silence=False)
+        elif all(self.refuses(address) for address in addresses):
             told = "; ".join(f"{address}: connection refused" for address in addresses)
             raise Unreachable(f"no broker listens at {told}: {_NEVER_ANSWERED}")
 
@@ -536,6 +549,8 @@ _NEVER_ANSWERED = (
 
 def _brief(reason: str) -> str:
     """gRPC repeats itself: the last clause is the cause. A bracket that it closes was opened before."""
+    if reason.startswith(TUNNEL):
+        return reason
     cause = reason.rsplit(": ", 1)[-1][:120]
     while cause.endswith("]") and cause.count("[") < cause.count("]"):
         cause = cause[:-1]

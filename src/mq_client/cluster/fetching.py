@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mq_client.cluster import streams
+from mq_client.cluster import streams, tunnels
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.channels import open_fetch as open_by_grpc
 from mq_client.cluster.credentials import current
@@ -158,7 +158,7 @@ class StreamFetch:
     def __init__(
         self, address: str, key: tuple[Client, str], request: pb.FetchRequest, timeout_s: float | None
     ) -> None:
-        self._address = address
+        self._address = tunnels.shown(address, key[0].via)
         self._key = key
         self._request = request
         self._by_grpc: Any = None
@@ -266,5 +266,6 @@ def open_fetch(
             return StreamFetch(address, (client, stream_address), request, timeout_s)
         except NoStreamPort as error:
             log.debug("%s; by gRPC instead", error)
-            streams.avoid(stream_address)
+            if not error.of_tunnel:
+                streams.avoid(stream_address)
     return open_by_grpc(address, request, timeout_s, client)

@@ -6,13 +6,13 @@ Takes two seconds at most, and is done once a minute at most for each address.
 from __future__ import annotations
 
 import os
-import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
+from mq_client.cluster.tunnels import connect
 from mq_client.errors import InvalidSetting
 from mq_client.security import Security
 from mq_protocol.pem import ALPN, Files, authorities_context, context, examine, read, read_authorities, verdict
@@ -22,7 +22,7 @@ _WAIT_S: Final = 1.0
 _PLAIN_TEXT: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"})
 
 _lock = threading.Lock()
-_told: dict[tuple[str, Security | None], tuple[float, str | None]] = {}
+_told: dict[tuple[str, Security | None, str], tuple[float, str | None]] = {}
 
 
 def _after_fork() -> None:
@@ -34,21 +34,21 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def fault(address: str, security: Security | None) -> str | None:
+def fault(address: str, security: Security | None, via: str = "") -> str | None:
     """What is wrong with the certificates, or with the kind of the port, at `HOST:PORT`; None if that is all right, or
-    cannot be told now."""
-    key = address, security
+    cannot be told now. `via`: the tunnel to it."""
+    key = address, security, via
     with _lock:
         known = _told.get(key)
     if known is not None and time.monotonic() - known[0] < AGAIN_S:
         return known[1]
     try:
         if security is None:
-            found = _of_plain(address)
+            found = _of_plain(address, via)
         elif security.has_token:
-            found = _of_token(address, read_authorities(security.authorities()))
+            found = _of_token(address, via, read_authorities(security.authorities()))
         else:
-            found = _of_secured(address, security.files())
+            found = _of_secured(address, via, security.files())
     except InvalidSetting as error:
         found = str(error)
     except TimeoutError:
@@ -60,14 +60,14 @@ def fault(address: str, security: Security | None) -> str | None:
     return found
 
 
-def _of_plain(address: str) -> str | None:
+def _of_plain(address: str, via: str) -> str | None:
     probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     probe.check_hostname = False
     probe.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed, but that somebody answers in TLS
     probe.set_alpn_protocols([ALPN])
     host = _host(address)
     try:
-        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=host):
+        with connect(address, via, _WAIT_S) as plain, probe.wrap_socket(plain, server_hostname=host):
             pass
     except ssl.SSLError as error:
         if not (error.reason or "").startswith(("TLSV1", "SSLV3", "TLSV13")):  # not what another end says in TLS
@@ -78,7 +78,7 @@ def _of_plain(address: str) -> str | None:
     )
 
 
-def _of_secured(address: str, files: Files) -> str | None:
+def _of_secured(address: str, via: str, files: Files) -> str | None:
     pem = read(files)
 
     def closed() -> str:
@@ -92,21 +92,24 @@ def _of_secured(address: str, files: Files) -> str | None:
         )
 
     plain = "it speaks plain text, and this client TLS: use the port with TLS, or leave the certificates out"
-    return _of_tls(address, context(pem, server=False), plain, closed)
+    return _of_tls(address, via, context(pem, server=False), plain, closed)
 
 
-def _of_token(address: str, ca: bytes) -> str | None:
+def _of_token(address: str, via: str, ca: bytes) -> str | None:
     plain = "it speaks plain text, and a token is sent over TLS alone: use the port of --listen-token"
     closed = "it demands a certificate: use the port that takes tokens (--listen-token), or give a certificate"
-    return _of_tls(address, authorities_context(ca), plain, lambda: closed)
+    return _of_tls(address, via, authorities_context(ca), plain, lambda: closed)
 
 
-def _of_tls(address: str, probe: ssl.SSLContext, plain_text: str, closed: Callable[[], str]) -> str | None:
+def _of_tls(address: str, via: str, probe: ssl.SSLContext, plain_text: str, closed: Callable[[], str]) -> str | None:
     """`plain_text`: what to say of a port without TLS. `closed`: the same of a broker that has looked at what this
     client shows, and has closed the connection without a word."""
     probe.set_alpn_protocols([ALPN])
     try:
-        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=_host(address)) as secured:
+        with (
+            connect(address, via, _WAIT_S) as plain,
+            probe.wrap_socket(plain, server_hostname=_host(address)) as secured,
+        ):
             secured.settimeout(_WAIT_S)
             try:
                 if secured.recv(1):
@@ -120,10 +123,6 @@ def _of_tls(address: str, probe: ssl.SSLContext, plain_text: str, closed: Callab
     except ssl.SSLError as error:
         return plain_text if error.reason in _PLAIN_TEXT else f"TLS failed: {error.reason or error}"
     return closed()
-
-
-def _connect(address: str) -> socket.socket:
-    return socket.create_connection((_host(address), int(address.rpartition(":")[2])), timeout=_WAIT_S)
 
 
 def _host(address: str) -> str:

@@ -20,8 +20,10 @@ import time
 from collections import deque
 from typing import Final
 
+from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
 from mq_client.cluster.credentials import current
+from mq_client.cluster.tunnels import TunnelFault
 from mq_client.errors import InvalidRequest, InvalidSetting, QuotaExceeded, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
@@ -98,7 +100,12 @@ def is_for_grpc(error: TritonMQError, stream_address: str, method: str) -> bool:
 
 
 class NoStreamPort(Exception):
-    """Nothing at that address answers as a stream port does. Nothing was asked."""
+    """Nothing at that address answers as a stream port does. Nothing was asked. `of_tunnel`: that says nothing of the
+    port, since the tunnel to it is down."""
+
+    def __init__(self, text: str, *, of_tunnel: bool = False) -> None:
+        super().__init__(text)
+        self.of_tunnel = of_tunnel
 
 
 def open_message(method: str, timeout_ms: int = 0) -> list[Buffer]:
@@ -110,8 +117,7 @@ def open_message(method: str, timeout_ms: int = 0) -> list[Buffer]:
 def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> tuple[socket.socket, Receiver]:
     """A connection on which both ends have said what they speak, as a blocking socket, and what receives of it. Raises
     `NoStreamPort`."""
-    host, port = parse_address(stream_address)
-    name = host.strip("[]")
+    name = parse_address(stream_address)[0].strip("[]")
     credentials = current(client.security)
     tls = credentials.tls
     if tls is None and credentials.channel is not None:
@@ -119,7 +125,7 @@ def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> t
     until = time.monotonic() + timeout_s
     connection: socket.socket | None = None
     try:
-        connection = socket.create_connection((name, port), timeout=timeout_s)
+        connection = tunnels.connect(stream_address, client.via, timeout_s)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.settimeout(max(until - time.monotonic(), 0.001))
         if tls is not None:
@@ -128,7 +134,8 @@ def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> t
     except (OSError, TritonMQError) as error:
         if connection is not None:
             connection.close()
-        raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}") from error
+        of_tunnel = isinstance(error, TunnelFault) and error.is_of_all
+        raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}", of_tunnel=of_tunnel) from error
 
 
 def _greeted(connection: socket.socket, until: float) -> Receiver:

@@ -21,6 +21,7 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
+from mq_client.cluster import tunnels
 from mq_client.cluster.channels import NOBODY, Client, decode_batches
 from mq_client.cluster.credentials import Credentials, current
 from mq_protocol import mq_pb2 as pb
@@ -119,10 +120,11 @@ def _open(channel: aio.Channel) -> Any:
     return stream()
 
 
-def _connect(address: str, credentials: Credentials) -> aio.Channel:
+def _connect(address: str, credentials: Credentials, via: str) -> aio.Channel:
+    dialled, options = tunnels.target(address, via, CHANNEL_OPTIONS)
     if credentials.channel is None:
-        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return aio.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
+        return aio.insecure_channel(dialled, options=options)
+    return aio.secure_channel(dialled, credentials.channel, options=options)
 
 
 @dataclass(eq=False, slots=True)
@@ -181,7 +183,7 @@ class EventLoop:
         known = self._channels.setdefault(key, [])
         found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:
-            found = _Channel(_connect(address, credentials))
+            found = _Channel(_connect(address, credentials, client.via))
             known.append(found)
         found.streams += 1
         try:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 
-from mq_client.cluster import streams
+from mq_client.cluster import streams, tunnels
 from mq_client.cluster.channels import NOBODY, Client, channel, generation, meaning, open_produce
 from mq_client.cluster.streams import Duplex, NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
@@ -96,11 +96,13 @@ class ProduceStream:
         tried = streams.usable(self._stream_address, "Produce")
         if tried:
             try:
-                return Duplex(*streams.dial(self._stream_address, self._client), self.address)
+                shown = tunnels.shown(self.address, self._client.via)
+                return Duplex(*streams.dial(self._stream_address, self._client), shown)
             except NoStreamPort as error:
                 log.debug("%s; gRPC is tried", error)
         if not connected(self.address, _CONNECT_S, self._client):
-            raise Unreachable(f"broker at {self.address} cannot be reached")
+            fault = tunnels.fault(self.address, self._client.via) if self._client.via else None
+            raise Unreachable(fault.text if fault else f"broker at {self.address} cannot be reached")
         if tried:
             streams.avoid(self._stream_address)
         return None

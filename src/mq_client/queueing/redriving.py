@@ -213,6 +213,7 @@ class _Redrive:
             idle_ms=IDLE_MS,
             timeout_ms=self._timeout_ms,
             security=self._connection.client.security,
+            via=self._connection.client.via,
         ) as queue:
             patience = Deadline(self._timeout_ms)
             while wanted := self._wanted(at_once):

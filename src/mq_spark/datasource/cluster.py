@@ -51,6 +51,8 @@ class Reached(Protocol):
     def timeout_ms(self) -> int: ...
     @property
     def security(self) -> SecurityOptions | None: ...
+    @property
+    def via(self) -> str: ...
 
 
 _lock = threading.Lock()
@@ -65,11 +67,11 @@ def connect(options: Reached, read_from: str = "leader", rack: str = "") -> Clus
     WORKER.begins()
     bootstrap, timeout_ms = options.bootstrap, options.timeout_ms
     security = on_this_machine(options.security)
-    key = (os.getpid(), Client(parse_bootstrap(bootstrap), security), timeout_ms, read_from, rack)
+    key = (os.getpid(), Client(parse_bootstrap(bootstrap), security, options.via), timeout_ms, read_from, rack)
     with _lock:
         found = _clusters.get(key)
         if found is None:
-            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack, security)
+            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack, security, options.via)
         return found
 
 
@@ -83,9 +85,10 @@ class Cluster:
         read_from: str = "leader",
         rack: str = "",
         security: Security | None = None,
+        via: str = "",
     ) -> None:
         self._timeout_ms = timeout_ms
-        self._connection = Connection(bootstrap, security=security, from_environment=False)
+        self._connection = Connection(bootstrap, security=security, via=via, from_environment=False)
         self._reader = Reader(self._connection, timeout_ms, read_from=read_from, rack=rack)
         self._reporter = Reporter(self._move_cursors)
         self._labels: dict[str, str] = {}  # of the groups that were reported

@@ -26,6 +26,7 @@ class Option:
 
 
 BOOTSTRAP: Final = "bootstrap.servers"
+VIA: Final = "via"
 STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 """In the order in which they count when several are given, as with Kafka."""
@@ -45,6 +46,7 @@ OPTIONS: Final = (
         "required",
         "addresses of brokers, host:port, with commas between; kafka.bootstrap.servers is the same",
     ),
+    Option(VIA, BOTH, "none", "reach every broker through this HTTP CONNECT tunnel, host:port"),
     Option(
         "requestTimeoutMs",
         BOTH,

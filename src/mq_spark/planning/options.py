@@ -28,6 +28,7 @@ from mq_spark.planning.option_table import (
     SINK,
     SOURCE,
     STARTING,
+    VIA,
     WITHOUT_EFFECT,
     names,
 )
@@ -62,7 +63,8 @@ class SourceOptions:
     `max_bytes_per_trigger` counts bytes as they are stored. `filter` is text in the grammar of
     `mq_protocol.sql.row_filter`, or empty. `timeout_ms` bounds every question to the brokers, retries included.
     `read_from`: "leader" or "any"; `rack`: whose replicas come first with "any". `lease`: of which queue group the
-    query is a member; None: it reads the topics. `security` None: in plain text.
+    query is a member; None: it reads the topics. `security` None: in plain text. `via`:
+    the tunnel through which brokers are reached; empty: directly.
     """
 
     bootstrap: str
@@ -86,12 +88,14 @@ class SourceOptions:
     rack: str
     lease: LeaseOptions | None = None
     security: SecurityOptions | None = None
+    via: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """What a writer was asked for. `topic` None: each row names its own. `key_column`: of typed topics, chooses the
-    partition. `keep_on_mismatch` is `onReplayMismatch=keep`. `security` None: in plain text.
+    partition. `keep_on_mismatch` is `onReplayMismatch=keep`. `security` None: in plain text. `via`:
+    the tunnel through which brokers are reached; empty: directly.
     """
 
     bootstrap: str
@@ -102,6 +106,7 @@ class SinkOptions:
     txn_version: int | None
     timeout_ms: int
     security: SecurityOptions | None = None
+    via: str = ""
 
 
 # ------------------------------------------------------------------ the table of names
@@ -166,6 +171,7 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
         rack=options.get("kafka.client.rack", ""),
         lease=lease,
         security=parse_security(options),
+        via=_via(options),
     )
 
 
@@ -263,6 +269,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         txn_version=version,
         timeout_ms=integer(options, "requestTimeoutMs", 1) or SINK_TIMEOUT_MS,
         security=parse_security(options),
+        via=_via(options),
     )
 
 
@@ -307,6 +314,20 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
     raise InvalidSetting(f"unknown option {written!r}{hint}")
 
 
+def _via(options: Mapping[str, str]) -> str:
+    given = options.get(VIA, "").strip()
+    if VIA in options and not given:
+        raise InvalidSetting(f"{VIA} is empty: give the address of an HTTP CONNECT tunnel, or leave it out")
+    if given and not _is_address(given):
+        raise InvalidSetting(f"{VIA} has {given!r}: write the address of an HTTP CONNECT tunnel as host:port")
+    return given
+
+
+def _is_address(text: str) -> bool:
+    host, colon, port = text.rpartition(":")
+    return bool(host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536)
+
+
 def _bootstrap(options: Mapping[str, str]) -> str:
     text = options.get(BOOTSTRAP)
     if text is None:
@@ -315,8 +336,7 @@ def _bootstrap(options: Mapping[str, str]) -> str:
         )
     addresses = [address.strip() for address in text.split(",") if address.strip()]
     for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if not _is_address(address):
             raise InvalidSetting(f"{BOOTSTRAP} has {address!r}: write every broker as host:port, with commas between")
     if not addresses:
         raise InvalidSetting(f"{BOOTSTRAP} is empty: write every broker as host:port, with commas between")

@@ -55,7 +55,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> Fed:
     scripted.brokers_say = dict.fromkeys(
         ("b:1", "b:2", "b:3"), lambda request: told(*[topic_info(1, name=name) for name in request.topics])
     )
-    monkeypatch.setattr(consumer_module, "Connection", lambda bootstrap, refused_s, security: scripted)
+    monkeypatch.setattr(consumer_module, "Connection", lambda bootstrap, refused_s, security, via: scripted)
     made = Fed(scripted)
 
     def begin(subscriptions: Subscriptions) -> None:

@@ -20,6 +20,15 @@ def test_reads_that_go_to_other_replicas_have_clients_of_their_own() -> None:
     assert [connect(options, read_from, rack) for read_from, rack in asked] == made
 
 
+def test_a_tunnel_has_clients_of_its_own_and_the_workers_environment_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITONMQ_VIA", "of-the-worker:1")
+    given = {"bootstrap.servers": "127.0.0.1:1"}
+    made = [connect(parse_sink({**given, **more}, streaming=True)) for more in ({}, {"via": "gateway:7490"})]
+    assert [cluster._connection.client.via for cluster in made] == ["", "gateway:7490"]
+
+
 @pytest.mark.parametrize("once", [True, False])
 def test_a_decision_says_whether_its_key_is_for_this_one_alone(once: bool) -> None:
     told: list[Any] = []

@@ -281,3 +281,12 @@ def test_on_replay_mismatch_is_fail_or_keep() -> None:
     assert not parse_sink(SINK, streaming=True).keep_on_mismatch
     assert parse_sink({**SINK, "onReplayMismatch": "keep"}, streaming=True).keep_on_mismatch
     assert "did you mean 'keep'?" in sink_error(onReplayMismatch="keeep")
+
+
+@pytest.mark.parametrize("wrong", ["", "gateway", "gateway:0", "gateway:70000", ":7490"])
+def test_the_tunnel_is_one_address(wrong: str) -> None:
+    assert parse_source({**SOURCE, "via": " gateway:7490 "}, streaming=True).via == "gateway:7490"
+    assert parse_sink({"bootstrap.servers": "a:1", "VIA": "gateway:7490"}, streaming=False).via == "gateway:7490"
+    assert parse_source(SOURCE, streaming=False).via == ""
+    with pytest.raises(InvalidSetting, match=r"^via"):
+        parse_source({**SOURCE, "via": wrong}, streaming=True)

@@ -1,0 +1,122 @@
+"""Every client, by gRPC and over stream ports, through a tunnel: the broker's name means something to the tunnel alone,
+so nobody reaches it past that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader, Security, TritonMQError, Unreachable
+from mq_client.cluster import streams
+from mq_dev.local_cluster import HOST
+from tests.hidden import Proxy, hidden_bootstrap, hidden_cluster, name_of
+from tests.securing import Certs
+
+pytestmark = pytest.mark.processes
+
+
+class Hidden:
+    """What clients need."""
+
+    def __init__(self, bootstrap: str, via: str, security: Security | None = None) -> None:
+        self.bootstrap = bootstrap
+        self.via = via
+        self.security = security
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hidden]:
+    with (
+        hidden_cluster(tmp_path_factory.mktemp("hidden")) as cluster,
+        Proxy(cluster.bootstrap) as proxy,
+    ):
+        yield Hidden(hidden_bootstrap(cluster), proxy.via)
+
+
+@pytest.fixture(params=["grpc", "stream"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By which, and no other."""
+    monkeypatch.setenv(streams.VARIABLE, request.param)
+    monkeypatch.setattr(streams, "_avoided", {})
+    return str(request.param)
+
+
+def test_without_the_tunnel_nobody_is_reached(plain: Hidden) -> None:
+    with Admin(plain.bootstrap, timeout_ms=1_000) as admin, pytest.raises(Unreachable):
+        admin.describe_cluster()
+
+
+def use_everything(hidden: Hidden, topic: str) -> None:
+    bootstrap, how = hidden.bootstrap, {"via": hidden.via, "security": hidden.security}
+    with Admin(bootstrap, **how) as admin:
+        admin.create_topic(topic, partitions=2, schema="n long")
+        admin.declare_queue(topic, "workers")
+        assert [broker.address for broker in admin.describe_cluster().brokers] == [bootstrap]
+    with Producer(bootstrap, **how) as producer:
+        for partition in (0, 1):
+            rows = pa.RecordBatch.from_pydict({"n": range(1_000)}, schema=pa.schema([("n", pa.int64())]))
+            producer.publish_batch(topic, rows, partition=partition).result()
+        producer.publish(topic, {"n": 1_000}, partition=0).result()
+    with Reader(bootstrap, **how) as reader:
+        found = [n for rows in reader.read(topic, 0) for n in rows.column("n").to_pylist()]
+        assert found == list(range(1_001))
+    with Consumer(bootstrap, group="g", start="earliest", idle_ms=20_000, **how) as consumer:
+        consumer.subscribe(topic)
+        seen = list(islice(consumer, 2_001))
+        assert len(seen) == 2_001
+    with Queue(bootstrap, topic, "workers", idle_ms=20_000, **how) as queue:
+        record = next(iter(queue))
+        record.ack()
+    with Lock(bootstrap, f"lock-{topic}", **how) as lock:
+        assert lock.token
+
+
+def test_every_client_goes_through_it(plain: Hidden, topic: str, transport: str) -> None:
+    use_everything(plain, topic)
+
+
+def test_the_environment_names_it_and_a_word_of_no_proxy_is_not_obeyed(
+    plain: Hidden, topic: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITONMQ_VIA", plain.via)
+    monkeypatch.setenv("no_proxy", "hidden,127.0.0.1")
+    monkeypatch.setenv("grpc_proxy", "http://127.0.0.1:9")
+    with Admin(plain.bootstrap) as admin:
+        admin.create_topic(topic)
+    with Producer(plain.bootstrap) as producer:
+        producer.publish(topic, "hello").result()
+    with Consumer(plain.bootstrap, start="earliest", idle_ms=20_000) as consumer:
+        consumer.subscribe(topic)
+        assert next(iter(consumer)).value == b"hello"
+    with Admin(plain.bootstrap, via="", timeout_ms=500) as admin, pytest.raises(Unreachable):
+        admin.describe_cluster()
+
+
+def test_over_tls_the_brokers_own_certificate_is_checked(
+    tmp_path: Path, topic: str, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs = Certs(tmp_path / "certs", 1, hosts=(HOST, name_of(1)))
+    stranger = Certs(tmp_path / "other")
+    security = certs.user("admin")
+    with hidden_cluster(tmp_path / "hidden", certs=certs.path) as cluster:
+        monkeypatch.setenv("TRITONMQ_CERTS", str(certs.path))
+        monkeypatch.setenv("TRITONMQ_USER", "admin")
+        with Proxy(cluster.bootstrap) as proxy:
+            use_everything(Hidden(hidden_bootstrap(cluster), proxy.via, security), topic)
+            believing = stranger.user("admin")
+            with (
+                Admin(hidden_bootstrap(cluster), 5_000, believing, proxy.via) as admin,
+                pytest.raises(TritonMQError, match="certificate"),
+            ):
+                admin.describe_cluster()
+
+
+def test_an_address_that_is_no_brokers_is_refused_and_the_tunnel_is_named(plain: Hidden) -> None:
+    with Admin("127.0.0.1:22", via=plain.via) as admin, pytest.raises(Unreachable) as raised:
+        admin.describe_cluster()
+    assert f"the tunnel at {plain.via} refuses 127.0.0.1:22" in str(raised.value)
+    assert "no broker was asked" in str(raised.value)
