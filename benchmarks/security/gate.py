@@ -1,4 +1,4 @@
-"""What the gate costs a call and a batch: name, right and quota, in this process, without a connection."""
+"""What the gate costs a call and a batch: name, right and every quota, in this process, without a connection."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from benchmarks.security.ground import Row
 from mq_broker.rpc.gate import Gate
 from mq_broker.security.authority import Asker, Authority
 from mq_broker.security.names import Principal
+from mq_broker.security.quotas import Quotas
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.methods import BROKER
+from mq_protocol.quotas import Quota
 from mq_protocol.rights import Kind, Operation
 
 RULES: Final = 200
@@ -47,16 +49,21 @@ def _authority() -> Authority:
     return authority
 
 
+LIMIT: Final = 1 << 40
+"""Of everything, so that all quotas are counted and nobody waits."""
+
+
 async def rows(count: int) -> list[Row]:
-    gate = Gate(_authority())
+    gate = Gate(_authority(), quotas=Quotas(dict.fromkeys(Quota, LIMIT)))
     connection: Any = _Connection()
     door = gate.door(BROKER.methods["ListOffsets"])
     request = pb.ListOffsetsRequest(topic="orders-7-eu", partitions=[0])
 
     async def call() -> None:
         asker = door.greet(connection)
-        await door.hold_back(asker, request)
-        await door.admit(asker, request)
+        with door.present(asker):
+            await door.hold_back(asker, request)
+            await door.admit(asker, request)
 
     async def over(number: int) -> float:
         begun = time.process_time()

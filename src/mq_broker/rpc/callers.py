@@ -14,13 +14,14 @@ from grpc import aio
 
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_broker.security.client_port import ClientPort
-from mq_broker.security.names import ANONYMOUS, Principal, member_of, of_auth_context
+from mq_broker.security.names import ANONYMOUS, Principal, member_of, of_auth_context, serial_of
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
 
 _caller: Final[ContextVar[str]] = ContextVar("caller", default="")
 _principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
+_serial: Final[ContextVar[str]] = ContextVar("serial", default="")
 _asker: Final[ContextVar[Asker]] = ContextVar("asker", default=NOBODY_ASKS)
 _verified: Final[ContextVar[Verified | None]] = ContextVar("verified", default=None)
 
@@ -33,6 +34,11 @@ def caller() -> str:
 def principal() -> Principal:
     """In whose name the request is that this task answers; `User:ANONYMOUS` where it is nobody's."""
     return _principal.get()
+
+
+def serial() -> str:
+    """Of the certificate of the connection by which the request came; empty if it showed none."""
+    return _serial.get()
 
 
 def asker() -> Asker:
@@ -79,8 +85,15 @@ def check_is_broker(broker: int, speaker: Principal) -> None:
 def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:
     """For the task that answers this call, and all that it starts. Every handler begins with it. Raises
     `NotAuthenticated` if the connection proves no name, though it should."""
-    by_token = _verified.get()
-    found = of_auth_context(context.auth_context()) if by_token is None else by_token.principal
+    by_token, number = _verified.get(), ""
+    if by_token is None:
+        proved = context.auth_context()  # gRPC makes it anew each time it is asked
+        found = of_auth_context(proved)
+        if found is not ANONYMOUS:
+            number = serial_of(proved)
+    else:
+        found = by_token.principal
+    _serial.set(number)
     _caller.set(context.peer())
     _principal.set(found)
     return found

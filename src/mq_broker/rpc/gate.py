@@ -16,17 +16,17 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from google.protobuf.message import Message
 from grpc import aio
 
-from mq_broker.rpc.callers import note_asker, note_caller, verified
-from mq_broker.rpc.pacing import Present, admit_lease, admit_request
+from mq_broker.rpc.callers import caller, note_asker, note_caller, serial, verified
+from mq_broker.rpc.pacing import Present, admit_lease, admit_request, paid_for
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority, resource_text
-from mq_broker.security.names import serial_of
-from mq_broker.security.quotas import Quotas
+from mq_broker.security.names import Principal
+from mq_broker.security.quotas import Meter, Quotas
 from mq_broker.security.rules import Effect, Verdict
 from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
@@ -43,6 +43,9 @@ Grant: TypeAlias = tuple[Operation, Kind, str | None]
 LOOK_AGAIN_EVERY: Final = 500
 """Grants that are judged again before others have their turn."""
 
+
+ASKERS_MAX: Final = 4_096
+"""Connections and methods of which it is remembered who asks there."""
 
 _LATER_MAX_S: Final = 86_400.0 * 365
 _REVOKED: Final = "the name or the certificate is revoked"
@@ -103,6 +106,7 @@ class Gate:
         self.quotas = quotas or Quotas()
         self.calls: set[UnderWay] = set()
         self.seen = Seen()
+        self._askers: dict[tuple[str, str], Asker] = {}
         self._looking: asyncio.Task[None] | None = None
         self._look_once_more = False
         authority.changed.append(self._rules_changed)
@@ -114,31 +118,48 @@ class Gate:
     def greet(self, context: aio.ServicerContext[Any, Any], method: str) -> Asker:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
         try:
-            who, serial = note_caller(context), serial_of(context.auth_context())
-            asker = Asker(
-                who, context.peer(), self.authority, serial=serial, token=verified(), method=method, denials=self.audit
-            )
-            if asker.free or not asker.superuser:
-                asker.meter = self.quotas.meter(asyncio.get_running_loop().time(), asker.text)
+            who = note_caller(context)
         except NotAuthenticated as error:
             if self.audit is not None:
                 self.audit.stranger(context.peer(), method, str(error))
             raise
+        asker = self._asker(who, caller(), method)
+        if asker.free or not asker.superuser:
+            asker.meter = self.quotas.meter_of(asker.text) or self._new_meter(asker)
         note_asker(asker)
-        self.seen.note(asker.text, serial)
-        if not asker.free or asker.principal.kind != "User":
-            self._check_name(asker, method)
+        if not asker.free:
+            self.check_still_known(asker, method)
+        if not asker.is_user:
+            self._refuse_broker(asker, method)
         return asker
 
-    def _check_name(self, asker: Asker, method: str) -> None:
-        self.check_still_known(asker, method)
-        if asker.principal.kind != "User":
-            why = "a broker's certificate is no user's"
-            self._note_refused(asker, method, "", "", why)
-            raise PermissionDenied(f"{asker.text} may not ask this as a client: {why}. Use a client's certificate")
+    def _asker(self, who: Principal, address: str, method: str) -> Asker:
+        """One for all requests of a method by a connection. An address may be another connection's by now, so it must
+        be the same name and the same certificate. Whoever shows a token may show another in each request."""
+        number, token = serial(), verified()
+        known = self._askers.get((address, method))
+        if known is not None and known.principal is who and known.serial == number and token is None:
+            return known
+        made = Asker(who, address, self.authority, serial=number, token=token, method=method, denials=self.audit)
+        self.seen.note(made.text, number)
+        if token is None:
+            if len(self._askers) >= ASKERS_MAX:
+                self._askers.clear()  # which of them are of connections that have gone is not known
+            self._askers[address, method] = made
+        return made
+
+    def _new_meter(self, asker: Asker) -> Meter:
+        return self.quotas.meter(asyncio.get_running_loop().time(), asker.text)
+
+    def _refuse_broker(self, asker: Asker, method: str) -> NoReturn:
+        why = "a broker's certificate is no user's"
+        self._note_refused(asker, method, "", "", why)
+        raise PermissionDenied(f"{asker.text} may not ask this as a client: {why}. Use a client's certificate")
 
     def check_still_known(self, asker: Asker, method: str) -> None:
         """Raises `NotAuthenticated` if its name, its certificate or its token is revoked."""
+        if asker.token is None and not self.authority.is_revoked(asker):  # nearly always
+            return
         if gone := self._gone(asker):
             self._note_refused(asker, method, "", "", gone[0])
             raise gone[1]
@@ -222,6 +243,7 @@ class Door:
         self._name = method.name
         self._row = row_of(method.name)
         self._lends = self._row.waits and method.kind is MethodKind.UNARY
+        self._may_settle = "settles" in method.request.DESCRIPTOR.fields_by_name
 
     def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
         """Who asks: before anything is read. Raises `NotAuthenticated` and `PermissionDenied`."""
@@ -229,7 +251,10 @@ class Door:
 
     def lasts(self, request: Message) -> bool:
         """Whether it may be under way for long. A Lease that settles something waits for nothing."""
-        return self._row.waits and not getattr(request, "settles", ())
+        return self._row.waits and not self._settles(request)
+
+    def _settles(self, request: Message | None) -> bool:
+        return self._may_settle and bool(getattr(request, "settles", ()))
 
     def under_way(self, asker: Asker) -> UnderWay:
         """Raises `NotAuthenticated` for who was revoked while the request was read: from now on it is told."""
@@ -242,9 +267,10 @@ class Door:
 
     async def hold_back(self, asker: Asker, request: Message | None) -> None:
         """Whoever is above a quota. `request` None: a stream is opened. Raises `Overloaded`."""
-        if asker.meter is None or self._row.unhurried or getattr(request, "settles", None):
+        if asker.meter is None or self._row.unhurried or self._settles(request):
             return
-        await admit_request(asker.meter, self._name)
+        if not paid_for(asker.meter):
+            await admit_request(asker.meter, self._name)
         if self._lends:
             await admit_lease(asker.meter)
 

@@ -72,6 +72,12 @@ def chunk_bytes(wanted: int) -> int:
     return wanted if bucket is None else min(wanted, max(bucket.rate, CHUNK_BYTES_MIN))
 
 
+def paid_for(meter: Meter) -> bool:
+    """Takes one request more if it is paid for at once, or nothing bounds it: nearly always. Else `admit_request`."""
+    bucket = meter.buckets.get(Quota.REQUESTS)
+    return bucket is None or bucket.reserve(asyncio.get_running_loop().time(), 1, 0.0)[0]
+
+
 async def admit_request(meter: Meter | None, method: str) -> None:
     """One request more. Raises `Overloaded` if it is not paid for within a second: nothing of it was done."""
     if meter is None:

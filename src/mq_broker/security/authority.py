@@ -91,9 +91,9 @@ class Denials(Protocol):
 
 class Asker:
     """Who asks for something, and what it may do at this moment. `address`: of the connection. `serial`: of its
-    certificate. `token`: what it has shown instead of one. `free`: no right is judged. `meter`: what it uses of this
-    broker; None for whom no quota holds. `method`: what it asks; `denials`: where it is noted what it is denied by
-    others than the gate."""
+    certificate. `token`: what it has shown instead of one. `is_user`: it is no broker. `free`: no right is judged.
+    `meter`: what it uses of this broker; None for whom no quota holds. `method`: what it asks; `denials`: where it is
+    noted what it is denied by others than the gate."""
 
     __slots__ = (
         "_authority",
@@ -102,6 +102,7 @@ class Asker:
         "address",
         "free",
         "groups",
+        "is_user",
         "meter",
         "principal",
         "serial",
@@ -126,6 +127,7 @@ class Asker:
         self.groups = token.groups if token is not None else ()
         self.principal = principal
         self.text = str(principal)
+        self.is_user = principal.kind == "User"
         self.address = address
         self.free = not authority.on
         self.meter = meter

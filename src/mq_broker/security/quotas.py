@@ -153,6 +153,10 @@ class Quotas:
     def limit_of(self, principal: str, quota: Quota) -> int | None:
         return dict(self.of(principal)).get(quota)
 
+    def meter_of(self, principal: str) -> Meter | None:
+        """The one of that principal, if it is here."""
+        return self._meters.get(principal)
+
     def meter(self, now: float, principal: str) -> Meter:
         """The one of that principal. Meters of those who have gone, and whose use is paid for, are dropped."""
         meter = self._meters.get(principal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError
 from mq_protocol.limits import REQUEST_PLACES_MAX
 from mq_protocol.methods import BROKER
 from mq_protocol.rights import Kind, Operation
+from tests.securing import Certs
 
 ETL = Principal("User", "etl")
 
@@ -273,5 +275,78 @@ def test_a_batch_is_judged_once_for_each_topic_until_rules_change(monkeypatch: p
             assert judged == ["u", "u"]
             judging.give()
             assert isinstance(door.admit_batch(call, batch("t")), UnknownTopic)
+
+    asyncio.run(main())
+
+
+class Proven(Context):
+    """What a certificate has proved, of a connection from the same address."""
+
+    def __init__(self, certs: Certs, user: str) -> None:
+        self._pem = Path(certs.user(user).files().certificate).read_bytes()
+        self._user = user
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {
+            "transport_security_type": [b"ssl"],
+            "ssl_tls_version": [b"TLSv1.3"],
+            "peer_uri": [f"tritonmq://client/{self._user}".encode()],
+            "x509_pem_cert": [self._pem],
+        }
+
+
+def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ASKERS_MAX", 2)
+    certs, others = Certs(tmp_path / "certs"), Certs(tmp_path / "others")
+    etl, etl_again, newer, night = (
+        Proven(certs, "etl"),
+        Proven(certs, "etl"),
+        Proven(others, "etl"),  # another certificate, as after it was replaced
+        Proven(certs, "night"),
+    )
+
+    async def main() -> None:
+        judging = Judging()
+        await judging.begin()
+        door = judging.gate.door(BROKER.methods["Metadata"])
+        greet: Any = door.greet
+        first = greet(etl)
+        assert greet(etl_again) is first
+        another: Any = judging.gate.door(BROKER.methods["ListOffsets"])
+        assert another.greet(etl) is not first, "what it is denied is noted with what it asked"
+        second = greet(newer)
+        assert second is not first
+        assert (second.text, second.serial == first.serial) == ("User:etl", False)
+        assert greet(night).text == "User:night"
+        assert greet(etl).text == "User:etl"
+        assert greet(Context()).text == "User:ANONYMOUS"
+        assert greet(Context()).serial == "", "not that of who came before"
+        for port in range(10):
+            context = Context()
+            monkeypatch.setattr(context, "peer", lambda port=port: f"ipv4:127.0.0.1:{port}", raising=False)
+            greet(context)
+        assert len(judging.gate._askers) <= 2
+
+    asyncio.run(main())
+
+
+def test_who_is_remembered_is_revoked_at_once_all_the_same(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs")
+    etl: Any = Proven(certs, "etl")
+
+    async def main() -> None:
+        judging = Judging()
+        await judging.begin()
+        door = judging.gate.door(BROKER.methods["Metadata"])
+        serial = door.greet(etl).serial
+        assert serial
+        for revoked in ("User:etl", serial):
+            judging.authority.take(9, RuleBook(), Revoked().changed([revoked], []), Tokens())
+            with pytest.raises(NotAuthenticated, match="revoked"):
+                door.greet(etl)
+            judging.give()
+            assert door.greet(etl).text == "User:etl"
 
     asyncio.run(main())
