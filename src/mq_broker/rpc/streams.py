@@ -21,6 +21,7 @@ from weakref import WeakSet
 
 from mq_broker.rpc.framed import Accepting, Tls, begin, joined, prepare
 from mq_broker.rpc.service import EOF, Coding, Conversation
+from mq_broker.rpc.status import let_go
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
@@ -464,7 +465,7 @@ class StreamServer(Accepting):
             traceback.clear_frames(cancelled.__traceback__)  # the task keeps them: with what was to be written
             raise
         except TritonMQError as refused:
-            traceback.clear_frames(refused.__traceback__)
+            let_go(refused)
             error = refused
         except Exception as failure:
             log.exception("a stream failed")
@@ -500,6 +501,7 @@ class StreamServer(Accepting):
                 except TritonMQError as refused:
                     if BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
                         raise
+                    let_go(refused)  # of the request: the client may stay
                     error = refused
                 await self._to_its_end(wire, opened.method, is_refused=error is not None)
         except TimeoutError as late:

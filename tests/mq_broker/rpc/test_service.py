@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import inspect
 import logging
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -276,3 +279,90 @@ def test_an_error_that_its_client_is_gone_for_ends_the_call_quietly(monkeypatch:
             await service._fail(context, "Lock", InvalidRequest("no"))
 
     asyncio.run(scenario())
+
+
+class Aborted:
+    """A context that keeps what a call was aborted with, as gRPC's does. `holders`: the functions that held what is
+    watched then. To look at frames keeps what was in them."""
+
+    def __init__(self, *watched: object) -> None:
+        self._watched = watched
+        self.holders: set[str] = set()
+        self.kept: aio.AbortError | None = None
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        return {"transport_security_type": [b"insecure"]}
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def time_remaining(self) -> None:
+        return None
+
+    async def abort(self, *_: Any, **__: Any) -> None:
+        if self._watched:
+            self._look()
+        self.kept = aio.AbortError("Locally aborted.")
+        raise self.kept
+
+    def _look(self) -> None:
+        self.holders |= {each.f_code.co_name for each in gc.get_referrers(*self._watched) if inspect.isframe(each)}
+        frame = inspect.currentframe()
+        while frame := frame and frame.f_back:  # those that are running are no referrers
+            if any(each is local for each in self._watched for local in frame.f_locals.values()):
+                self.holders.add(frame.f_code.co_name)
+
+
+NAMED = "long" * 250
+FAILS = pytest.mark.parametrize("fails", [NotLeader("not here"), RuntimeError("a defect")], ids=["refused", "a defect"])
+
+
+async def refused(fails: Exception, data: bytes, context: Any) -> None:
+    """A request of which `NAMED` is in the frames that it went through."""
+
+    async def refuse(_request: Any, _deadline: float) -> None:
+        held = NAMED
+        try:
+            raise LookupError
+        except LookupError as error:
+            raise fails from error
+        finally:
+            assert held
+
+    answering: Any = Answering()
+    answering.staged = refuse
+    door = Gate(Authority()).door(BROKER.methods["Staged"])
+    handler: Any = service.unary_handler(BROKER.methods["Staged"], answering, door)
+    answered = handler.unary_unary(data, context)
+    del context, data  # what is raised keeps this frame
+    with pytest.raises(aio.AbortError):
+        await answered
+
+
+@FAILS
+def test_what_a_refused_request_was_is_free_before_it_is_answered(
+    fails: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, service.log.name)  # else the fixture keeps what was logged, and its frames
+    data = pb.StagedRequest(topic="t").SerializeToString()
+    context = Aborted(data, NAMED)
+    asyncio.run(refused(fails, data, context))
+    assert context.holders <= {inspect.currentframe().f_code.co_name}  # type: ignore[union-attr]
+
+
+@FAILS
+def test_a_refused_request_leaves_no_circle_to_the_collector_of_cycles(
+    fails: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Requests are large, and it comes after hundreds of them."""
+    caplog.set_level(logging.CRITICAL, service.log.name)
+    context = Aborted()
+    gone = weakref.ref(context)
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(refused(fails, pb.StagedRequest(topic="t").SerializeToString(), context))
+        del context
+        assert gone() is None
+    finally:
+        gc.enable()
