@@ -51,6 +51,7 @@ type read struct {
 	partition     int32
 	start         int64
 	position, end int64
+	appendedUs    int64 // of the batch that is given
 	options       readOptions
 }
 
@@ -275,7 +276,7 @@ func (r *read) give(message *pb.BatchesResponse, yield func(arrow.RecordBatch, e
 		if err != nil {
 			return err
 		}
-		r.position = upto
+		r.position, r.appendedUs = upto, stored.GetTimestampUs()
 		if batch == nil {
 			continue
 		}

@@ -6,7 +6,6 @@ import datetime
 import decimal
 import json
 import os
-import shutil
 import signal
 import subprocess
 import uuid
@@ -21,11 +20,9 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from mq_client import Producer, Reader
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.sql.ddl import parse_schema
+from tests.clients.conftest import BUILD_S, CLIENT, go
 from tests.cluster.harness import Cluster
 
-ROOT = Path(__file__).parents[2]
-CLIENT = ROOT / "clients" / "go"
-BUILD_S = 900
 ASK_S = 60
 RECORDS = 100_000
 
@@ -53,20 +50,6 @@ ROWS = [
     {"id": 2},
     {"id": 3, "h": "", "i": b"", "o": [], "p": [], "s": [], "t": {"u": None, "v": []}},
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the client's programs are."""
-    directory = tmp_path_factory.mktemp("go")
-    subprocess.run([_go(), "build", "-o", directory, "./cmd/..."], cwd=CLIENT, check=True, timeout=BUILD_S)
-    return directory
-
-
-def _go() -> str:
-    found = shutil.which("go") or "/usr/local/go/bin/go"
-    assert Path(found).exists(), "there is no Go: install 1.26 or newer, or put it on the PATH"
-    return found
 
 
 def _copy(programs: Path, cluster: Cluster, source: str, target: str, name: uuid.UUID) -> dict[str, Any]:
@@ -152,8 +135,10 @@ def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) 
     cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")
     cluster.admin.create_topic("records", partitions=3)
     race = [] if os.environ.get("TRITONMQ_GO_RACE") == "0" else ["-race"]
-    command = [_go(), "test", *race, "-count=1", "./..."]
-    done = subprocess.run(command, cwd=CLIENT, env=environment, capture_output=True, text=True, timeout=BUILD_S)
+    command = [go(), "test", *race, "-count=1", "./..."]
+    done = subprocess.run(
+        command, cwd=CLIENT, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
