@@ -106,6 +106,17 @@ class Journal(Protocol):
     def sealed(self) -> bool:
         """Some of it is sealed on the disk."""
 
+    @property
+    def generation(self) -> int:
+        """Another number once the log was cut, or closed: an index may name another entry since."""
+
+    def is_dear(self, first_index: int, last_index: int) -> bool:
+        """Reading these entries would hold the event loop: more than a little lies on the disk, and may be sealed."""
+
+    async def read_apart(self, first_index: int, last_index: int) -> list[Frame]:
+        """As `read`, all of them, with what is sealed opened in a thread. Empty if the log was cut or closed meanwhile:
+        other entries may be there then. Raises as `read`."""
+
     async def open_apart(self, first_index: int, last_index: int) -> None:
         """Returns once reading these entries costs the event loop little: what lies sealed on the disk, and is more
         than a little, was opened in a thread by then. It may be much to read all the same; nothing relies on it."""

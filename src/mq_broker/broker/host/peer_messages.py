@@ -8,8 +8,10 @@ it again. What no broker sends (core/replication/peer_admission.py) is dropped a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeAlias, assert_never
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
@@ -26,6 +28,10 @@ log = logging.getLogger(__name__)
 
 _ANY_BYTES: Final = 1 << 62
 """The core has bounded what it sends at once."""
+
+SENDS_WAITING_MAX: Final = 64
+"""To one broker, behind what is read in a thread. The core has `append_in_flight_max` of them, and heartbeats; what is
+dropped it sends again."""
 
 Judge: TypeAlias = Callable[[AppendEntries | AppendAck | InstallSnapshot], Judgement]
 Feed: TypeAlias = Callable[[Event], None]
@@ -57,6 +63,7 @@ class PeerMessages:
         self._arriving = arriving
         self._snapshot_bytes_max = snapshot_bytes_max
         self._decoding = False
+        self._waiting: dict[int, deque[AppendEntries]] = {}  # behind what is read in a thread, by broker
 
     # -- in: each raises `PeerRefused` for what no broker sends
 
@@ -155,13 +162,49 @@ class PeerMessages:
                 assert_never(message)
 
     def _send_entries(self, to: int, message: AppendEntries) -> None:
-        frames: list[Frame] = []
-        if message.last_index > message.prev_index:
-            try:
-                frames = self._journal.read(message.prev_index + 1, message.last_index, _ANY_BYTES)
-            except StorageFailed as error:
-                log.warning("%s: entries for broker %d cannot be read: %s", self._name, to, error)
-                return
+        """In order. What would hold the event loop is read in a thread, and what follows waits for it."""
+        waiting = self._waiting.get(to)
+        if waiting is not None:
+            if len(waiting) < SENDS_WAITING_MAX:
+                waiting.append(message)
+        elif message.last_index > message.prev_index and self._journal.is_dear(
+            message.prev_index + 1, message.last_index
+        ):
+            self._waiting[to] = deque([message])
+            work = self._send_waiting(to, self._journal.generation)
+            self._spawn(work, f"read entries of {self._name} for broker {to}")
+        else:
+            with self._telling(to):
+                self._send_frames(to, message, self._frames_of(message))
+
+    async def _send_waiting(self, to: int, generation: int) -> None:
+        """All that waits. Once the log is cut other entries may be where those were: what is left is dropped."""
+        waiting, journal = self._waiting[to], self._journal
+        try:
+            while waiting and generation == journal.generation:
+                message = waiting[0]
+                first, last = message.prev_index + 1, message.last_index
+                with self._telling(to):
+                    frames = await journal.read_apart(first, last) if last >= first else []
+                    if generation == journal.generation:
+                        self._send_frames(to, message, frames)
+                waiting.popleft()
+        finally:
+            del self._waiting[to]
+
+    @contextlib.contextmanager
+    def _telling(self, to: int) -> Iterator[None]:
+        try:
+            yield
+        except StorageFailed as error:
+            log.warning("%s: entries for broker %d cannot be read: %s", self._name, to, error)
+
+    def _frames_of(self, message: AppendEntries) -> list[Frame]:
+        if message.last_index <= message.prev_index:
+            return []
+        return self._journal.read(message.prev_index + 1, message.last_index, _ANY_BYTES)
+
+    def _send_frames(self, to: int, message: AppendEntries, frames: list[Frame]) -> None:
         self._links.send_entries(
             to,
             pb.AppendEntries(

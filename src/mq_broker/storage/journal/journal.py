@@ -25,18 +25,17 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
-from mq_broker.storage.files import Files
 from mq_broker.storage.interface import Frame, JournalListener, not_kept
 from mq_broker.storage.journal.key_ahead import KeyAhead
 from mq_broker.storage.journal.recovery import LogDamaged, Recovered
 from mq_broker.storage.journal.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
 from mq_broker.storage.journal.shortening import WholeSegment, drop_segments, entries_of, store_snapshot, summarize
+from mq_broker.storage.journal.unsealing import OPENED_AT_ONCE_MAX, OPENED_ON_THE_LOOP_MAX, Kept
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import Altered, DataKey, file_end, unit_start
@@ -47,12 +46,6 @@ CLOSE_DEADLINE_S: Final = 30.0
 ADOPT_DEADLINE_S: Final = 30.0
 
 _FRAME_OVERHEAD_BYTES: Final = 512  # what a cached frame costs beside its bytes: an Entry, a tuple, its numbers
-
-OPENED_ON_THE_LOOP_MAX: Final = 64 << 10
-"""Sealed bytes that the event loop opens itself: more are opened in a thread, if whoever reads can wait."""
-
-OPENED_APART_MAX: Final = 16 << 20
-OPENED_KEPT_S: Final = 2.0
 
 _logger = logging.getLogger(__name__)
 
@@ -113,7 +106,7 @@ class DiskJournal:
         self._recent_bytes = 0
         self._overflow_from: int | None = None
         self._damage_told = self._altered_told = False
-        self._opened: dict[int, Frame] = {}  # what a thread opened lately, of the files
+        self._opened = Kept(writer.loop)
         self._reader: tuple[int, int] | None = None  # (segment, descriptor)
         self._closed: asyncio.Future[None] | None = None
         self._adopting: list[tuple[int, asyncio.Future[str]]] = []
@@ -336,7 +329,7 @@ class DiskJournal:
         if self._overflow_from is not None and last_index < self._overflow_from:
             self._overflow_from = None
         self._close_reader()  # a segment may be made anew under the same name
-        self._opened = {}
+        self._opened.forget()
         segment = self._segments[-1][0] if self._segments else 0
         kept_bytes = self._file_end(last_index) if segment else 0
         self._writer.submit(self._files, self, Truncate(self._generation, last_index, segment, kept_bytes))
@@ -423,8 +416,8 @@ class DiskJournal:
 
     def _read_files(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
         """Frames of one segment, read at once and each checked."""
-        if first_index in self._opened:
-            return [self._opened.pop(first_index)]
+        if (opened := self._opened.take(first_index)) is not None:
+            return [opened]
         segment, base, last_index = self._within_segment(first_index, last_index)
         last_index = self._last_that_fits(first_index, last_index, room, first=first)
         start, key = self._end(first_index - 1), self._keys.get(segment)
@@ -497,24 +490,53 @@ class DiskJournal:
     def sealed(self) -> bool:
         return bool(self._keys)
 
-    async def open_apart(self, first_index: int, last_index: int) -> None:
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def is_dear(self, first_index: int, last_index: int) -> bool:
         if not self._keys or first_index <= self._base or first_index >= self._recent_first:
-            return
+            return False
         last_index = min(last_index, self._recent_first - 1, self.last_index)
-        segment, base, last_index = self._within_segment(first_index, last_index)
+        return self._end(last_index) - self._end(first_index - 1) > OPENED_ON_THE_LOOP_MAX
+
+    async def open_apart(self, first_index: int, last_index: int) -> None:
+        self._opened.keep(await self._read_apart(first_index, last_index) or [])
+
+    async def read_apart(self, first_index: int, last_index: int) -> list[Frame]:
+        generation = self._generation
+        frames: list[Frame] = []
+        index, last_index = first_index, min(last_index, self.last_index)
+        while index <= last_index:
+            more = await self._read_apart(index, last_index)
+            if generation != self._generation:
+                return []
+            if more is None:
+                end = last_index if index <= self._base else self._within_segment(index, last_index)[2]
+                more = self.read(index, end, OPENED_ON_THE_LOOP_MAX)  # sealed or not: in steps that hold it little
+                await asyncio.sleep(0)
+            frames += more
+            index += len(more)
+        return frames
+
+    async def _read_apart(self, first_index: int, last_index: int) -> list[Frame] | None:
+        """What one segment has of these entries, not more than one reader may have opened at once. None if the loop
+        reads it itself: it is little or not sealed, or it does not open, which the read tells."""
+        if not self.is_dear(first_index, last_index):
+            return None
+        segment, base, last_index = self._within_segment(first_index, min(last_index, self._recent_first - 1))
+        last_index = self._last_that_fits(first_index, last_index, OPENED_AT_ONCE_MAX, first=True)
         at, size = self._span(segment, base, first_index, last_index)
         key = self._keys.get(segment)
-        if key is None or not OPENED_ON_THE_LOOP_MAX < size <= OPENED_APART_MAX:
-            return
+        if key is None or size <= OPENED_ON_THE_LOOP_MAX:
+            return None
         generation, path = self._generation, segment_path(self._files.directory, segment)
         try:
-            frames = await asyncio.to_thread(_opened, self._writer.files, path, segment, key, at, size)
+            frames = await self._writer.unsealing.opened(self._writer.files, path, segment, key, at, size)
         except (OSError, CorruptBatch, StorageFailed):
-            return  # whoever reads it is told
+            return None
         whole = [frame.entry.index for frame in frames] == list(range(first_index, last_index + 1))
-        if whole and generation == self._generation and first_index > self._base:
-            self._opened = {frame.entry.index: frame for frame in frames}
-            self._writer.loop.call_later(OPENED_KEPT_S, self._opened.clear)  # whoever asked may be gone
+        return frames if whole and generation == self._generation and first_index > self._base else None
 
     def _last_that_fits(self, first_index: int, last_index: int, room: int, *, first: bool) -> int:
         """The last entry of the range that ends within `room` bytes; `first`: at least the first one."""
@@ -562,23 +584,3 @@ class DiskJournal:
     def _cached(self, delta: int) -> None:
         self._recent_bytes += delta
         self._writer.caches.changed(self, delta)
-
-
-def _opened(files: Files, path: Path, segment: int, key: DataKey, at: int, size: int) -> list[Frame]:
-    """The frames of sealed entries of a file. In a thread. Raises what reading and opening them does."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with SEALING_MEMORY.lent(size) as room:
-            return _frames_of(key, segment, room[: files.read_into(fd, room, at)])
-    finally:
-        os.close(fd)
-
-
-def _frames_of(key: DataKey, segment: int, data: memoryview) -> list[Frame]:
-    """The frames of the units that `data` is. None of them views it."""
-    frames: list[Frame] = []
-    position = 0
-    while position < len(data):
-        frame, position = key.open(segment, data, position)
-        frames.append(frame)
-    return frames

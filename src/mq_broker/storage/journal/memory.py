@@ -42,6 +42,7 @@ class MemoryJournal:
         self._reported = self._base
         self._report_due = False
         self._closed = False
+        self._generation = 0
         self._shortening: asyncio.Task[int] | None = None
         self._stopping = threading.Event()
 
@@ -75,6 +76,7 @@ class MemoryJournal:
             self._bytes -= sum(frame.size for frame in self._frames[last_index - self._base :])
             del self._frames[last_index - self._base :]
             self._reported = min(self._reported, last_index)
+            self._generation += 1
 
     async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
         assert not self._closed, "shortened a closed journal"
@@ -109,6 +111,16 @@ class MemoryJournal:
     def sealed(self) -> bool:
         return False
 
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def is_dear(self, first_index: int, last_index: int) -> bool:
+        return False
+
+    async def read_apart(self, first_index: int, last_index: int) -> list[Frame]:
+        return self.read(first_index, last_index, 1 << 62)
+
     async def open_apart(self, first_index: int, last_index: int) -> None:
         pass
 
@@ -120,6 +132,7 @@ class MemoryJournal:
 
     async def close(self) -> None:
         self._closed = True
+        self._generation += 1
         self._stopping.set()
         if self._shortening is not None:
             await asyncio.wait({self._shortening}, timeout=CLOSE_DEADLINE_S)

@@ -24,6 +24,7 @@ from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.frame_caches import FrameCaches
 from mq_broker.storage.journal.segments import LogFiles, Order, Outcome, OutcomeListener
+from mq_broker.storage.journal.unsealing import Unsealing
 from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
 
 ROUND_BYTES_MAX: Final = 32 << 20
@@ -52,13 +53,15 @@ class _Woken(NamedTuple):
 class Writer:
     """Owns the thread, its queue, the background syncs, and the list of journals whose files are open.
 
-    Made and started on the event loop. `died` is done when the thread has ended: with an exception if it broke, after
-    which nothing is flushed any more and the broker must stop.
+    Made and started on the event loop. `unsealing` has the threads of the journals' readers. `died` is done when
+    the thread has ended: with an exception if it broke, after which nothing is flushed any more and the broker must
+    stop.
     """
 
     def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0) -> None:
         self.files: Files = files or OsFiles()
         self.caches = FrameCaches(JOURNAL_CACHES_BYTES_MAX)
+        self.unsealing = Unsealing()
         self.pending_bytes = 0
         self.pending_orders = 0
         self.loop = asyncio.get_running_loop()
@@ -75,6 +78,7 @@ class Writer:
     async def stop(self) -> None:
         """Carry out what is queued, then end the thread. Close the journals before, for their clean marks."""
         self._queue.put(None)
+        self.unsealing.close()
         await asyncio.wait_for(asyncio.shield(self.died), STOP_DEADLINE_S)
         self._thread.join(STOP_DEADLINE_S)
 

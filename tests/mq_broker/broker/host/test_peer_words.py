@@ -42,6 +42,9 @@ class Wire:
             lambda: 1 << 20,
         )
 
+    def is_dear(self, first: int, last: int) -> bool:
+        return False
+
     def read(self, first: int, last: int, _bytes_max: int) -> list[Any]:
         if self.broken:
             raise StorageFailed("damaged")

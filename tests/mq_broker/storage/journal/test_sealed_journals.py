@@ -303,12 +303,12 @@ def test_a_cold_read_of_much_is_opened_in_a_thread_and_only_once(tmp_path: Path)
         journal.append(frames)
         await heard.until_flushed(4)
         await journal.open_apart(1, 1)  # little: it is left to who reads
-        assert journal._opened == {}  # type: ignore[attr-defined]
+        assert journal._opened._frames == {}  # type: ignore[attr-defined]
         await journal.open_apart(1, 4)
         bed.segments[0].write_bytes(b"")  # whoever reads now finds what was opened
         assert bytes(journal.payload(3)) == bytes([3]) * 50_000
         journal.truncate(2)
-        assert journal._opened == {}  # type: ignore[attr-defined]
+        assert journal._opened._frames == {}  # type: ignore[attr-defined]
         await journal.close()
 
     on_a_bed(test, tmp_path, cache_bytes_max=0)
