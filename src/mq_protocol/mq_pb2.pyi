@@ -4904,8 +4904,8 @@ class ObservedGroups(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     MEMBERS_FIELD_NUMBER: _builtins.int
-    RECORDS_FIELD_NUMBER: _builtins.int
-    BYTES_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    LAG_BYTES_FIELD_NUMBER: _builtins.int
     LAG_US_FIELD_NUMBER: _builtins.int
     MOVED_US_FIELD_NUMBER: _builtins.int
     LABEL_FIELD_NUMBER: _builtins.int
@@ -4918,11 +4918,13 @@ class ObservedGroups(_message.Message):
     @_builtins.property
     def members(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
-    def records(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """behind its cursors"""
+    def lag(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """records behind its cursors"""
 
     @_builtins.property
-    def bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def lag_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """as they are stored"""
+
     @_builtins.property
     def lag_us(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """how old the oldest of them is"""
@@ -4942,15 +4944,15 @@ class ObservedGroups(_message.Message):
         topic: _abc.Iterable[_builtins.str] | None = ...,
         kind: _abc.Iterable[_builtins.str] | None = ...,
         members: _abc.Iterable[_builtins.int] | None = ...,
-        records: _abc.Iterable[_builtins.int] | None = ...,
-        bytes: _abc.Iterable[_builtins.int] | None = ...,
+        lag: _abc.Iterable[_builtins.int] | None = ...,
+        lag_bytes: _abc.Iterable[_builtins.int] | None = ...,
         lag_us: _abc.Iterable[_builtins.int] | None = ...,
         moved_us: _abc.Iterable[_builtins.int] | None = ...,
         label: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "group", b"group", "kind", b"kind", "label", b"label", "lag_us", b"lag_us", "members", b"members", "moved_us", b"moved_us", "records", b"records", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "kind", b"kind", "label", b"label", "lag", b"lag", "lag_bytes", b"lag_bytes", "lag_us", b"lag_us", "members", b"members", "moved_us", b"moved_us", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

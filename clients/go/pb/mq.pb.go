@@ -10141,11 +10141,11 @@ type ObservedGroups struct {
 	Topic         []string               `protobuf:"bytes,2,rep,name=topic,proto3" json:"topic,omitempty"`
 	Kind          []string               `protobuf:"bytes,3,rep,name=kind,proto3" json:"kind,omitempty"`
 	Members       []uint32               `protobuf:"varint,4,rep,packed,name=members,proto3" json:"members,omitempty"`
-	Records       []uint64               `protobuf:"varint,5,rep,packed,name=records,proto3" json:"records,omitempty"` // behind its cursors
-	Bytes         []uint64               `protobuf:"varint,6,rep,packed,name=bytes,proto3" json:"bytes,omitempty"`
-	LagUs         []uint64               `protobuf:"varint,7,rep,packed,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`       // how old the oldest of them is
-	MovedUs       []uint64               `protobuf:"varint,8,rep,packed,name=moved_us,json=movedUs,proto3" json:"moved_us,omitempty"` // when one of its cursors moved last
-	Label         []string               `protobuf:"bytes,9,rep,name=label,proto3" json:"label,omitempty"`                            // what people call the group; empty: nothing
+	Lag           []uint64               `protobuf:"varint,5,rep,packed,name=lag,proto3" json:"lag,omitempty"`                           // records behind its cursors
+	LagBytes      []uint64               `protobuf:"varint,6,rep,packed,name=lag_bytes,json=lagBytes,proto3" json:"lag_bytes,omitempty"` // as they are stored
+	LagUs         []uint64               `protobuf:"varint,7,rep,packed,name=lag_us,json=lagUs,proto3" json:"lag_us,omitempty"`          // how old the oldest of them is
+	MovedUs       []uint64               `protobuf:"varint,8,rep,packed,name=moved_us,json=movedUs,proto3" json:"moved_us,omitempty"`    // when one of its cursors moved last
+	Label         []string               `protobuf:"bytes,9,rep,name=label,proto3" json:"label,omitempty"`                               // what people call the group; empty: nothing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -10208,16 +10208,16 @@ func (x *ObservedGroups) GetMembers() []uint32 {
 	return nil
 }
 
-func (x *ObservedGroups) GetRecords() []uint64 {
+func (x *ObservedGroups) GetLag() []uint64 {
 	if x != nil {
-		return x.Records
+		return x.Lag
 	}
 	return nil
 }
 
-func (x *ObservedGroups) GetBytes() []uint64 {
+func (x *ObservedGroups) GetLagBytes() []uint64 {
 	if x != nil {
-		return x.Bytes
+		return x.LagBytes
 	}
 	return nil
 }
@@ -16711,14 +16711,14 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\runheard_count\x18\x12 \x03(\rR\funheardCount\x12\x18\n" +
 	"\aunheard\x18\x13 \x03(\x05R\aunheard\x12\x1d\n" +
 	"\n" +
-	"unheard_ms\x18\x14 \x03(\x04R\tunheardMs\"\xe2\x01\n" +
+	"unheard_ms\x18\x14 \x03(\x04R\tunheardMs\"\xe1\x01\n" +
 	"\x0eObservedGroups\x12\x14\n" +
 	"\x05group\x18\x01 \x03(\tR\x05group\x12\x14\n" +
 	"\x05topic\x18\x02 \x03(\tR\x05topic\x12\x12\n" +
 	"\x04kind\x18\x03 \x03(\tR\x04kind\x12\x18\n" +
-	"\amembers\x18\x04 \x03(\rR\amembers\x12\x18\n" +
-	"\arecords\x18\x05 \x03(\x04R\arecords\x12\x14\n" +
-	"\x05bytes\x18\x06 \x03(\x04R\x05bytes\x12\x15\n" +
+	"\amembers\x18\x04 \x03(\rR\amembers\x12\x10\n" +
+	"\x03lag\x18\x05 \x03(\x04R\x03lag\x12\x1b\n" +
+	"\tlag_bytes\x18\x06 \x03(\x04R\blagBytes\x12\x15\n" +
 	"\x06lag_us\x18\a \x03(\x04R\x05lagUs\x12\x19\n" +
 	"\bmoved_us\x18\b \x03(\x04R\amovedUs\x12\x14\n" +
 	"\x05label\x18\t \x03(\tR\x05label\"\xf8\x05\n" +

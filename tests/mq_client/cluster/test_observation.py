@@ -75,7 +75,7 @@ def said(broker: int, *, epoch: int = 4, leads: bool = False, end: int = 100, **
         told = answer.groups
         for column, value in (
             (told.group, group), (told.topic, "t"), (told.kind, "spark"), (told.members, broker),
-            (told.records, records), (told.bytes, 10 * records), (told.lag_us, records), (told.moved_us, 100 + broker),
+            (told.lag, records), (told.lag_bytes, 10 * records), (told.lag_us, records), (told.moved_us, 100 + broker),
             (told.label, f"{group} at {broker}" if group == "h" else ""),
         ):  # fmt: skip
             column.append(value)  # type: ignore[attr-defined]

@@ -85,8 +85,8 @@ _TOPICS: Final = (
            lambda row, now: _age_s(row.oldest_staged_us, now)),
 )  # fmt: skip
 _GROUP_LAGS: Final = (
-    Family("group_lag_records", "gauge", "Records behind the group's cursors.", lambda row, _: row.records),
-    Family("group_lag_bytes", "gauge", "Their bytes as stored.", lambda row, _: row.bytes),
+    Family("group_lag_records", "gauge", "Records behind the group's cursors.", lambda row, _: row.lag),
+    Family("group_lag_bytes", "gauge", "Their bytes as stored.", lambda row, _: row.lag_bytes),
     Family("group_lag_seconds", "gauge", "How old the oldest of them is.", lambda row, _: row.lag_us / 1e6),
 )  # fmt: skip
 _GROUPS: Final = (
@@ -102,7 +102,7 @@ _PARTITIONS: Final = (
     Family("partition_log_end_offset", "gauge", "Next offset to be given.", lambda row, _: row.log_end_offset),
     Family("partition_high_watermark", "gauge", "Last entry of its journal that is committed.",
            lambda row, _: row.high_watermark),
-    Family("partition_bytes", "gauge", "Bytes of its records as stored.", lambda row, _: row.size_bytes),
+    Family("partition_size_bytes", "gauge", "Bytes of its records as stored.", lambda row, _: row.size_bytes),
 )  # fmt: skip
 _QUEUE_STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
 
@@ -203,7 +203,7 @@ def _group_rows(seen: Observation) -> tuple[list[tuple[str, GroupRow]], int, int
         members = {member for row in rest for member in row.members}
         rows.append(
             GroupRow(
-                OTHER, OTHER, "", members, sum(row.records for row in rest), sum(row.bytes for row in rest),
+                OTHER, OTHER, "", members, sum(row.lag for row in rest), sum(row.lag_bytes for row in rest),
                 max(row.lag_us for row in rest), max(row.moved_us for row in rest),
             )
         )  # fmt: skip

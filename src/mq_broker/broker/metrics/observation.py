@@ -62,8 +62,8 @@ class GroupRow:
     topic: str
     kind: str
     members: set[str] = field(default_factory=set)
-    records: int = 0
-    bytes: int = 0
+    lag: int = 0
+    lag_bytes: int = 0
     lag_us: int = 0
     moved_us: int = 0
     label: str = ""

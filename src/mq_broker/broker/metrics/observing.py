@@ -261,8 +261,8 @@ class Observing:
                 row = found.groups[name, topic] = GroupRow(name, topic, cursor.kind, label=self._label_of(name))
             lag_bytes, lag_us = partition.lag(cursor.offset)
             row.members.update(self._members_of(partition, name))
-            row.records += max(0, partition.next_offset - max(cursor.offset, partition.index.log_start_offset))
-            row.bytes += lag_bytes
+            row.lag += max(0, partition.next_offset - max(cursor.offset, partition.index.log_start_offset))
+            row.lag_bytes += lag_bytes
             row.lag_us = max(row.lag_us, lag_us)
             row.moved_us = max(row.moved_us, cursor.moved_us)
             yield

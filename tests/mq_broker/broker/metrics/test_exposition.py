@@ -72,7 +72,7 @@ def test_less_detail_is_fewer_lines_and_none_of_them_another(tmp_path: Path) -> 
     finally:
         measured.TOPIC_RECORDS_IN.keep(())
     assert {name for name in all_of_it if name not in topics} == {f"partition_{name}" for name in (
-        "leader_epoch", "isr", "log_start_offset", "log_end_offset", "high_watermark", "bytes")}  # fmt: skip
+        "leader_epoch", "isr", "log_start_offset", "log_end_offset", "high_watermark", "size_bytes")}  # fmt: skip
     gone = {name for name in topics if name not in broker}
     assert {name.split("_")[0] for name in gone} == {"topic", "group"}
     assert {"topic_records_in_total", "topic_records", "group_lag_seconds"} <= gone
@@ -149,7 +149,7 @@ def test_ten_thousand_partitions_are_told_in_slices_and_parse(tmp_path: Path) ->
         return text
 
     text = asyncio.run(scenario())
-    lines = [line for line in text.decode().splitlines() if line.startswith("tritonmq_partition_bytes{")]
-    assert lines[4711] == 'tritonmq_partition_bytes{topic="t04711",partition="0"} 5000'
+    lines = [line for line in text.decode().splitlines() if line.startswith("tritonmq_partition_size_bytes{")]
+    assert lines[4711] == 'tritonmq_partition_size_bytes{topic="t04711",partition="0"} 5000'
     assert len(lines) == 10_000
     assert text.count(b"\ntritonmq_topic_records{") == module.TOPICS_MAX + 1

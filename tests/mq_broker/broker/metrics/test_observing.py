@@ -51,8 +51,8 @@ def test_a_broker_tells_what_it_holds_in_as_much_detail_as_it_is_asked_for(tmp_p
             assert told.topics.bytes[0] == 0 < told.topics.bytes[1]
             groups = told.groups
             assert (list(groups.group), list(groups.topic), list(groups.kind)) == (["g"], ["t"], ["spark"])
-            assert (list(groups.records), list(groups.members)) == ([2], [0])
-            assert groups.bytes[0] > 0
+            assert (list(groups.lag), list(groups.members)) == ([2], [0])
+            assert groups.lag_bytes[0] > 0
             assert groups.lag_us[0] > 0
 
             request = pb.ObserveRequest(detail=pb.PARTITIONS, topics=["t", "gone"])
@@ -164,7 +164,7 @@ def test_a_group_is_told_of_once_a_topic_by_the_leaders_of_its_partitions(tmp_pa
         part("u", 0, cursors={"g": 99}),
     ]
     told = asyncio.run(told_by(tmp_path, *parts, members={"g": ["m1", "m2"]})).groups
-    rows = zip(told.group, told.topic, told.members, told.records, told.lag_us, told.moved_us, strict=True)
+    rows = zip(told.group, told.topic, told.members, told.lag, told.lag_us, told.moved_us, strict=True)
     assert sorted(rows) == [
         ("g", "t", 2, 10 + 90, 97_000, 160),
         ("g", "u", 2, 1, 1_000, 169),
@@ -243,7 +243,7 @@ def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monke
     parts = [part(number=number, cursors={"g": 10, "h": 10}) for number in range(3)]
     told = asyncio.run(told_by(tmp_path, *parts))
     assert dict(told.left_out) == {"cursors": 3}
-    assert (list(told.groups.group), list(told.groups.records)) == (["g", "h"], [180, 90])
+    assert (list(told.groups.group), list(told.groups.lag)) == (["g", "h"], [180, 90])
     assert len(told.partitions.partition) == 3
 
 
