@@ -57,7 +57,7 @@ class World:
     @staticmethod
     def registration(broker: int) -> BrokerRegistration:
         """Broker 1 takes the smallest messages: batches of 10,001 bytes."""
-        return BrokerRegistration(broker, 1, f"{broker}", message_bytes_max=MESSAGE_OVERHEAD_BYTES + 10_000 + broker)
+        return BrokerRegistration(broker, 1, f"b{broker}:1", message_bytes_max=MESSAGE_OVERHEAD_BYTES + 10_000 + broker)
 
     def topic(self, name: str, partitions: int = 2, schema: bytes = b"") -> Any:
         spec = SimpleNamespace(
@@ -234,7 +234,7 @@ def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_asked_fo
         answer = await world.admin.metadata(pb.MetadataRequest(topics=["x"]), 1e9)
         assert (list(answer.unknown_topics), answer.answered_by, answer.coordination) == (["x"], 1, "connected")
         assert [(broker.id, broker.address, broker.incarnation) for broker in answer.brokers] == [
-            (n, f"{n}", 1) for n in (1, 2, 3)
+            (n, f"b{n}:1", 1) for n in (1, 2, 3)
         ]
 
     run(scenario, "a", "b", "c", "__own")
