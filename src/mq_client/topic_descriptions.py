@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final
 
 import pyarrow as pa
 
 from mq_client.html import numbers, table
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes
+
+SCHEMAS_KEPT: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,14 @@ def described_topic(info: pb.TopicInfo) -> TopicDescription:
     return TopicDescription(
         name=info.name,
         topic_id=info.topic_id,
-        schema=schema_from_bytes(info.schema),
+        schema=_schema(info.schema),
         typed=info.typed,
         settings=dict(info.settings),
         partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
     )
+
+
+@lru_cache(maxsize=SCHEMAS_KEPT)
+def _schema(data: bytes) -> pa.Schema:
+    """Most of thousands of topics have one of a few schemas. Parsing takes most of the time of describing a topic."""
+    return schema_from_bytes(data)

@@ -40,7 +40,7 @@ from mq_broker.rpc.callers import asker, client_port
 from mq_broker.rpc.calls import Calls
 from mq_broker.security.quotas import Quotas
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import schema_from_bytes, schema_to_bytes
+from mq_protocol.arrow import RECORD_SCHEMA, schema_from_bytes, schema_to_bytes
 from mq_protocol.errors import (
     CoordinationUnavailable,
     CorruptBatch,
@@ -75,6 +75,7 @@ from mq_protocol.versions import Versions, check_overlap, ours
 
 log = logging.getLogger(__name__)
 
+RECORD_SCHEMA_BYTES: Final = schema_to_bytes(RECORD_SCHEMA)
 STATE_CACHE_S: Final = 1.0
 READS_AT_ONCE: Final = 64
 READY_POLL_S: Final = (0.02, 0.05, 0.1, 0.2)
@@ -93,6 +94,10 @@ ever."""
 
 
 LEADERS_KNOW_S: Final = 2.0
+
+
+def _moving_to(topic: Topic, number: int) -> tuple[int, ...]:
+    return topic.spec.moving[number].target if number in topic.spec.moving else ()
 
 
 def _may(operation: Operation, topic: str) -> bool:
@@ -254,7 +259,8 @@ class Admin:
         info = pb.TopicInfo(
             name=spec.name,
             topic_id=spec.topic_id,
-            schema=spec.schema or schema_to_bytes(topic.schema),
+            schema=spec.schema
+            or (RECORD_SCHEMA_BYTES if topic.schema is RECORD_SCHEMA else schema_to_bytes(topic.schema)),
             typed=bool(spec.schema),
             settings=spec.settings,
             earlier_columns=spec.earlier,
@@ -262,30 +268,43 @@ class Admin:
         # Some at once: nodes that are read together are one question
         for first in range(0, topic.partitions, YIELD_EVERY):
             numbers = range(first, min(first + YIELD_EVERY, topic.partitions))
-            info.partitions.extend(await asyncio.gather(*(self.partition_info(topic, number) for number in numbers)))
+            here = ((number, self._info_from_here(topic, number)) for number in numbers)
+            known = {number: told for number, told in here if told is not None}
+            asked = [number for number in numbers if number not in known]
+            if asked:  # each is a task, which takes longer than to say what is known
+                answers = await asyncio.gather(*(self.partition_info(topic, number) for number in asked))
+                known.update(zip(asked, answers, strict=True))
+            info.partitions.extend(known[number] for number in numbers)
         return info
+
+    def _info_from_here(self, topic: Topic, number: int) -> pb.PartitionInfo | None:
+        """What this broker's own replica says; None if it has none, or one that knows of no leader."""
+        partition = self._shell.hosted(topic, number)
+        if partition is None:
+            return None
+        replicas, replica = topic.spec.assignment[number], partition.replica
+        leader = replica.leader if replica.leader in replicas and replica.leader in self._cluster.brokers else 0
+        if leader == self._shell.broker and not partition.serving:
+            leader = 0
+        if not leader and not replica.leading:
+            return None
+        return pb.PartitionInfo(
+            partition=number,
+            leader=leader,
+            leader_epoch=replica.leader_epoch,
+            replicas=replicas,
+            isr=replica.isr,
+            moving_to=_moving_to(topic, number),
+            unheard_ms=partition.unheard_ms,
+        )
 
     async def partition_info(self, topic: Topic, number: int) -> pb.PartitionInfo:
         """A leader is named when it is registered, has a replica and, if it is this broker, is ready to serve. One
         without a replica has led before a move, of whose end this broker has heard only half."""
-        replicas = topic.spec.assignment[number]
-        moving_to = topic.spec.moving[number].target if number in topic.spec.moving else ()
-        partition = self._shell.hosted(topic, number)
-        if partition is not None:
-            replica = partition.replica
-            leader = replica.leader if replica.leader in replicas and replica.leader in self._cluster.brokers else 0
-            if leader == self._shell.broker and not partition.serving:
-                leader = 0
-            if leader or replica.leading:
-                return pb.PartitionInfo(
-                    partition=number,
-                    leader=leader,
-                    leader_epoch=replica.leader_epoch,
-                    replicas=replicas,
-                    isr=replica.isr,
-                    moving_to=moving_to,
-                    unheard_ms=partition.unheard_ms,
-                )
+        known = self._info_from_here(topic, number)
+        if known is not None:
+            return known
+        replicas, moving_to = topic.spec.assignment[number], _moving_to(topic, number)
         state = await self.state(topic, number)
         if state is None:
             return pb.PartitionInfo(partition=number, replicas=replicas, moving_to=moving_to)
