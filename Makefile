@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security rotation fuzz
+.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -76,6 +76,9 @@ bench-queues: $(VENV)/.ready  ## work queues, every record counted: make bench-q
 
 bench-security: $(VENV)/.ready ## what TLS and rights cost, and what strangers and attackers do to a broker; writes benchmarks/SECURITY.md
 	$(BIN)/python -m benchmarks.security
+
+bench-operations: $(VENV)/.ready ## what it costs to be watched, with ten thousand idle partitions; writes benchmarks/OPERATIONS.md
+	$(BIN)/python -m benchmarks.operations
 
 bench-kafka: $(VENV)/.ready   ## the same beside Apache Kafka and other brokers, which are fetched (Maven, pip, apt)
 	$(BIN)/python -m benchmarks.kafka

@@ -37,13 +37,13 @@ IN_FLIGHT = 200
 _ROOT = "/tritonmq"
 
 
-def seed(hosts: str, count: int) -> list[str]:
-    """Make so many topics where no broker runs; their names."""
+def seed(hosts: str, count: int, assignments: Sequence[tuple[int, ...]] = ASSIGNMENTS) -> list[str]:
+    """Make so many topics where no broker runs, on these brokers in turn; their names."""
     names = [f"idle-{number:05d}" for number in range(count)]
     client = KazooClient(hosts=hosts)
     client.start(timeout=30)
     try:
-        replicas_of = itertools.cycle(ASSIGNMENTS)
+        replicas_of = itertools.cycle(assignments)
         for first in range(0, count, IN_FLIGHT):
             commits = []
             for name, replicas in zip(names[first : first + IN_FLIGHT], replicas_of, strict=False):

@@ -68,9 +68,9 @@ def sections(scale: Scale, directory: Path) -> dict[str, Callable[[], list[Row]]
     }
 
 
-def page(rows: list[Row], facts: dict[str, str], command: str) -> str:
+def page(rows: list[Row], facts: dict[str, str], command: str, title: str = "What security costs") -> str:
     """As Markdown."""
-    lines = ["# What security costs", "", f"Made by `{command}`. Clients and brokers share the machine.", ""]
+    lines = [f"# {title}", "", f"Made by `{command}`. Clients and brokers share the machine.", ""]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     lines += ["", "| what | measured | promised | holds |", "|---|---|---|---|"]
     words = {True: "yes", False: "**no**", None: ""}
