@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Final
@@ -61,6 +61,9 @@ class Consumer(AsyncBlock):
     - `key_deserializer`, `value_deserializer`: turn the bytes of a record into keys and values: "json", "string",
       "bytes", a callable, or a name of the entry point group `tritonmq.serializers`. serializers.py describes each.
     - `interceptors`: functions that each record goes through before it is handed out. interceptors.py describes them.
+    - `healthy`: a function without arguments that says whether this program can work. It is asked once a second, in a
+      thread of its own. While it answers False, raises, or has not answered for 5 s, nothing is handed out, and brokers
+      are given no credit. In a group, the other members get its partitions after 3 s. It goes on after a True.
 
     Raises `InvalidSetting` for a value that is not allowed.
     """
@@ -82,6 +85,7 @@ class Consumer(AsyncBlock):
         key_deserializer: str | Deserializer | None = None,
         value_deserializer: str | Deserializer | None = None,
         interceptors: Sequence[str | ConsumerInterceptor] = (),
+        healthy: Callable[[], object] | None = None,
         security: Security | None = None,
         via: str | None = None,
     ) -> None:
@@ -106,6 +110,7 @@ class Consumer(AsyncBlock):
             ephemeral=ephemeral,
             broadcast=broadcast or "",
             priority=priority,
+            healthy=healthy,
         )
         self._subscriptions.deserialize = incoming(
             interceptors,

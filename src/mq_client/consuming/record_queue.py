@@ -169,6 +169,7 @@ class RecordQueue:
         self.topic = topic
         self._deserialize = deserialize
         self.error: TritonMQError | None = None
+        self.suspended = False  # nothing is handed out
         self._changed = changed
         self._chunks: deque[Chunk] = deque()
         self._handed: PartitionPlace | None = None
@@ -224,7 +225,7 @@ class RecordQueue:
     def take(self) -> ConsumerRecord | None:
         """The next record if one is here. What was handed out before is done with."""
         self.done_with_last()
-        if not self._chunks:
+        if self.suspended or not self._chunks:
             return None
         chunk = self._chunks[0]
         record = chunk.decoded()[chunk.row]

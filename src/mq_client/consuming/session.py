@@ -32,10 +32,11 @@ class Session:
         self.ended = False
         self._subscriptions = subscriptions
         credit = subscriptions.credit_bytes - subscriptions.held(address)
-        self._owed = min(0, credit)
+        said = 0 if subscriptions.suspended else max(0, credit)
+        self._owed = credit - said
         self._made_with = generation(subscriptions.connection.client)
         self._stream = PushStream(address, self._heard, self._over, subscriptions.connection.client)
-        self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=max(0, credit))))
+        self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=said)))
 
     # -- under the lock
 
@@ -85,9 +86,9 @@ class Session:
 
     def give_back(self, count: int) -> None:
         """Credit for a batch that was taken. In portions: a request for each small batch would cost more than the
-        batch."""
+        batch. None while the program says that it cannot work."""
         self._owed += count
-        if self._owed * 4 >= self._subscriptions.credit_bytes and not self.ended:
+        if self._owed * 4 >= self._subscriptions.credit_bytes and not (self.ended or self._subscriptions.suspended):
             self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
             self._owed = 0
 

@@ -18,6 +18,7 @@ from mq_client.awaiting import Wakeable
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
+from mq_client.consuming.health import Health
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped
 from mq_client.consuming.session import Session
 from mq_client.errors import (
@@ -46,6 +47,7 @@ _REFRESH_S: Final = 5.0
 """Who leads is looked up anew this often even if nothing seems wrong: a stopped process keeps its streams open."""
 
 _REFRESH_MS: Final = 5_000.0
+_HEALTH_S: Final = 0.5
 _JOIN_S: Final = 2.0
 
 _IN_USE_MS: Final = 20_000.0
@@ -74,6 +76,7 @@ class Subscriptions:
         ephemeral: bool = False,
         broadcast: str = "",
         priority: int = 0,
+        healthy: Callable[[], object] | None = None,
     ) -> None:
         lock = threading.RLock()
         self.changed = Wakeable(lock)
@@ -102,6 +105,9 @@ class Subscriptions:
         self._failed = False  # something is to be opened again, in its time
         self._stopping = False
         self._thread: threading.Thread | None = None
+        self._health = None if healthy is None else Health(healthy, self._look_at_health)
+        self.suspended = False  # the program says that it cannot work: no credit is given, and nothing handed out
+        self._left = False  # for so long that its group's other members have its partitions
 
     # ------------------------------------------------------------------ what is subscribed
 
@@ -112,6 +118,7 @@ class Subscriptions:
                 return
             self.views[view.name] = view
             self.queues[view.name] = RecordQueue(view.name, self.changed, self.deserialize)
+            self.queues[view.name].suspended = self.suspended
             for number in range(view.partitions):
                 self.places[view.name, number] = PartitionPlace(view.name, number)
             self._look = True
@@ -154,14 +161,17 @@ class Subscriptions:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tritonmq-consumer", daemon=True)
                 self._thread.start()
+                if self._health is not None:
+                    self._health.start()
 
     def wait_opened(self, topics: Collection[str], deadline: Deadline) -> None:
         """Until the leader of each of their partitions has said where it begins, or that another member has it.
 
-        Raises the error that stands in the way, `OutcomeUnknown` naming partitions at the deadline.
+        Raises the error that stands in the way, `OutcomeUnknown` naming partitions at the deadline. A member that has
+        left its group, since it cannot work, opens none.
         """
         with self.changed:
-            while True:
+            while not self._left:
                 for topic in topics:
                     waiting = self.queues.get(topic)
                     if waiting is not None and waiting.error is not None:
@@ -186,13 +196,15 @@ class Subscriptions:
         while True:
             self._follow_leaders()
             with self.changed:
-                complete = all(place.answered and place.address for place in self.places.values())
+                complete = self._left or all(place.answered and place.address for place in self.places.values())
                 if complete:
                     backoff.reset()
                 deadline = Deadline(_REFRESH_S * 1000 if complete else backoff.next_ms())
                 while not (self._stopping or self._look or deadline.expired or (self._failed and complete)):
-                    self._work.wait(min(self._settle_s, deadline.remaining_s))
+                    look_s = _HEALTH_S if self._health is not None else _REFRESH_S
+                    self._work.wait(min(self._settle_s, deadline.remaining_s, look_s))
                     self._settle()
+                    self._heed_health()
                 self._look = self._failed = False
                 if self._stopping:
                     return
@@ -215,7 +227,7 @@ class Subscriptions:
             if self._stopping:
                 return
             to_open: dict[str, list[PartitionPlace]] = {}
-            for place in self.places.values():
+            for place in () if self._left else self.places.values():
                 address = self.connection.leader_address(self.views[place.topic], place.partition)
                 if address is None:
                     continue
@@ -232,6 +244,44 @@ class Subscriptions:
                 known for known in self._sessions if not any(p.address == known for p in self.places.values())
             ]:
                 self._sessions.pop(address).end()
+
+    # ------------------------------------------------------------------ whether the program can work
+
+    def _look_at_health(self) -> None:
+        """Its answer has changed."""
+        with self.changed:
+            self._work.notify()
+
+    def _heed_health(self) -> None:
+        """While the program says that it cannot work, no credit is given. After as long as a member may take to hand a
+        partition over, the other members of its group get its partitions."""
+        no_for_s = None if self._health is None else self._health.no_for_s()
+        if no_for_s is not None and self.group and not self._left and no_for_s * 1000 > limits.GROUP_HANDOVER_MS:
+            self._leave_group()
+        if self.suspended == (no_for_s is not None):
+            return
+        self.suspended = no_for_s is not None
+        for waiting in self.queues.values():
+            waiting.suspended = self.suspended
+        if not self.suspended:
+            self._look, self._left = self._left, False
+            for session in self._sessions.values():
+                session.give_back(0)
+            self.changed.notify_all()
+
+    def _leave_group(self) -> None:
+        """What is here and was not handed out is others' now, and so is the record in hand if it was not settled."""
+        self._settle()
+        self._left = True
+        for place in self.places.values():
+            session = self._sessions.get(place.address or "")
+            if session is not None:
+                session.close_partition(place)
+            self.queues[place.topic].drop(place)
+            place.forget()
+            place.address, place.answered = None, False
+        self._look = True  # streams without partitions end
+        self.changed.notify_all()
 
     def _learn(self, view: TopicView) -> None:
         """What was heard of a topic: partitions that it did not have are subscribed to as well.
@@ -490,6 +540,8 @@ class Subscriptions:
                     waiting.done_with_last()
             self._settle()
             self._stopping = True
+            if self._health is not None:
+                self._health.stop()
             for waiting in self.queues.values():
                 waiting.close()
             positions: dict[str, dict[int, int]] = {}
