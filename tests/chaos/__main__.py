@@ -40,6 +40,11 @@ def parse() -> tuple[argparse.Namespace, tuple[str, ...]]:
     parser.add_argument(
         "--secure", action="store_true", help="everything over TLS, with rights, as tests/switch.py does"
     )
+    parser.add_argument(
+        "--encrypt",
+        action="store_true",
+        help="brokers seal what they write; keys are rotated, rewrapped with kill -9 on the way, and retired",
+    )
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep histories, data and logs there")
     parser.add_argument("--save", action="store_true", help="append rows to tests/chaos/RESULTS.md")
     arguments = parser.parse_args()
@@ -72,6 +77,7 @@ def main() -> int:
             session_ms=arguments.session_ms,
             nemeses=nemeses,
             spark=arguments.spark,
+            encrypt=arguments.encrypt,
         )
         command = f"python -m tests.chaos --minutes {minutes:g} --durability {durability} --seed {seed}"
         command += f" --brokers {arguments.brokers}" if arguments.brokers != 3 else ""
@@ -79,6 +85,7 @@ def main() -> int:
         command += f" --rate {arguments.rate:g}" if arguments.rate != 20 else ""
         command += f" --session-ms {arguments.session_ms}" if arguments.session_ms != 2_000 else ""
         command += " --spark" if arguments.spark else ""
+        command += " --encrypt" if arguments.encrypt else ""
         command += " --secure" if arguments.secure else ""
         print(f"{command}  (in {directory})", flush=True)
         outcome = Run(settings).go()

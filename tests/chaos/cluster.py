@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -15,9 +16,13 @@ from mq_client import Admin
 from mq_dev.embedded_zookeeper import free_port
 from tests.chaos.network import HOST, ZOOKEEPER, Network
 from tests.cluster.harness import Cluster, wait_until
+from tests.cluster.key_commands import KeyCommands, of
 
 DISK_MB = 4_096
 ASK_MS = 4_000
+RECORD = re.compile(rb"p[0-9]\.[0-9]+-[0-9]+\.[0-9]")
+"""What a producer of chaos writes (client.py)."""
+
 _STOP_S = 20.0
 _FILL_S = 5.0
 
@@ -29,8 +34,14 @@ class FireCluster(Cluster):
     `bootstrap` and what brokers advertise lead through the network; the harness's own questions about a process do not.
     """
 
-    def __init__(self, directory: Path, brokers: int = 3, *, session_ms: int = 2_000, disks: bool = False) -> None:
-        super().__init__(directory, brokers, arguments=("--session-timeout-ms", str(session_ms)))
+    def __init__(
+        self, directory: Path, brokers: int = 3, *, session_ms: int = 2_000, disks: bool = False, encrypt: bool = False
+    ) -> None:
+        self.keys = KeyCommands(directory / "keys") if encrypt else None
+        """Those that the brokers seal with; None: they do not."""
+
+        sealing = ("--encrypt", self.keys.reference) if self.keys is not None else ()
+        super().__init__(directory, brokers, arguments=("--session-timeout-ms", str(session_ms), *sealing))
         assert self.zookeeper is not None
         self.session_ms = session_ms
         self.network = Network(lambda: {str(number): broker.pid for number, broker in self.brokers.items()})
@@ -95,6 +106,15 @@ class FireCluster(Cluster):
         if not ended:
             broker.kill()
         assert ended, f"broker {number} did not stop within {_STOP_S:g} s; {broker.last_words()}"
+
+    def data(self, *numbers: int) -> list[str]:
+        """The directories of those brokers, as `tritonmq keys` takes them."""
+        return of(*(self.brokers[number].data_dir for number in numbers))
+
+    def readable(self) -> list[Path]:
+        """Files of brokers that hold a record which can be read without a key."""
+        files = [path for broker in self.brokers.values() for path in broker.data_dir.rglob("*") if path.is_file()]
+        return [path for path in files if RECORD.search(path.read_bytes())]
 
     def start_broker(self, number: int) -> None:
         self.brokers[number].start()

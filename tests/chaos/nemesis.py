@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -21,11 +22,14 @@ from tests.chaos.clients import ClientProcess
 from tests.chaos.cluster import FireCluster
 from tests.chaos.network import CLIENTS, ZOOKEEPER
 from tests.cluster.harness import wait_until
+from tests.cluster.key_commands import KeyCommands
 
 LEADER_S: Final = 10.0
 ROLL_S: Final = 60.0
 """In which everything is to be in sync again after one broker of a rolling restart; the next one is left running
 otherwise."""
+
+FULL: Final = "No space left"
 
 Heal = Callable[[], None]
 Span = tuple[float, float]
@@ -110,12 +114,14 @@ class Ground:
 @dataclass(frozen=True, slots=True)
 class Nemesis:
     """`hold`: how long it lasts, in sessions. `forgets`: a broker loses what it had only in memory. `needs_disks`: file
-    systems of the test's own. `needs`: a client role that must be there. `brokers`: how many there must be."""
+    systems of the test's own. `needs_keys`: brokers that seal. `needs`: a client role that must be there.
+    `brokers`: how many there must be."""
 
     strike: Callable[[Ground], Strike]
     hold: Span
     forgets: bool = False
     needs_disks: bool = False
+    needs_keys: bool = False
     needs: str = ""
     brokers: int = 1
 
@@ -331,6 +337,65 @@ def _roll(ground: Ground) -> Strike:
     return Strike("all", f"rolling restart of {order}", _nothing)
 
 
+def _keys(ground: Ground) -> KeyCommands:
+    assert ground.cluster.keys is not None, "brokers have no keys"
+    return ground.cluster.keys
+
+
+def _rotate(ground: Ground) -> Strike:
+    """Beside brokers that run."""
+    _keys(ground).run("rotate")
+    return Strike("keys", f"{_keys(ground).newest} is the newest key", _nothing)
+
+
+def _rewrap(ground: Ground) -> Strike:
+    """A broker's data keys wrapped anew while it is down, killed on the way; half of the times it is done to its end
+    then."""
+    whom, [victim] = ground.victims("one", "leader", "middle")
+    cluster, keys = ground.cluster, _keys(ground)
+    after_s, again = ground.chance.uniform(0.2, 3.0), ground.chance.random() < 0.5
+    cluster.brokers[victim].kill()
+    running = keys.start("rewrap", *cluster.data(victim))
+    try:
+        _, told = running.communicate(timeout=after_s)  # the fault's own length, given by the seed
+    except subprocess.TimeoutExpired:
+        running.kill()
+        running.communicate(timeout=LEADER_S)
+    else:
+        if running.returncode and FULL not in told:
+            ground.problems.append(f"keys rewrap of broker {victim}: {told}")
+    if again:
+        _tell(ground, lambda: keys.run("rewrap", *cluster.data(victim)))
+    heal = partial(cluster.start_broker, victim)
+    return Strike(whom, f"rewrap of {victim} killed{', and done again' if again else ''}", heal)
+
+
+def _retire(ground: Ground) -> Strike:
+    """Every broker killed, and every older key retired that nothing is sealed with. Half of the times nothing is sealed
+    with any."""
+    if ground.survivors:
+        return _rotate(ground)
+    cluster, keys = ground.cluster, _keys(ground)
+    rewrapped = ground.chance.random() < 0.5
+    for number in cluster.ids:
+        cluster.brokers[number].kill()
+    if rewrapped:
+        _tell(ground, lambda: keys.run("rewrap", *cluster.data(*cluster.ids)))
+    before = keys.older
+    for key in before:
+        _tell(ground, lambda key=key: keys.run("retire", key, *cluster.data(*cluster.ids), may_refuse=not rewrapped))  # type: ignore[misc]
+    gone = len(before) - len(keys.older)
+    return Strike("all", f"{gone} of {len(before)} keys retired", _each(ground, cluster.ids, cluster.start_broker))
+
+
+def _tell(ground: Ground, command: Callable[[], str]) -> None:
+    try:
+        command()
+    except AssertionError as error:
+        if FULL not in str(error):  # another fault may hold
+            ground.problems.append(str(error))
+
+
 NEMESES: Final[dict[str, Nemesis]] = {
     "kill": Nemesis(_kill, (0.1, 2.0), forgets=True),
     "restart": Nemesis(_kill, (0.0, 0.0), forgets=True),
@@ -347,6 +412,9 @@ NEMESES: Final[dict[str, Nemesis]] = {
     "cut-zookeeper": Nemesis(_cut_zookeeper, (0.5, 3.0)),
     "cut-clients": Nemesis(_cut_clients, (0.5, 2.0)),
     "disk": Nemesis(_disk, (0.3, 1.5), needs_disks=True),
+    "rotate": Nemesis(_rotate, (0.0, 0.2), needs_keys=True),
+    "rewrap": Nemesis(_rewrap, (0.0, 1.0), forgets=True, needs_keys=True),
+    "retire": Nemesis(_retire, (0.0, 0.5), forgets=True, needs_keys=True),
     "lead": Nemesis(lambda ground: _asked(partial(_lead, ground)), (0.0, 0.5)),
     "move": Nemesis(lambda ground: _asked(partial(_move, ground)), (0.0, 3.0), brokers=4),
     "drain": Nemesis(lambda ground: _asked(partial(_drain, ground)), (2.0, 5.0), brokers=4),

@@ -79,6 +79,7 @@ class Settings:
     members: int = 2
     workers: int = 2
     spark: bool = False
+    encrypt: bool = False
     retention_bytes: int = 4_000
 
 
@@ -122,7 +123,9 @@ class Run:
         s = self.settings
         self._parts.mkdir(parents=True)
         disks = any(NEMESES[name].needs_disks for name in s.nemeses)
-        cluster = FireCluster(s.directory / "cluster", s.brokers, session_ms=s.session_ms, disks=disks)
+        cluster = FireCluster(
+            s.directory / "cluster", s.brokers, session_ms=s.session_ms, disks=disks, encrypt=s.encrypt
+        )
         recorder = Recorder(self._parts / "nemesis.jsonl", "nemesis")
         try:
             cluster.start()
@@ -238,8 +241,9 @@ class Run:
         for name in self.settings.nemeses:
             nemesis = NEMESES[name]
             lacks_disks = nemesis.needs_disks and not ground.cluster.disks
+            lacks_keys = nemesis.needs_keys and not self.settings.encrypt
             lacks_role = nemesis.needs != "" and nemesis.needs not in roles
-            if lacks_disks or lacks_role or len(ground.cluster.ids) < nemesis.brokers:
+            if lacks_disks or lacks_keys or lacks_role or len(ground.cluster.ids) < nemesis.brokers:
                 self.outcome.left_out.append(name)
             else:
                 kinds.append(name)
@@ -288,6 +292,8 @@ class Run:
         except AssertionError as error:
             problems.append(str(error))
         problems += finish_all(self._of("member", "worker"))
+        if self.settings.encrypt:
+            problems += [f"a record can be read in {path}" for path in cluster.readable()]
         with Recorder(self._parts / "final.jsonl", "final") as final:
             last: list[Callable[[], None]] = [
                 partial(self._read_all, cluster, topic, final) for topic in self.all_topics

@@ -38,9 +38,10 @@ BROKERS = (1, 2, 3)
 
 
 class Writing:
-    """A producer at work in a thread: numbers from 0 on, some hundred a second."""
+    """A producer at work in a thread: numbers from 0 on, some hundred a second, each behind `before`."""
 
-    def __init__(self, bootstrap: str, security: Security | None) -> None:
+    def __init__(self, bootstrap: str, security: Security | None, before: str = "") -> None:
+        self._before = before
         self._producer = Producer(bootstrap, security=security, linger_ms=1)
         self.sent = 0
         self.acknowledged = 0
@@ -54,7 +55,7 @@ class Writing:
         for number in itertools.count():
             if self._over.wait(0.005):
                 break
-            waiting.append((number, self._producer.publish(TOPIC, str(number))))
+            waiting.append((number, self._producer.publish(TOPIC, f"{self._before}{number}")))
             self.sent = number + 1
             while waiting and (waiting[0][1].done() or len(waiting) > 500):
                 self._settle(*waiting.pop(0))
@@ -84,8 +85,8 @@ class Writing:
 
 
 @contextlib.contextmanager
-def writing(bootstrap: str, security: Security | None) -> Iterator[Writing]:
-    at_work = Writing(bootstrap, security)
+def writing(bootstrap: str, security: Security | None, before: str = "") -> Iterator[Writing]:
+    at_work = Writing(bootstrap, security, before)
     try:
         yield at_work
     finally:
@@ -99,7 +100,7 @@ def check_each_is_there_once(bootstrap: str, security: Security | None, *counts:
         found: list[int] = []
         for partition, (start, end) in admin.offsets(TOPIC).items():
             for batch in reader.read(TOPIC, partition, start, end):
-                found += [int(value) for value in batch.column("value").to_pylist()]
+                found += [int(value.rpartition(b" ")[2]) for value in batch.column("value").to_pylist()]
     expected = sorted(number for count in counts for number in range(count))
     assert sorted(found) == expected
 
