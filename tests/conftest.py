@@ -29,6 +29,9 @@ COMPUTING_BESIDE = 0.8
 """The share of the tests that compute which run between those that wait."""
 
 SPARK = Path(__file__).parent / "spark"
+SPARK_S = 900
+"""Of a test with Spark: streams end and drivers start within `ENDS_S` (tests/spark/sink_driver.py), two or three of
+them."""
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so. Every process that a test starts and interrupts would ignore Ctrl-C as
@@ -45,6 +48,8 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     """
     if SPARK in item.path.parents:
         item.add_marker("spark")
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SPARK_S))
     if _starts_processes(item):
         item.add_marker("processes")
     if group := _group(item):

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from tests.spark.harness import Collected
-from tests.spark.sink_driver import short_session
+from tests.spark.sink_driver import ENDS_S, short_session
 from tests.spark.starting import FAILED_STARTS, forget_interrupted_call, start_session
 
 
@@ -92,7 +92,7 @@ def run_stream(tmp_path: Path) -> Callable[[DataFrame], Collected]:
         collected = Collected()
         writer = frame.writeStream.foreachBatch(collected).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
-        assert query.awaitTermination(60), "the stream did not end"
+        assert query.awaitTermination(ENDS_S), "the stream did not end"
         return collected
 
     return run

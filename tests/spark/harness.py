@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from mq_client import Admin, Producer, Reader
 from mq_dev.local_cluster import LocalCluster
+from tests.spark.sink_driver import ENDS_S
 
 
 class Collected:
@@ -116,4 +117,4 @@ class Sinks:
         for option, value in {"topic": self.topic, **options}.items():
             writer = writer.option(option, value) if value is not None else writer
         query = writer.option("checkpointLocation", str(self.scratch / checkpoint)).trigger(availableNow=True).start()
-        assert query.awaitTermination(60), "the stream did not end"
+        assert query.awaitTermination(ENDS_S), "the stream did not end"

@@ -8,11 +8,15 @@ With `leases` it works off a queue of the topic instead.
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from pyspark.sql import SparkSession, functions
 
 from mq_spark.decoding import or_dead_letter, try_from_json
 from mq_spark.session import configure
+
+ENDS_S: Final = 300
+"""In this time a driver starts and a stream ends, on a machine that has much else to do."""
 
 
 def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str, **options: str) -> None:
@@ -35,8 +39,8 @@ def copy_stream(spark: SparkSession, bootstrap: str, source: str, sink: str, che
     for option, value in options.items():
         written = written.option(option, value)
     query = written.trigger(availableNow=True).start()
-    if not query.awaitTermination(90):
-        raise TimeoutError("the stream did not end within 90 s")
+    if not query.awaitTermination(ENDS_S):
+        raise TimeoutError(f"the stream did not end within {ENDS_S} s")
 
 
 def work_off(spark: SparkSession, bootstrap: str, source: str, sink: str, checkpoint: str) -> None:
@@ -60,8 +64,8 @@ def work_off(spark: SparkSession, bootstrap: str, source: str, sink: str, checkp
         .trigger(availableNow=True)
         .start()
     )
-    if not query.awaitTermination(90):
-        raise TimeoutError("the stream did not end within 90 s")
+    if not query.awaitTermination(ENDS_S):
+        raise TimeoutError(f"the stream did not end within {ENDS_S} s")
 
 
 def short_session() -> SparkSession.Builder:

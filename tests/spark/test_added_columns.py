@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from mq_client import Admin, Producer, Reader
 from mq_dev.local_cluster import LocalCluster
+from tests.spark.sink_driver import ENDS_S
 
 
 def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_is_restarted(
@@ -33,7 +34,7 @@ def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_i
             frame.writeStream.format("tritonmq").option("bootstrap.servers", cluster.bootstrap).option("topic", sink)
         )
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
-        assert query.awaitTermination(150), "the stream did not end"
+        assert query.awaitTermination(ENDS_S), "the stream did not end"
 
     producer.publish(source, {"n": 0, "word": "a"}).result(30)
     planned_before = spark.readStream.format("tritonmq").options(**asked).load()

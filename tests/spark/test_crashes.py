@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from mq_client import Admin, Producer, Reader
 from mq_dev.local_cluster import LocalCluster
 from mq_spark.datasource.failpoints import VARIABLE
-from tests.spark.sink_driver import copy_stream
+from tests.spark.sink_driver import ENDS_S, copy_stream
 
 DRIVER = Path(__file__).with_name("sink_driver.py")
 ROWS = 250  # micro-batch 0 is empty, then come 100, 100 and 50
@@ -36,7 +36,7 @@ def driver_killed_at(point: str, arguments: list[str], scratch: Path) -> Iterato
     with (scratch / "driver.log").open("wb") as log:
         driver = subprocess.Popen([sys.executable, str(DRIVER), *arguments], env=environment, stdout=log, stderr=log)
         try:
-            deadline = time.monotonic() + 90
+            deadline = time.monotonic() + ENDS_S
             while not mark.exists():
                 assert driver.poll() is None, (scratch / "driver.log").read_text()
                 assert time.monotonic() < deadline, (scratch / "driver.log").read_text()

@@ -16,6 +16,7 @@ from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import InvalidRequest
 from mq_spark import dead_letters, or_dead_letter, try_decode, try_from_json
 from tests.spark.harness import Sinks
+from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
 ORDERS = "id long, amount double"
@@ -132,7 +133,7 @@ def test_a_query_with_another_sink_sets_them_aside_in_foreach_batch_once_over_a_
         runs.append("run")
         writer = sinks.source_stream().writeStream.foreachBatch(each)
         query = writer.option("checkpointLocation", str(sinks.scratch / "c")).trigger(availableNow=True).start()
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(ENDS_S)
 
     runs: list[str] = []
     with pytest.raises(Exception, match="after the dead letters are written"):

@@ -12,6 +12,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
+from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
 
@@ -47,7 +48,7 @@ def job(spark: SparkSession, connector: str, servers: str, orders: str, totals: 
         .trigger(availableNow=True)
         .start()
     )
-    assert written.awaitTermination(120)
+    assert written.awaitTermination(ENDS_S)
 
 
 def test_a_kafka_job_runs_with_another_format_and_other_servers(

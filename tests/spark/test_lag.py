@@ -19,6 +19,7 @@ from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.metrics.test_exposition import of, read
 from tests.mq_cli.processes import tritonmq
 from tests.spark.harness import Streams
+from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
 
@@ -70,7 +71,7 @@ def test_without_a_listener_the_brokers_know_what_has_been_read_right_after_the_
     streams.publish("a", "b", "c", partition=0)
     streams.publish("d", partition=1)
     query = start(streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=2), tmp_path / "c", once=True)
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(ENDS_S)
     wait_until(lambda: described(streams, group_of(query)) == {0: (3, 0), 1: (1, 0)}, "the last micro-batch is told")
     streams.publish("e", "f", partition=1)
     assert described(streams, group_of(query)) == {0: (3, 0), 1: (1, 2)}
@@ -83,7 +84,7 @@ def test_a_query_is_found_by_its_name_with_nothing_set_and_after_its_end(
     streams.publish("a", "b", "c", partition=0)
     called = name("orders, by") + " day"
     query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", once=True, name=called)
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(ENDS_S)
 
     def listed() -> dict[str, str | None]:
         found = tritonmq("group", "list", "--json", "--bootstrap", streams.bootstrap)
@@ -145,7 +146,7 @@ def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the
     streams.publish(*"hijk", partition=2)
     assert described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 4)}, "what comes while it is away is its lag"
     again = start(streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=1), tmp_path / "c", once=True)
-    assert again.awaitTermination(60)
+    assert again.awaitTermination(ENDS_S)
     assert again.id == query.id
     wait_until(lambda: described(streams, group)[2] == (4, 0), "its last micro-batch is told")
     wait_until(
@@ -190,7 +191,7 @@ def test_lag_can_be_rows_of_a_topic(
     streams.admin.create_topic(name("lag"), schema=LAG_SCHEMA)
     listener = listen(topic=name("lag"))
     query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", once=True, name="written")
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(ENDS_S)
     wait_until(lambda: query.id in listener.latest() and not listener.latest()[query.id].running, "its end is measured")
     listener.close()
     with Reader(streams.bootstrap) as reader:

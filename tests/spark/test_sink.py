@@ -21,6 +21,7 @@ from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.partitioner import partition_for_key
 from tests.spark.harness import Sinks
+from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
 
@@ -161,7 +162,7 @@ def test_a_batch_write_in_for_each_batch_is_exactly_once_by_its_version(sinks: S
         .writeStream.foreachBatch(write_twice)
         .option("checkpointLocation", str(sinks.scratch / "each"))
     )
-    assert query.trigger(availableNow=True).start().awaitTermination(60)
+    assert query.trigger(availableNow=True).start().awaitTermination(ENDS_S)
     assert sinks.values() == [b"x"]
 
 

@@ -14,6 +14,7 @@ from pyspark.sql import functions as f
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from tests.spark.harness import Sinks
+from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
 
@@ -66,5 +67,5 @@ def test_update_mode_is_refused_by_spark_and_goes_by_for_each_batch_each_change_
     for value in (b"a", b"b", b"a"):
         sinks.producer.publish(sinks.source, value)
         sinks.producer.flush()
-        assert writer.trigger(availableNow=True).start().awaitTermination(60)
+        assert writer.trigger(availableNow=True).start().awaitTermination(ENDS_S)
     assert [(row["key"], row["value"]) for row in sinks.rows()] == [(b"a", b"1"), (b"b", b"1"), (b"a", b"2")]
