@@ -71,6 +71,8 @@ class Guard:
         """Status and reason, before anything else looks at the request."""
         if len(scope["query_string"]) > QUERY_BYTES_MAX:
             return 414, "the address is too long"
+        if not scope["query_string"].isascii():  # some servers let it through, and Starlette fails of it
+            return 400, "the address has bytes that have to be percent-encoded"
         if not self._is_ours(headers.get("host", "")):
             return 421, "called by an unknown name: use localhost or an address, or give the name by --host"
         if scope["method"] not in ("GET", "HEAD", "POST"):

@@ -55,7 +55,7 @@ def main(target: str, current: str, *arguments: str) -> None:
     """The child."""
     import atheris  # type: ignore[import-not-found, unused-ignore]
 
-    with atheris.instrument_imports(include=["mq_protocol", "mq_broker"]):
+    with atheris.instrument_imports(include=["mq_protocol", "mq_broker", "mq_console"]):
         module = importlib.import_module(f"tests.fuzz.{target}")
     with open(current, "r+b", buffering=0) as note:
         cases = Cases(target, module, note, GROWTH_BYTES_MAX)
