@@ -12,7 +12,7 @@ import pytest
 
 from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader, Security, TritonMQError, Unreachable
 from mq_client.cluster import streams
-from mq_dev.local_cluster import HOST
+from mq_dev.local_cluster import HOST, free_port
 from tests.hidden import Proxy, hidden_bootstrap, hidden_cluster, name_of
 from tests.securing import Certs
 
@@ -106,7 +106,8 @@ def test_over_tls_the_brokers_own_certificate_is_checked(
         monkeypatch.setenv("TRITONMQ_CERTS", str(certs.path))
         monkeypatch.setenv("TRITONMQ_USER", "admin")
         with Proxy(cluster.bootstrap) as proxy:
-            use_everything(Hidden(hidden_bootstrap(cluster), proxy.via, security), topic)
+            via = proxy.via.replace(HOST, "localhost")  # a name that is in no certificate
+            use_everything(Hidden(hidden_bootstrap(cluster), via, security), topic)
             believing = stranger.user("admin")
             with (
                 Admin(hidden_bootstrap(cluster), 5_000, believing, proxy.via) as admin,
@@ -115,8 +116,83 @@ def test_over_tls_the_brokers_own_certificate_is_checked(
                 admin.describe_cluster()
 
 
+def test_a_certificate_for_the_tunnels_host_is_none_for_the_broker(
+    tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs = Certs(tmp_path / "certs", 1, hosts=(HOST,))
+    monkeypatch.setenv("TRITONMQ_CERTS", str(certs.path))
+    security = certs.user("admin")
+    with (
+        hidden_cluster(tmp_path / "hidden", certs=certs.path) as cluster,
+        Proxy(cluster.bootstrap) as proxy,
+        Admin(hidden_bootstrap(cluster), 5_000, security, proxy.via) as admin,
+        pytest.raises(TritonMQError, match=r"certificate is not accepted: .*broker-1\.hidden"),
+    ):
+        admin.describe_cluster()
+
+
 def test_an_address_that_is_no_brokers_is_refused_and_the_tunnel_is_named(plain: Hidden) -> None:
     with Admin("127.0.0.1:22", via=plain.via) as admin, pytest.raises(Unreachable) as raised:
         admin.describe_cluster()
     assert f"the tunnel at {plain.via} refuses 127.0.0.1:22" in str(raised.value)
     assert "no broker was asked" in str(raised.value)
+
+
+def test_what_is_sent_while_the_tunnel_is_killed_arrives_once_and_in_order(
+    tmp_path: Path, topic: str, transport: str
+) -> None:
+    with hidden_cluster(tmp_path / "hidden") as cluster, Proxy(cluster.bootstrap) as proxy:
+        bootstrap = hidden_bootstrap(cluster)
+        with (
+            Producer(bootstrap, timeout_ms=90_000, via=proxy.via) as producer,
+            Consumer(bootstrap, start="earliest", idle_ms=90_000, via=proxy.via) as consumer,
+        ):
+            with Admin(bootstrap, via=proxy.via) as admin:
+                admin.create_topic(topic)
+            consumer.subscribe(topic)
+            records = iter(consumer)
+            sent, heard = [], []
+            for number in range(400):
+                if number % 100 == 50:
+                    proxy.kill()
+                sent.append(producer.publish(topic, str(number).encode()))
+                if number % 100 == 60:
+                    proxy.start()
+                    sent[-1].result()
+                    heard += [next(records).value for _ in range(len(sent) - len(heard))]
+            producer.flush()
+            heard += [next(records).value for _ in range(len(sent) - len(heard))]
+        assert heard == [str(number).encode() for number in range(400)]
+        assert [each.result().offset for each in sent] == list(range(400))
+
+
+def test_clients_with_tokens_go_through_a_tunnel_that_has_one(
+    tmp_path: Path, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certs = Certs(tmp_path / "certs", 1, hosts=(HOST, name_of(1)))
+    port = free_port(HOST)
+    words = [
+        "--listen-token",
+        f"{HOST}:{port}",
+        "--advertise-token",
+        f"{name_of(1)}:{port}",
+        "--superusers",
+        "User:admin,User:etl",
+    ]
+    admin = certs.user("admin")
+    monkeypatch.setenv("TRITONMQ_CERTS", str(certs.path))
+    monkeypatch.setenv("TRITONMQ_USER", "admin")
+    with hidden_cluster(tmp_path / "hidden", certs=certs.path, arguments=words) as cluster:
+        with (
+            Proxy(cluster.bootstrap) as proxy,
+            Admin(hidden_bootstrap(cluster), security=admin, via=proxy.via) as administrator,
+        ):
+            token = administrator.create_user("etl").secret
+        path = tmp_path / "etl.token"
+        path.write_text(token.reveal())
+        path.chmod(0o600)
+        monkeypatch.delenv("TRITONMQ_USER")
+        monkeypatch.setenv("TRITONMQ_TOKEN_FILE", str(path))
+        with Proxy(f"{HOST}:{port}") as proxy:
+            hidden = Hidden(f"{name_of(1)}:{port}", proxy.via, Security(certs.path, token_file=path))
+            use_everything(hidden, topic)
