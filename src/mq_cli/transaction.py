@@ -1,4 +1,5 @@
-"""`tritonmq transaction`: what exactly-once queries have staged and decided, and how a dead one is got rid of."""
+"""`tritonmq transaction`: what exactly-once queries have staged and decided, how a dead one is got rid of, and how
+one goes on under another user's name."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ _key = click.argument("key", metavar="KEY")
 
 @click.group(cls=CommandGroup)
 def transaction() -> None:
-    """What exactly-once queries have staged and decided; abort one that is dead.
+    """What exactly-once queries have staged and decided; abort one that is dead, or give it to another user.
 
     KEY is a query as `list` names it, or its id, as in the checkpoint's `metadata` file; with `:` and the sink behind
     it where it writes to several. A batch write's id is `app:` and its txnAppId.
@@ -51,11 +52,12 @@ def list_transactions(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         write_json([_document(each) for each in found])
         return
     write_table(
-        ["key", "sink", "#decided", "published", "#staged", "#bytes", "since", "pins a journal", "state"],
+        ["key", "sink", "owner", "#decided", "published", "#staged", "#bytes", "since", "pins a journal", "state"],
         [
             (
                 each.query,
                 each.sink or "(rows name it)",
+                each.owner,
                 _decided(each),
                 "yes" if each.published else "not yet",
                 each.batches,
@@ -106,6 +108,30 @@ def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
                 for part in each.staged
             ],
         )
+
+
+@transaction.command()
+@_key
+@click.option("--to", "owner", required=True, metavar="User:NAME", help="Whose it is from then on.")
+@json_option
+@bootstrap_option
+@timeout_option
+def give(key: str, owner: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+    """Give the query KEY to another user, who alone writes under it from then on.
+
+    For a query that goes on under a new user name: stop it, give its key, and start it as the new user with its
+    checkpoint. What it had decided is published as ever; a micro-batch that it had only staged is run again.
+
+    May be given again. Needs the right to alter the transaction.
+    """
+    with open_admin(bootstrap, timeout_s) as admin:
+        done = admin.give_transaction(key, owner)
+    if as_json:
+        write_json({"query": done.query, "sink": done.sink, "owner": done.owner, "former": done.former or None})
+    elif done.former == done.owner:
+        say(f"{done.query} is {done.owner}'s already")
+    else:
+        say(f"given: {done.query} is {done.owner}'s now; it was {done.former or 'nobody'}'s")
 
 
 @transaction.command()
@@ -188,6 +214,7 @@ def _document(each: TransactionDescription) -> dict[str, Any]:
         "key": each.key,
         "query": each.query,
         "sink": each.sink,
+        "owner": each.owner or None,
         "last_decided": each.batch_id if each.batch_id >= 0 else None,
         "row_count": each.row_count,
         "published": each.published,

@@ -115,7 +115,7 @@ if TYPE_CHECKING:
     from mq_client.rows import Rows
     from mq_client.security import Secret, Security
     from mq_client.token_admin import ApiTokenDescription, NewApiToken, TokenUser
-    from mq_client.transaction_admin import AbortedTransaction, StagedSum, TransactionDescription
+    from mq_client.transaction_admin import AbortedTransaction, GivenTransaction, StagedSum, TransactionDescription
 
 __all__ = [
     "AclChange",
@@ -169,6 +169,7 @@ __all__ = [
     "TransactionDescription",
     "StagedSum",
     "AbortedTransaction",
+    "GivenTransaction",
     "TritonMQError",
     "RefusedError",
     "RetriableError",
@@ -261,7 +262,7 @@ _HOMES = {
     "rows": ("Rows",),
     "security": ("Secret", "Security"),
     "token_admin": ("ApiTokenDescription", "NewApiToken", "TokenUser"),
-    "transaction_admin": ("AbortedTransaction", "StagedSum", "TransactionDescription"),
+    "transaction_admin": ("AbortedTransaction", "GivenTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,4 +1,5 @@
-"""Transactions as an administrator sees them: what queries have staged and decided, and a dead query's key aborted.
+"""Transactions as an administrator sees them: what queries have staged and decided, a dead query's key aborted, and a
+key given to another user.
 
 Queries are named by the first 16 hexadecimal digits of the SHA-256 of their id, since whoever knows an id can write in
 the query's name. `Admin` offers these functions as its methods.
@@ -6,13 +7,16 @@ the query's name. `Admin` offers these functions as its methods.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, attempts
 from mq_client.errors import InvalidRequest, TritonMQError, UnknownTransaction, Unreachable
 from mq_protocol import mq_pb2 as pb
+
+_Done = TypeVar("_Done")
 
 _BROKER_MS = 3_000.0
 """A broker's time to say what it knows, when there are others."""
@@ -39,7 +43,7 @@ class StagedSum:
 class TransactionDescription:
     """One query writing to one sink. `query` is its name in listings. `batch_id`: the last decided micro-batch, -1 if
     there is none, or its coordinator did not answer; `published`: all that is decided is published. `changed_us`: when
-    that was, else 0.
+    that was, else 0. `owner`: whose it is, as `User:etl`; empty if nobody has decided under it who has a name.
 
     `silent`: addresses of brokers that did not answer; what only they know is missing. `left_out`: so much more is
     known.
@@ -55,10 +59,11 @@ class TransactionDescription:
     staged: tuple[StagedSum, ...] = ()
     silent: tuple[str, ...] = ()
     left_out: int = 0
+    owner: str = ""
 
     @property
     def key(self) -> str:
-        """What to give to `transaction show` and `abort`: the query alone, if it writes to topics that its rows
+        """What `transaction show`, `give` and `abort` take: the query alone, if it writes to topics that its rows
         name."""
         return f"{self.query}:{self.sink}" if self.sink else self.query
 
@@ -97,6 +102,17 @@ class AbortedTransaction:
     unreached: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class GivenTransaction:
+    """A key that was given to `owner`. `former`: whose it was, the same if it was given before; empty if it was
+    nobody's who has a name."""
+
+    query: str
+    sink: str
+    owner: str
+    former: str
+
+
 class TransactionAdministrator:
     """A part of `Admin`, which gives it its connection."""
 
@@ -120,6 +136,16 @@ class TransactionAdministrator:
         """
         return abort_transaction(self._connection, query, Deadline(self._timeout_ms))
 
+    def give_transaction(self, query: str, owner: str) -> GivenTransaction:
+        """Give a query's key to another user, who alone decides under it from then on: for a query that goes on under a
+        new user name. Stop it first, and start it as the new user, with its checkpoint.
+
+        `query`: as for `abort_transaction`. `owner`: `User:NAME`. Idempotent. Needs the right to alter the transaction,
+        of its owner too. Raises `UnknownTransaction` if nobody has decided anything under that name, or it may not be
+        altered; `TransactionAborted`; `InvalidRequest` if several sinks are meant, or nobody can be that owner.
+        """
+        return give_transaction(self._connection, query, owner, Deadline(self._timeout_ms))
+
 
 def list_transactions(connection: Connection, query: str, deadline: Deadline) -> list[TransactionDescription]:
     """Of all queries, or of the one meant; what pins a journal first, then what has most staged, then by name."""
@@ -132,32 +158,70 @@ def abort_transaction(connection: Connection, query: str, deadline: Deadline) ->
     deadline."""
     if not query:
         raise InvalidRequest("name the query to abort, as `transactions` lists it")
+
+    def abort(chosen: TransactionDescription, address: str) -> AbortedTransaction | None:
+        request = pb.AbortTransactionRequest(query=chosen.query, sink=chosen.sink, timeout_ms=_left_ms(deadline))
+        answer = connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
+        if not answer.known:
+            return None
+        return AbortedTransaction(
+            chosen.query,
+            chosen.sink,
+            answer.batch_id,
+            answer.published,
+            answer.discarded,
+            tuple(answer.unreached),
+        )
+
+    return _until_known(connection, query, deadline, abort)
+
+
+def give_transaction(connection: Connection, query: str, owner: str, deadline: Deadline) -> GivenTransaction:
+    """As `abort_transaction`."""
+    if not query:
+        raise InvalidRequest("name the query to give to another user, as `transactions` lists it")
+
+    def give(chosen: TransactionDescription, address: str) -> GivenTransaction | None:
+        if chosen.batch_id < 0 and not chosen.aborted and not chosen.silent:
+            raise UnknownTransaction(
+                f"nobody has decided anything under {chosen.key}, so it is nobody's: whoever decides first has it"
+            )
+        request = pb.GiveTransactionRequest(
+            query=chosen.query, sink=chosen.sink, owner=owner, timeout_ms=_left_ms(deadline)
+        )
+        answer = connection.ask(address, "GiveTransaction", request, pb.GiveTransactionResponse, deadline)
+        return GivenTransaction(chosen.query, chosen.sink, owner, answer.former) if answer.known else None
+
+    return _until_known(connection, query, deadline, give)
+
+
+def _left_ms(deadline: Deadline) -> int:
+    """For a broker, so much that its answer comes back in time."""
+    return int(900 * deadline.remaining_s) or 1
+
+
+def _until_known(
+    connection: Connection, query: str, deadline: Deadline, ask: Callable[[TransactionDescription, str], _Done | None]
+) -> _Done:
+    """What `ask` returns of the one query meant, asked of a broker that knows of it; again while that one does not know
+    it any more."""
     last: TritonMQError | None = None
     for _ in attempts(deadline):
-        found, where = _ask_all(connection, query, deadline)
-        chosen = _only(found.values(), query)
-        request = pb.AbortTransactionRequest(
-            query=chosen.query, sink=chosen.sink, timeout_ms=int(900 * deadline.remaining_s) or 1
-        )
-        address = where[chosen.query, chosen.sink]
         try:
-            answer = connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
+            found, where = _ask_all(connection, query, deadline)
+            chosen = _only(found.values(), query)
+            done = ask(chosen, where[chosen.query, chosen.sink])
         except TritonMQError as error:
             if not error.retriable:
                 raise
             last = error
         else:
-            if answer.known:
-                return AbortedTransaction(
-                    chosen.query,
-                    chosen.sink,
-                    answer.batch_id,
-                    answer.published,
-                    answer.discarded,
-                    tuple(answer.unreached),
-                )
-            # Whoever told of it did not know it a moment later: another leads by now.
-            last = UnknownTransaction(f"transaction {chosen.key} was not found again: ask once more")
+            if done is not None:
+                return done
+            # Whoever told of it did not know it a moment later: another leads by now, or the right is missing.
+            last = UnknownTransaction(
+                f"transaction {chosen.key} was not found again: ask once more. Whoever lacks the right is told the same"
+            )
     assert last is not None
     raise last
 
@@ -211,6 +275,7 @@ def _ask_all(
                     known.published,
                     known.aborted,
                     known.changed_us,
+                    owner=known.owner,
                 )
         for s in answer.staged:
             key = s.query, s.sink

@@ -160,6 +160,7 @@ BROKER: Final = Service(
     Method("Staged", pb.StagedRequest, pb.StagedResponse),
     Method("Transactions", pb.TransactionsRequest, pb.TransactionsResponse),
     Method("AbortTransaction", pb.AbortTransactionRequest, pb.AbortTransactionResponse),
+    Method("GiveTransaction", pb.GiveTransactionRequest, pb.GiveTransactionResponse),
     Method(
         "Lease",
         pb.LeaseRequest,
@@ -266,6 +267,7 @@ PEER: Final = Service(
     Method("StreamGroups", pb.StreamGroupsRequest, pb.StreamGroupsResponse),
     Method("QueueIdle", pb.QueueIdleRequest, pb.QueueIdleResponse),
     Method("AbortKey", pb.AbortKeyRequest, pb.AbortTransactionResponse),
+    Method("GiveKey", pb.GiveKeyRequest, pb.GiveTransactionResponse),
     Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),
     _TRANSACTION_STATUS,
     Method("Link", pb.LinkMessage, pb.LinkMessage, Kind.CONVERSATION, bound=_BATCHES),

@@ -4109,6 +4109,7 @@ class KnownTransaction(_message.Message):
     PUBLISHED_FIELD_NUMBER: _builtins.int
     ABORTED_FIELD_NUMBER: _builtins.int
     CHANGED_US_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     query: _builtins.str
     sink: _builtins.str
     batch_id: _builtins.int
@@ -4117,7 +4118,9 @@ class KnownTransaction(_message.Message):
     published: _builtins.bool
     aborted: _builtins.bool
     changed_us: _builtins.int
-    """when it was decided, published or aborted last"""
+    """when it was decided, published, aborted or given last"""
+    owner: _builtins.str
+    """whose it is, as User:etl; empty: nobody's who has a name"""
     def __init__(
         self,
         *,
@@ -4128,10 +4131,11 @@ class KnownTransaction(_message.Message):
         published: _builtins.bool = ...,
         aborted: _builtins.bool = ...,
         changed_us: _builtins.int = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "changed_us", b"changed_us", "published", b"published", "query", b"query", "row_count", b"row_count", "sink", b"sink"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "batch_id", b"batch_id", "changed_us", b"changed_us", "owner", b"owner", "published", b"published", "query", b"query", "row_count", b"row_count", "sink", b"sink"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -4281,9 +4285,87 @@ class AbortTransactionResponse(_message.Message):
 Global___AbortTransactionResponse: _TypeAlias = AbortTransactionResponse  # noqa: Y015
 
 @_typing.final
-class AbortKeyRequest(_message.Message):
+class GiveTransactionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    SINK_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    sink: _builtins.str
+    owner: _builtins.str
+    timeout_ms: _builtins.int
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        sink: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["owner", b"owner", "query", b"query", "sink", b"sink", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveTransactionRequest: _TypeAlias = GiveTransactionRequest  # noqa: Y015
+
+@_typing.final
+class GiveTransactionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KNOWN_FIELD_NUMBER: _builtins.int
+    FORMER_FIELD_NUMBER: _builtins.int
+    known: _builtins.bool
+    """false: nobody has decided anything under a key of that name that is known here"""
+    former: _builtins.str
+    """whose it was; empty: nobody's who has a name"""
+    def __init__(
+        self,
+        *,
+        known: _builtins.bool = ...,
+        former: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["former", b"former", "known", b"known"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveTransactionResponse: _TypeAlias = GiveTransactionResponse  # noqa: Y015
+
+@_typing.final
+class GiveKeyRequest(_message.Message):
     """Between brokers."""
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    timeout_ms: _builtins.int
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        owner: _builtins.str = ...,
+        timeout_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "owner", b"owner", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveKeyRequest: _TypeAlias = GiveKeyRequest  # noqa: Y015
+
+@_typing.final
+class AbortKeyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     KEY_FIELD_NUMBER: _builtins.int
@@ -6608,6 +6690,29 @@ class FinishMeta(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FinishMeta: _TypeAlias = FinishMeta  # noqa: Y015
+
+@_typing.final
+class GiveMeta(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    owner: _builtins.str
+    @_builtins.property
+    def key(self) -> Global___TransactionKey: ...
+    def __init__(
+        self,
+        *,
+        key: Global___TransactionKey | None = ...,
+        owner: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["key", b"key"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "owner", b"owner"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GiveMeta: _TypeAlias = GiveMeta  # noqa: Y015
 
 @_typing.final
 class AbortMeta(_message.Message):

@@ -54,7 +54,7 @@ _O = Operation
 OPERATIONS: Final[Mapping[Kind, tuple[Operation, ...]]] = {
     Kind.TOPIC: (_O.DESCRIBE, _O.READ, _O.WRITE, _O.CREATE, _O.ALTER, _O.DELETE),
     Kind.GROUP: (_O.DESCRIBE, _O.READ, _O.CREATE, _O.ALTER, _O.DELETE),
-    Kind.TRANSACTION: (_O.DESCRIBE, _O.WRITE, _O.ABORT),
+    Kind.TRANSACTION: (_O.DESCRIBE, _O.WRITE, _O.ALTER, _O.ABORT),
     Kind.LOCK: (_O.WRITE,),
     Kind.CLUSTER: (_O.DESCRIBE, _O.ALTER, _O.ACLS, _O.METRICS),
 }
@@ -289,6 +289,11 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "AbortTransaction": Row(
         shows=((Kind.TRANSACTION, _O.ABORT),),
         says="A transaction that may not be aborted is unknown.",
+        changes=True,
+    ),
+    "GiveTransaction": Row(
+        shows=((Kind.TRANSACTION, _O.ALTER),),
+        says="A transaction that may not be altered is unknown. Who owns it needs the right as well.",
         changes=True,
     ),
     "Lease": Row(_members(pb.LeaseRequest), waits=True),

@@ -1,4 +1,4 @@
-"""`tritonmq transaction list | show | abort`, and the same from Python, against a broker."""
+"""`tritonmq transaction list | show | give | abort`, and the same from Python, against a broker."""
 
 from __future__ import annotations
 
@@ -65,6 +65,24 @@ def test_a_dead_query_is_listed_shown_and_aborted(
     assert (again["discarded_batches"], again["unreached"], again["published"]) == (0, [], True)
 
 
+def test_a_query_is_given_to_another_user(bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]) -> None:
+    [shown] = listed(bootstrap, capsys, query)
+    key, former = str(shown["key"]), shown["owner"]
+    give = ["transaction", "give", key, "--to", "User:etl-2", "--bootstrap", bootstrap]
+    assert run(give) == DONE
+    assert f"is User:etl-2's now; it was {former or 'nobody'}'s" in capsys.readouterr().err
+    assert run(give) == DONE
+    assert "User:etl-2's already" in capsys.readouterr().err
+    assert run([*give, "--json"]) == DONE
+    told = json.loads(capsys.readouterr().out)
+    assert (told["sink"], told["owner"], told["former"]) == ("flights", "User:etl-2", "User:etl-2")
+    assert listed(bootstrap, capsys, query)[0]["owner"] == "User:etl-2"
+    assert run(["transaction", "list", "--bootstrap", bootstrap]) == DONE
+    assert "User:etl-2" in capsys.readouterr().out
+    assert run(["transaction", "give", key, "--to", "etl-2", "--bootstrap", bootstrap]) == REFUSED
+    assert "write User:NAME" in capsys.readouterr().err
+
+
 def test_without_somebody_to_ask_yes_must_be_said(
     bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,7 +93,7 @@ def test_without_somebody_to_ask_yes_must_be_said(
 
 
 def test_a_key_that_nobody_knows_is_refused_by_name(bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["show", "nobody"], ["abort", "nobody", "--yes"]):
+    for command in (["show", "nobody"], ["abort", "nobody", "--yes"], ["give", "nobody", "--to", "User:etl"]):
         assert run(["transaction", *command, "--bootstrap", bootstrap]) == REFUSED
         assert "transaction list" in capsys.readouterr().err
     with Admin(bootstrap) as admin, pytest.raises(UnknownTransaction):

@@ -20,7 +20,7 @@ NAMES = {
     "TransactionDescription", "StagedSum", "AclChange",
     "AclRule",
     "AclVerdict",
-    "AbortedTransaction",
+    "AbortedTransaction", "GivenTransaction",
     "Queue", "LeasedRecord", "LeasedBatch", "LeaseId", "Outputs",
     "QuotaDescription", "QueueDescription", "QueueInfo", "QueueMember", "QueuePartition", "QueueRun", "Redriven",
     "NotDeserialized",
@@ -31,7 +31,7 @@ METHODS = {
     "Admin": (
         "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets "
         "move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership "
-        "recover_partition transactions abort_transaction upgrade_cluster "
+        "recover_partition transactions abort_transaction give_transaction upgrade_cluster "
         "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "
         "redrive_topic delete_queue peek_queue pop_queue queue_records scheduled observe describe_topics set_log_level "
         "quotas set_quotas delete_quotas create_user delete_user token_users create_token revoke_token "

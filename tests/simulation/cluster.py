@@ -77,6 +77,8 @@ class Plan:
 
     thefts: float = 0.0
     """Chance a micro-batch that somebody else, who has learnt the query's key, decides under it."""
+    gives: float = 0.0
+    """Chance a micro-batch that an administrator gives the query's key to another user."""
     lies_ms: float = 0.0
     """How often a broker is told something that no broker would say, in the mean; 0: never. Then nothing is promised
     but that no broker dies of it (liar.py)."""
@@ -108,6 +110,7 @@ class Plan:
             "total_losses": self.total_losses,
             "aborts": self.aborts,
             "thefts": self.thefts,
+            "gives": self.gives,
         }
         return {*self.faults, *(kind for kind, chance in lasting.items() if chance)}
 
@@ -137,6 +140,7 @@ class Plan:
             partitions=chance.choice((1, 2, 2, 3)),
             aborts=Random(f"aborts {seed}").choice((0.0, 0.0, 0.15)),
             thefts=Random(f"thefts {seed}").choice((0.0, 0.0, 0.0, 0.3)),
+            gives=Random(f"gives {seed}").choice((0.0, 0.0, 0.0, 0.3)),
             durability=durability,
             settings=settings,
             session_ms=chance.choice((2_000, 4_000)),

@@ -1,5 +1,5 @@
 """Exactly-once micro-batches in a simulated cluster: queries that stage and decide, the coordinator that publishes, and
-the administrator who aborts.
+the administrator who aborts, and gives keys to other users.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from mq_broker.core.entries import (
     Discard,
     Fence,
     Finish,
+    Give,
     Publish,
     Stage,
     TransactionKey,
@@ -98,7 +99,9 @@ class MicroBatches:
                 # Where all logs may be lost, so may be whose a key is
                 plan = self._cluster.plan
                 if plan.thefts and not plan.total_losses and loop.chance(plan.thefts):
-                    self._workload.spawn("thief", self._steal(key, batch_id))
+                    self._workload.spawn("thief", self._steal(key, batch_id, "User:thief"))
+                if plan.gives and not plan.total_losses and loop.chance(plan.gives):
+                    owner = yield from self._hand_over(key, batch_id, result.row_count, owner)
                 batch_id, attempt = batch_id + 1, 0
             else:
                 rows = self._decided_rows(key, batch_id, rows)
@@ -115,12 +118,35 @@ class MicroBatches:
             )
         return decide.row_count
 
-    def _steal(self, key: TransactionKey, batch_id: int) -> Process:
+    def _hand_over(self, key: TransactionKey, batch_id: int, rows: int, former: str) -> Process:
+        """An administrator gives the key to another user. Meanwhile a run of the former one, which somebody has
+        forgotten, asks for the same micro-batch again. Once the key is given that user is as any thief. Returns whose
+        it is."""
+        loop, owner = self._loop, f"{former}+"
+        stray = Decide(key, batch_id, f"stray {loop.random.randint(0, 1 << 30)}", rows, (), owner=former)
+        self._workload.spawn("driver", self._decide(stray, again=True))
+        while not self._workload.stopped:
+            result = yield from self._workload.ask("admin", self._workload.coordinator, Give(key, owner), tries=20)
+            if isinstance(result, Done):
+                self._workload.done["keys given"] += 1
+                self._workload.spawn("thief", self._steal(key, batch_id, former))
+                return owner
+            if isinstance(result, Refused) and isinstance(result.error, TransactionAborted):
+                self._aborted.add(key)
+                return former
+            if isinstance(result, Refused) and not result.error.retriable:
+                raise self._cluster.oracle.violation(
+                    self._workload.coordinator, f"the key of {key.query_id} cannot be given: {result.error}"
+                )
+            yield loop.between(50, 500)
+        return former
+
+    def _steal(self, key: TransactionKey, batch_id: int, thief: str) -> Process:
         """Somebody else knows the key: the same micro-batch again, in a run that would fence the owner's, and one after
         it, which would make the owner's rows vanish."""
         for wanted in (batch_id, batch_id + 1):
             yield self._loop.between(0, 1_000)
-            decide = Decide(key, wanted, "stolen", 0, (), owner="User:thief")
+            decide = Decide(key, wanted, "stolen", 0, (), owner=thief)
             result = yield from self._workload.ask("thief", self._workload.coordinator, decide, tries=5)
             if isinstance(result, Decided):
                 raise self._cluster.oracle.violation(

@@ -416,6 +416,22 @@ REPLICATION = (
         ("thefts",),
     ),
     Mutation(
+        "a key that is given stays whose it was",
+        "exactly-once: owners",
+        "machine.machine:PartitionMachine._coordinate",
+        "replace(known, owner=owner,",
+        "replace(known,",
+        ("gives",),
+    ),
+    Mutation(
+        "a decision does not wait for the give before it",
+        "exactly-once: owners, rule 12",
+        "machine.overlay:_keys_of",
+        "case Give(key=key) | Abort(key=key)",
+        "case Give():\n            return ()\n        case Abort(key=key)",
+        ("gives",),
+    ),
+    Mutation(
         "an abort forgets to fence the key where it stages",
         "exactly-once: abort",
         "machine.machine:PartitionMachine._fence",

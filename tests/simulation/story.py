@@ -18,6 +18,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Publish,
     Schedule,
@@ -211,6 +212,8 @@ class Story:
                 what = f"trim({start})"
             case Abort(key) | Fence(key):
                 what = f"{type(entry.operation).__name__.lower()}({key.query_id})"
+            case Give(key, owner):
+                what = f"give({key.query_id} to {owner})"
             case Forget(keys):
                 what = f"forget({','.join(key.query_id for key in keys)})"
             case Decide(batch_id=batch_id) | Finish(batch_id=batch_id):

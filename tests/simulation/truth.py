@@ -17,6 +17,7 @@ from mq_broker.core.entries import (
     Entry,
     EpochStart,
     Fence,
+    Give,
     MoveCursor,
     Publish,
     Stage,
@@ -100,8 +101,9 @@ class Life:
         self.snapshots: dict[int, Snapshot] = {}
         self.states: dict[int, MachineState] = {}
         self.aborted: set[TransactionKey] = set()
-        self.owners: dict[TransactionKey, str] = {}
         """Under which nothing more is decided (of the coordinator's partition)."""
+        self.owners: dict[TransactionKey, str] = {}
+        """Who alone decides under a key."""
         self.fenced: set[TransactionKey] = set()
         """Under which nothing more is staged."""
         self.remembered: dict[int, tuple[bytes, ...]] = {}
@@ -150,6 +152,8 @@ class Life:
                 self._drop(uuids)
             case Abort() | Fence() as end:
                 self._end(end)
+            case Give(key, owner):
+                self.owners[key] = owner
             case Trim(start):
                 self.trim(start)
             case EpochStart(offset_floor=floor):

@@ -8447,7 +8447,8 @@ type KnownTransaction struct {
 	RowCount      uint64                 `protobuf:"varint,4,opt,name=row_count,json=rowCount,proto3" json:"row_count,omitempty"`
 	Published     bool                   `protobuf:"varint,5,opt,name=published,proto3" json:"published,omitempty"`
 	Aborted       bool                   `protobuf:"varint,6,opt,name=aborted,proto3" json:"aborted,omitempty"`
-	ChangedUs     int64                  `protobuf:"varint,7,opt,name=changed_us,json=changedUs,proto3" json:"changed_us,omitempty"` // when it was decided, published or aborted last
+	ChangedUs     int64                  `protobuf:"varint,7,opt,name=changed_us,json=changedUs,proto3" json:"changed_us,omitempty"` // when it was decided, published, aborted or given last
+	Owner         string                 `protobuf:"bytes,8,opt,name=owner,proto3" json:"owner,omitempty"`                           // whose it is, as User:etl; empty: nobody's who has a name
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -8529,6 +8530,13 @@ func (x *KnownTransaction) GetChangedUs() int64 {
 		return x.ChangedUs
 	}
 	return 0
+}
+
+func (x *KnownTransaction) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
 }
 
 type StagedSum struct {
@@ -8851,7 +8859,187 @@ func (x *AbortTransactionResponse) GetUnreached() []string {
 	return nil
 }
 
+type GiveTransactionRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Query         string                 `protobuf:"bytes,1,opt,name=query,proto3" json:"query,omitempty"`
+	Sink          string                 `protobuf:"bytes,2,opt,name=sink,proto3" json:"sink,omitempty"`
+	Owner         string                 `protobuf:"bytes,3,opt,name=owner,proto3" json:"owner,omitempty"`
+	TimeoutMs     uint32                 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveTransactionRequest) Reset() {
+	*x = GiveTransactionRequest{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveTransactionRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveTransactionRequest) ProtoMessage() {}
+
+func (x *GiveTransactionRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveTransactionRequest.ProtoReflect.Descriptor instead.
+func (*GiveTransactionRequest) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{114}
+}
+
+func (x *GiveTransactionRequest) GetQuery() string {
+	if x != nil {
+		return x.Query
+	}
+	return ""
+}
+
+func (x *GiveTransactionRequest) GetSink() string {
+	if x != nil {
+		return x.Sink
+	}
+	return ""
+}
+
+func (x *GiveTransactionRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *GiveTransactionRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
+type GiveTransactionResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Known         bool                   `protobuf:"varint,1,opt,name=known,proto3" json:"known,omitempty"`  // false: nobody has decided anything under a key of that name that is known here
+	Former        string                 `protobuf:"bytes,2,opt,name=former,proto3" json:"former,omitempty"` // whose it was; empty: nobody's who has a name
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveTransactionResponse) Reset() {
+	*x = GiveTransactionResponse{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveTransactionResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveTransactionResponse) ProtoMessage() {}
+
+func (x *GiveTransactionResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveTransactionResponse.ProtoReflect.Descriptor instead.
+func (*GiveTransactionResponse) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{115}
+}
+
+func (x *GiveTransactionResponse) GetKnown() bool {
+	if x != nil {
+		return x.Known
+	}
+	return false
+}
+
+func (x *GiveTransactionResponse) GetFormer() string {
+	if x != nil {
+		return x.Former
+	}
+	return ""
+}
+
 // Between brokers.
+type GiveKeyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *TransactionKey        `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	TimeoutMs     uint32                 `protobuf:"varint,3,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveKeyRequest) Reset() {
+	*x = GiveKeyRequest{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveKeyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveKeyRequest) ProtoMessage() {}
+
+func (x *GiveKeyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveKeyRequest.ProtoReflect.Descriptor instead.
+func (*GiveKeyRequest) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{116}
+}
+
+func (x *GiveKeyRequest) GetKey() *TransactionKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GiveKeyRequest) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
+func (x *GiveKeyRequest) GetTimeoutMs() uint32 {
+	if x != nil {
+		return x.TimeoutMs
+	}
+	return 0
+}
+
 type AbortKeyRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *TransactionKey        `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -8862,7 +9050,7 @@ type AbortKeyRequest struct {
 
 func (x *AbortKeyRequest) Reset() {
 	*x = AbortKeyRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	mi := &file_mq_protocol_mq_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8874,7 +9062,7 @@ func (x *AbortKeyRequest) String() string {
 func (*AbortKeyRequest) ProtoMessage() {}
 
 func (x *AbortKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	mi := &file_mq_protocol_mq_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8887,7 +9075,7 @@ func (x *AbortKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortKeyRequest.ProtoReflect.Descriptor instead.
 func (*AbortKeyRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{114}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *AbortKeyRequest) GetKey() *TransactionKey {
@@ -8914,7 +9102,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	mi := &file_mq_protocol_mq_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8926,7 +9114,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	mi := &file_mq_protocol_mq_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8939,7 +9127,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{115}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *FenceRequest) GetKey() *TransactionKey {
@@ -8967,7 +9155,7 @@ type FencedPartition struct {
 
 func (x *FencedPartition) Reset() {
 	*x = FencedPartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	mi := &file_mq_protocol_mq_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8979,7 +9167,7 @@ func (x *FencedPartition) String() string {
 func (*FencedPartition) ProtoMessage() {}
 
 func (x *FencedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	mi := &file_mq_protocol_mq_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8992,7 +9180,7 @@ func (x *FencedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FencedPartition.ProtoReflect.Descriptor instead.
 func (*FencedPartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{116}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *FencedPartition) GetTopic() string {
@@ -9026,7 +9214,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[117]
+	mi := &file_mq_protocol_mq_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9038,7 +9226,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[117]
+	mi := &file_mq_protocol_mq_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9051,7 +9239,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{117}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *FenceResponse) GetFenced() []*FencedPartition {
@@ -9083,7 +9271,7 @@ type AreStagedRequest struct {
 
 func (x *AreStagedRequest) Reset() {
 	*x = AreStagedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[118]
+	mi := &file_mq_protocol_mq_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9095,7 +9283,7 @@ func (x *AreStagedRequest) String() string {
 func (*AreStagedRequest) ProtoMessage() {}
 
 func (x *AreStagedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[118]
+	mi := &file_mq_protocol_mq_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9108,7 +9296,7 @@ func (x *AreStagedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AreStagedRequest.ProtoReflect.Descriptor instead.
 func (*AreStagedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{118}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *AreStagedRequest) GetTopic() string {
@@ -9168,7 +9356,7 @@ type AreStagedResponse struct {
 
 func (x *AreStagedResponse) Reset() {
 	*x = AreStagedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[119]
+	mi := &file_mq_protocol_mq_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9180,7 +9368,7 @@ func (x *AreStagedResponse) String() string {
 func (*AreStagedResponse) ProtoMessage() {}
 
 func (x *AreStagedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[119]
+	mi := &file_mq_protocol_mq_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9193,7 +9381,7 @@ func (x *AreStagedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AreStagedResponse.ProtoReflect.Descriptor instead.
 func (*AreStagedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{119}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{122}
 }
 
 type StageRequest struct {
@@ -9213,7 +9401,7 @@ type StageRequest struct {
 
 func (x *StageRequest) Reset() {
 	*x = StageRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[120]
+	mi := &file_mq_protocol_mq_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9225,7 +9413,7 @@ func (x *StageRequest) String() string {
 func (*StageRequest) ProtoMessage() {}
 
 func (x *StageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[120]
+	mi := &file_mq_protocol_mq_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9238,7 +9426,7 @@ func (x *StageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageRequest.ProtoReflect.Descriptor instead.
 func (*StageRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{120}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *StageRequest) GetTopic() string {
@@ -9312,7 +9500,7 @@ type StageResponse struct {
 
 func (x *StageResponse) Reset() {
 	*x = StageResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[121]
+	mi := &file_mq_protocol_mq_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9324,7 +9512,7 @@ func (x *StageResponse) String() string {
 func (*StageResponse) ProtoMessage() {}
 
 func (x *StageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[121]
+	mi := &file_mq_protocol_mq_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9337,7 +9525,7 @@ func (x *StageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageResponse.ProtoReflect.Descriptor instead.
 func (*StageResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{121}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{124}
 }
 
 // Of the leader of a queue's partition: what became of an attempt that staged batches in a partition of another topic.
@@ -9355,7 +9543,7 @@ type AttemptStatusRequest struct {
 
 func (x *AttemptStatusRequest) Reset() {
 	*x = AttemptStatusRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[122]
+	mi := &file_mq_protocol_mq_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9367,7 +9555,7 @@ func (x *AttemptStatusRequest) String() string {
 func (*AttemptStatusRequest) ProtoMessage() {}
 
 func (x *AttemptStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[122]
+	mi := &file_mq_protocol_mq_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9380,7 +9568,7 @@ func (x *AttemptStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptStatusRequest.ProtoReflect.Descriptor instead.
 func (*AttemptStatusRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{122}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{125}
 }
 
 func (x *AttemptStatusRequest) GetTopic() string {
@@ -9435,7 +9623,7 @@ type AttemptStatusResponse struct {
 
 func (x *AttemptStatusResponse) Reset() {
 	*x = AttemptStatusResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[123]
+	mi := &file_mq_protocol_mq_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9447,7 +9635,7 @@ func (x *AttemptStatusResponse) String() string {
 func (*AttemptStatusResponse) ProtoMessage() {}
 
 func (x *AttemptStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[123]
+	mi := &file_mq_protocol_mq_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9460,7 +9648,7 @@ func (x *AttemptStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptStatusResponse.ProtoReflect.Descriptor instead.
 func (*AttemptStatusResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{123}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *AttemptStatusResponse) GetOver() bool {
@@ -9488,7 +9676,7 @@ type StreamGroupsRequest struct {
 
 func (x *StreamGroupsRequest) Reset() {
 	*x = StreamGroupsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[124]
+	mi := &file_mq_protocol_mq_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9500,7 +9688,7 @@ func (x *StreamGroupsRequest) String() string {
 func (*StreamGroupsRequest) ProtoMessage() {}
 
 func (x *StreamGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[124]
+	mi := &file_mq_protocol_mq_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9513,7 +9701,7 @@ func (x *StreamGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGroupsRequest.ProtoReflect.Descriptor instead.
 func (*StreamGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{124}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{127}
 }
 
 func (x *StreamGroupsRequest) GetTopic() string {
@@ -9539,7 +9727,7 @@ type StreamGroupsResponse struct {
 
 func (x *StreamGroupsResponse) Reset() {
 	*x = StreamGroupsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[125]
+	mi := &file_mq_protocol_mq_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9551,7 +9739,7 @@ func (x *StreamGroupsResponse) String() string {
 func (*StreamGroupsResponse) ProtoMessage() {}
 
 func (x *StreamGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[125]
+	mi := &file_mq_protocol_mq_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9564,7 +9752,7 @@ func (x *StreamGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGroupsResponse.ProtoReflect.Descriptor instead.
 func (*StreamGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{125}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *StreamGroupsResponse) GetGroups() []string {
@@ -9588,7 +9776,7 @@ type QueueIdleRequest struct {
 
 func (x *QueueIdleRequest) Reset() {
 	*x = QueueIdleRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[126]
+	mi := &file_mq_protocol_mq_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9600,7 +9788,7 @@ func (x *QueueIdleRequest) String() string {
 func (*QueueIdleRequest) ProtoMessage() {}
 
 func (x *QueueIdleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[126]
+	mi := &file_mq_protocol_mq_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9613,7 +9801,7 @@ func (x *QueueIdleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueIdleRequest.ProtoReflect.Descriptor instead.
 func (*QueueIdleRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{126}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *QueueIdleRequest) GetTopic() string {
@@ -9660,7 +9848,7 @@ type QueueIdleResponse struct {
 
 func (x *QueueIdleResponse) Reset() {
 	*x = QueueIdleResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[127]
+	mi := &file_mq_protocol_mq_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9672,7 +9860,7 @@ func (x *QueueIdleResponse) String() string {
 func (*QueueIdleResponse) ProtoMessage() {}
 
 func (x *QueueIdleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[127]
+	mi := &file_mq_protocol_mq_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9685,7 +9873,7 @@ func (x *QueueIdleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueIdleResponse.ProtoReflect.Descriptor instead.
 func (*QueueIdleResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{127}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *QueueIdleResponse) GetIdleMs() uint64 {
@@ -9708,7 +9896,7 @@ type LockRequest struct {
 
 func (x *LockRequest) Reset() {
 	*x = LockRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[128]
+	mi := &file_mq_protocol_mq_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9720,7 +9908,7 @@ func (x *LockRequest) String() string {
 func (*LockRequest) ProtoMessage() {}
 
 func (x *LockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[128]
+	mi := &file_mq_protocol_mq_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9733,7 +9921,7 @@ func (x *LockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockRequest.ProtoReflect.Descriptor instead.
 func (*LockRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{128}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *LockRequest) GetName() string {
@@ -9760,7 +9948,7 @@ type LockResponse struct {
 
 func (x *LockResponse) Reset() {
 	*x = LockResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[129]
+	mi := &file_mq_protocol_mq_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9772,7 +9960,7 @@ func (x *LockResponse) String() string {
 func (*LockResponse) ProtoMessage() {}
 
 func (x *LockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[129]
+	mi := &file_mq_protocol_mq_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9785,7 +9973,7 @@ func (x *LockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockResponse.ProtoReflect.Descriptor instead.
 func (*LockResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{129}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *LockResponse) GetToken() int64 {
@@ -9812,7 +10000,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[130]
+	mi := &file_mq_protocol_mq_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9824,7 +10012,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[130]
+	mi := &file_mq_protocol_mq_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9837,7 +10025,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{130}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *ObserveRequest) GetDetail() Detail {
@@ -9869,7 +10057,7 @@ type ObservedTopics struct {
 
 func (x *ObservedTopics) Reset() {
 	*x = ObservedTopics{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[131]
+	mi := &file_mq_protocol_mq_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9881,7 +10069,7 @@ func (x *ObservedTopics) String() string {
 func (*ObservedTopics) ProtoMessage() {}
 
 func (x *ObservedTopics) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[131]
+	mi := &file_mq_protocol_mq_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9894,7 +10082,7 @@ func (x *ObservedTopics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTopics.ProtoReflect.Descriptor instead.
 func (*ObservedTopics) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{131}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *ObservedTopics) GetName() []string {
@@ -9967,7 +10155,7 @@ type ObservedPartitions struct {
 
 func (x *ObservedPartitions) Reset() {
 	*x = ObservedPartitions{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[132]
+	mi := &file_mq_protocol_mq_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9979,7 +10167,7 @@ func (x *ObservedPartitions) String() string {
 func (*ObservedPartitions) ProtoMessage() {}
 
 func (x *ObservedPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[132]
+	mi := &file_mq_protocol_mq_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9992,7 +10180,7 @@ func (x *ObservedPartitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedPartitions.ProtoReflect.Descriptor instead.
 func (*ObservedPartitions) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{132}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *ObservedPartitions) GetTopic() []uint32 {
@@ -10152,7 +10340,7 @@ type ObservedGroups struct {
 
 func (x *ObservedGroups) Reset() {
 	*x = ObservedGroups{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[133]
+	mi := &file_mq_protocol_mq_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10164,7 +10352,7 @@ func (x *ObservedGroups) String() string {
 func (*ObservedGroups) ProtoMessage() {}
 
 func (x *ObservedGroups) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[133]
+	mi := &file_mq_protocol_mq_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10177,7 +10365,7 @@ func (x *ObservedGroups) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedGroups.ProtoReflect.Descriptor instead.
 func (*ObservedGroups) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{133}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ObservedGroups) GetGroup() []string {
@@ -10264,7 +10452,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[134]
+	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10276,7 +10464,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[134]
+	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10289,7 +10477,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{134}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ObserveResponse) GetBroker() int32 {
@@ -10395,7 +10583,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[135]
+	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10407,7 +10595,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[135]
+	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10420,7 +10608,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{135}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *SetLogLevelRequest) GetLogger() string {
@@ -10453,7 +10641,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[136]
+	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10465,7 +10653,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[136]
+	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10478,7 +10666,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{136}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *SetLogLevelResponse) GetSeconds() uint32 {
@@ -10509,7 +10697,7 @@ type LinkHello struct {
 
 func (x *LinkHello) Reset() {
 	*x = LinkHello{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[137]
+	mi := &file_mq_protocol_mq_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10521,7 +10709,7 @@ func (x *LinkHello) String() string {
 func (*LinkHello) ProtoMessage() {}
 
 func (x *LinkHello) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[137]
+	mi := &file_mq_protocol_mq_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10534,7 +10722,7 @@ func (x *LinkHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHello.ProtoReflect.Descriptor instead.
 func (*LinkHello) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *LinkHello) GetBroker() int32 {
@@ -10606,7 +10794,7 @@ type PeerCall struct {
 
 func (x *PeerCall) Reset() {
 	*x = PeerCall{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[138]
+	mi := &file_mq_protocol_mq_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10618,7 +10806,7 @@ func (x *PeerCall) String() string {
 func (*PeerCall) ProtoMessage() {}
 
 func (x *PeerCall) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[138]
+	mi := &file_mq_protocol_mq_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10631,7 +10819,7 @@ func (x *PeerCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
 func (*PeerCall) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *PeerCall) GetBroker() int32 {
@@ -10681,7 +10869,7 @@ type AppendEntries struct {
 
 func (x *AppendEntries) Reset() {
 	*x = AppendEntries{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[139]
+	mi := &file_mq_protocol_mq_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10693,7 +10881,7 @@ func (x *AppendEntries) String() string {
 func (*AppendEntries) ProtoMessage() {}
 
 func (x *AppendEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[139]
+	mi := &file_mq_protocol_mq_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10706,7 +10894,7 @@ func (x *AppendEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendEntries.ProtoReflect.Descriptor instead.
 func (*AppendEntries) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *AppendEntries) GetTopicId() string {
@@ -10806,7 +10994,7 @@ type AppendAck struct {
 
 func (x *AppendAck) Reset() {
 	*x = AppendAck{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[140]
+	mi := &file_mq_protocol_mq_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10818,7 +11006,7 @@ func (x *AppendAck) String() string {
 func (*AppendAck) ProtoMessage() {}
 
 func (x *AppendAck) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[140]
+	mi := &file_mq_protocol_mq_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10831,7 +11019,7 @@ func (x *AppendAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendAck.ProtoReflect.Descriptor instead.
 func (*AppendAck) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{140}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *AppendAck) GetTopicId() string {
@@ -10932,7 +11120,7 @@ type LinkHeader struct {
 
 func (x *LinkHeader) Reset() {
 	*x = LinkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[141]
+	mi := &file_mq_protocol_mq_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10944,7 +11132,7 @@ func (x *LinkHeader) String() string {
 func (*LinkHeader) ProtoMessage() {}
 
 func (x *LinkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[141]
+	mi := &file_mq_protocol_mq_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10957,7 +11145,7 @@ func (x *LinkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHeader.ProtoReflect.Descriptor instead.
 func (*LinkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{141}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *LinkHeader) GetHello() *LinkHello {
@@ -11013,7 +11201,7 @@ type LinkBeat struct {
 
 func (x *LinkBeat) Reset() {
 	*x = LinkBeat{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[142]
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11025,7 +11213,7 @@ func (x *LinkBeat) String() string {
 func (*LinkBeat) ProtoMessage() {}
 
 func (x *LinkBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[142]
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11038,7 +11226,7 @@ func (x *LinkBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkBeat.ProtoReflect.Descriptor instead.
 func (*LinkBeat) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{142}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *LinkBeat) GetDropped() bool {
@@ -11066,7 +11254,7 @@ type SnapshotPart struct {
 
 func (x *SnapshotPart) Reset() {
 	*x = SnapshotPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[143]
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11078,7 +11266,7 @@ func (x *SnapshotPart) String() string {
 func (*SnapshotPart) ProtoMessage() {}
 
 func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[143]
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11091,7 +11279,7 @@ func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPart.ProtoReflect.Descriptor instead.
 func (*SnapshotPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{143}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *SnapshotPart) GetTopicId() string {
@@ -11167,7 +11355,7 @@ type LinkMessage struct {
 
 func (x *LinkMessage) Reset() {
 	*x = LinkMessage{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[144]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11179,7 +11367,7 @@ func (x *LinkMessage) String() string {
 func (*LinkMessage) ProtoMessage() {}
 
 func (x *LinkMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[144]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11192,7 +11380,7 @@ func (x *LinkMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkMessage.ProtoReflect.Descriptor instead.
 func (*LinkMessage) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{144}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *LinkMessage) GetHeader() *LinkHeader {
@@ -11221,7 +11409,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11233,7 +11421,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11246,7 +11434,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *CancelScheduledRequest) GetTopic() string {
@@ -11282,7 +11470,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11294,7 +11482,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11307,7 +11495,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *CancelScheduledResponse) GetCancelled() bool {
@@ -11348,7 +11536,7 @@ type AclRule struct {
 
 func (x *AclRule) Reset() {
 	*x = AclRule{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11360,7 +11548,7 @@ func (x *AclRule) String() string {
 func (*AclRule) ProtoMessage() {}
 
 func (x *AclRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11373,7 +11561,7 @@ func (x *AclRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclRule.ProtoReflect.Descriptor instead.
 func (*AclRule) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *AclRule) GetPrincipal() string {
@@ -11429,7 +11617,7 @@ type AclsRequest struct {
 
 func (x *AclsRequest) Reset() {
 	*x = AclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11441,7 +11629,7 @@ func (x *AclsRequest) String() string {
 func (*AclsRequest) ProtoMessage() {}
 
 func (x *AclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11454,7 +11642,7 @@ func (x *AclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsRequest.ProtoReflect.Descriptor instead.
 func (*AclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *AclsRequest) GetPrincipal() string {
@@ -11484,7 +11672,7 @@ type AclsResponse struct {
 
 func (x *AclsResponse) Reset() {
 	*x = AclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11496,7 +11684,7 @@ func (x *AclsResponse) String() string {
 func (*AclsResponse) ProtoMessage() {}
 
 func (x *AclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11509,7 +11697,7 @@ func (x *AclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsResponse.ProtoReflect.Descriptor instead.
 func (*AclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *AclsResponse) GetRules() []*AclRule {
@@ -11557,7 +11745,7 @@ type AlterAclsRequest struct {
 
 func (x *AlterAclsRequest) Reset() {
 	*x = AlterAclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11569,7 +11757,7 @@ func (x *AlterAclsRequest) String() string {
 func (*AlterAclsRequest) ProtoMessage() {}
 
 func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11582,7 +11770,7 @@ func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsRequest.ProtoReflect.Descriptor instead.
 func (*AlterAclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *AlterAclsRequest) GetAdd() []*AclRule {
@@ -11610,7 +11798,7 @@ type AlterAclsResponse struct {
 
 func (x *AlterAclsResponse) Reset() {
 	*x = AlterAclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11622,7 +11810,7 @@ func (x *AlterAclsResponse) String() string {
 func (*AlterAclsResponse) ProtoMessage() {}
 
 func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11635,7 +11823,7 @@ func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsResponse.ProtoReflect.Descriptor instead.
 func (*AlterAclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *AlterAclsResponse) GetVersion() int64 {
@@ -11670,7 +11858,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11682,7 +11870,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11695,7 +11883,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *RevokeRequest) GetAdd() []string {
@@ -11723,7 +11911,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11735,7 +11923,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11748,7 +11936,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *RevokeResponse) GetVersion() int64 {
@@ -11781,7 +11969,7 @@ type RevokedRequest struct {
 
 func (x *RevokedRequest) Reset() {
 	*x = RevokedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11793,7 +11981,7 @@ func (x *RevokedRequest) String() string {
 func (*RevokedRequest) ProtoMessage() {}
 
 func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11806,7 +11994,7 @@ func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedRequest.ProtoReflect.Descriptor instead.
 func (*RevokedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *RevokedRequest) GetAbout() []string {
@@ -11827,7 +12015,7 @@ type KnownEntry struct {
 
 func (x *KnownEntry) Reset() {
 	*x = KnownEntry{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11839,7 +12027,7 @@ func (x *KnownEntry) String() string {
 func (*KnownEntry) ProtoMessage() {}
 
 func (x *KnownEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11852,7 +12040,7 @@ func (x *KnownEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEntry.ProtoReflect.Descriptor instead.
 func (*KnownEntry) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *KnownEntry) GetWhose() string {
@@ -11889,7 +12077,7 @@ type RevokedResponse struct {
 
 func (x *RevokedResponse) Reset() {
 	*x = RevokedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11901,7 +12089,7 @@ func (x *RevokedResponse) String() string {
 func (*RevokedResponse) ProtoMessage() {}
 
 func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11914,7 +12102,7 @@ func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedResponse.ProtoReflect.Descriptor instead.
 func (*RevokedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *RevokedResponse) GetEntries() []string {
@@ -11964,7 +12152,7 @@ type CheckAclRequest struct {
 
 func (x *CheckAclRequest) Reset() {
 	*x = CheckAclRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11976,7 +12164,7 @@ func (x *CheckAclRequest) String() string {
 func (*CheckAclRequest) ProtoMessage() {}
 
 func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11989,7 +12177,7 @@ func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclRequest.ProtoReflect.Descriptor instead.
 func (*CheckAclRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *CheckAclRequest) GetPrincipal() string {
@@ -12031,7 +12219,7 @@ type CheckAclResponse struct {
 
 func (x *CheckAclResponse) Reset() {
 	*x = CheckAclResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12043,7 +12231,7 @@ func (x *CheckAclResponse) String() string {
 func (*CheckAclResponse) ProtoMessage() {}
 
 func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12056,7 +12244,7 @@ func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclResponse.ProtoReflect.Descriptor instead.
 func (*CheckAclResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *CheckAclResponse) GetAllowed() bool {
@@ -12093,7 +12281,7 @@ type ApiToken struct {
 
 func (x *ApiToken) Reset() {
 	*x = ApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12105,7 +12293,7 @@ func (x *ApiToken) String() string {
 func (*ApiToken) ProtoMessage() {}
 
 func (x *ApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12118,7 +12306,7 @@ func (x *ApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiToken.ProtoReflect.Descriptor instead.
 func (*ApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *ApiToken) GetId() string {
@@ -12153,7 +12341,7 @@ type TokenUser struct {
 
 func (x *TokenUser) Reset() {
 	*x = TokenUser{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12165,7 +12353,7 @@ func (x *TokenUser) String() string {
 func (*TokenUser) ProtoMessage() {}
 
 func (x *TokenUser) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12178,7 +12366,7 @@ func (x *TokenUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenUser.ProtoReflect.Descriptor instead.
 func (*TokenUser) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *TokenUser) GetName() string {
@@ -12213,7 +12401,7 @@ type NewApiToken struct {
 
 func (x *NewApiToken) Reset() {
 	*x = NewApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12225,7 +12413,7 @@ func (x *NewApiToken) String() string {
 func (*NewApiToken) ProtoMessage() {}
 
 func (x *NewApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12238,7 +12426,7 @@ func (x *NewApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewApiToken.ProtoReflect.Descriptor instead.
 func (*NewApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *NewApiToken) GetId() string {
@@ -12271,7 +12459,7 @@ type TokensRequest struct {
 
 func (x *TokensRequest) Reset() {
 	*x = TokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12283,7 +12471,7 @@ func (x *TokensRequest) String() string {
 func (*TokensRequest) ProtoMessage() {}
 
 func (x *TokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12296,7 +12484,7 @@ func (x *TokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRequest.ProtoReflect.Descriptor instead.
 func (*TokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *TokensRequest) GetUser() string {
@@ -12318,7 +12506,7 @@ type TokensResponse struct {
 
 func (x *TokensResponse) Reset() {
 	*x = TokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12330,7 +12518,7 @@ func (x *TokensResponse) String() string {
 func (*TokensResponse) ProtoMessage() {}
 
 func (x *TokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12343,7 +12531,7 @@ func (x *TokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensResponse.ProtoReflect.Descriptor instead.
 func (*TokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *TokensResponse) GetUsers() []*TokenUser {
@@ -12388,7 +12576,7 @@ type AlterTokensRequest struct {
 
 func (x *AlterTokensRequest) Reset() {
 	*x = AlterTokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12400,7 +12588,7 @@ func (x *AlterTokensRequest) String() string {
 func (*AlterTokensRequest) ProtoMessage() {}
 
 func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12413,7 +12601,7 @@ func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensRequest.ProtoReflect.Descriptor instead.
 func (*AlterTokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *AlterTokensRequest) GetCreateUser() string {
@@ -12462,7 +12650,7 @@ type AlterTokensResponse struct {
 
 func (x *AlterTokensResponse) Reset() {
 	*x = AlterTokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12474,7 +12662,7 @@ func (x *AlterTokensResponse) String() string {
 func (*AlterTokensResponse) ProtoMessage() {}
 
 func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12487,7 +12675,7 @@ func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensResponse.ProtoReflect.Descriptor instead.
 func (*AlterTokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *AlterTokensResponse) GetVersion() int64 {
@@ -12523,7 +12711,7 @@ type BrokerOffer struct {
 
 func (x *BrokerOffer) Reset() {
 	*x = BrokerOffer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12535,7 +12723,7 @@ func (x *BrokerOffer) String() string {
 func (*BrokerOffer) ProtoMessage() {}
 
 func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12548,7 +12736,7 @@ func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerOffer.ProtoReflect.Descriptor instead.
 func (*BrokerOffer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *BrokerOffer) GetId() int32 {
@@ -12573,7 +12761,7 @@ type SecurityFloorRequest struct {
 
 func (x *SecurityFloorRequest) Reset() {
 	*x = SecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12585,7 +12773,7 @@ func (x *SecurityFloorRequest) String() string {
 func (*SecurityFloorRequest) ProtoMessage() {}
 
 func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12598,7 +12786,7 @@ func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*SecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
 }
 
 type SecurityFloorResponse struct {
@@ -12614,7 +12802,7 @@ type SecurityFloorResponse struct {
 
 func (x *SecurityFloorResponse) Reset() {
 	*x = SecurityFloorResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12626,7 +12814,7 @@ func (x *SecurityFloorResponse) String() string {
 func (*SecurityFloorResponse) ProtoMessage() {}
 
 func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12639,7 +12827,7 @@ func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorResponse.ProtoReflect.Descriptor instead.
 func (*SecurityFloorResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *SecurityFloorResponse) GetDemands() []string {
@@ -12689,7 +12877,7 @@ type AlterSecurityFloorRequest struct {
 
 func (x *AlterSecurityFloorRequest) Reset() {
 	*x = AlterSecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12701,7 +12889,7 @@ func (x *AlterSecurityFloorRequest) String() string {
 func (*AlterSecurityFloorRequest) ProtoMessage() {}
 
 func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12714,7 +12902,7 @@ func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterSecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*AlterSecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *AlterSecurityFloorRequest) GetAdd() []string {
@@ -12750,7 +12938,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12762,7 +12950,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12775,7 +12963,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *Quota) GetPrincipal() string {
@@ -12800,7 +12988,7 @@ type QuotasRequest struct {
 
 func (x *QuotasRequest) Reset() {
 	*x = QuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12812,7 +13000,7 @@ func (x *QuotasRequest) String() string {
 func (*QuotasRequest) ProtoMessage() {}
 
 func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12825,7 +13013,7 @@ func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasRequest.ProtoReflect.Descriptor instead.
 func (*QuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
 }
 
 type QuotasResponse struct {
@@ -12841,7 +13029,7 @@ type QuotasResponse struct {
 
 func (x *QuotasResponse) Reset() {
 	*x = QuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12853,7 +13041,7 @@ func (x *QuotasResponse) String() string {
 func (*QuotasResponse) ProtoMessage() {}
 
 func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12866,7 +13054,7 @@ func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasResponse.ProtoReflect.Descriptor instead.
 func (*QuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *QuotasResponse) GetQuotas() []*Quota {
@@ -12916,7 +13104,7 @@ type AlterQuotasRequest struct {
 
 func (x *AlterQuotasRequest) Reset() {
 	*x = AlterQuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12928,7 +13116,7 @@ func (x *AlterQuotasRequest) String() string {
 func (*AlterQuotasRequest) ProtoMessage() {}
 
 func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12941,7 +13129,7 @@ func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasRequest.ProtoReflect.Descriptor instead.
 func (*AlterQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *AlterQuotasRequest) GetPrincipal() string {
@@ -12974,7 +13162,7 @@ type AlterQuotasResponse struct {
 
 func (x *AlterQuotasResponse) Reset() {
 	*x = AlterQuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12986,7 +13174,7 @@ func (x *AlterQuotasResponse) String() string {
 func (*AlterQuotasResponse) ProtoMessage() {}
 
 func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12999,7 +13187,7 @@ func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasResponse.ProtoReflect.Descriptor instead.
 func (*AlterQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *AlterQuotasResponse) GetVersion() int64 {
@@ -13022,7 +13210,7 @@ type EpochStartMeta struct {
 
 func (x *EpochStartMeta) Reset() {
 	*x = EpochStartMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13034,7 +13222,7 @@ func (x *EpochStartMeta) String() string {
 func (*EpochStartMeta) ProtoMessage() {}
 
 func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13047,7 +13235,7 @@ func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStartMeta.ProtoReflect.Descriptor instead.
 func (*EpochStartMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *EpochStartMeta) GetBroker() int32 {
@@ -13082,7 +13270,7 @@ type BatchAttributes struct {
 
 func (x *BatchAttributes) Reset() {
 	*x = BatchAttributes{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13094,7 +13282,7 @@ func (x *BatchAttributes) String() string {
 func (*BatchAttributes) ProtoMessage() {}
 
 func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13107,7 +13295,7 @@ func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchAttributes.ProtoReflect.Descriptor instead.
 func (*BatchAttributes) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *BatchAttributes) GetPriority() uint32 {
@@ -13134,7 +13322,7 @@ type AppendMeta struct {
 
 func (x *AppendMeta) Reset() {
 	*x = AppendMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13146,7 +13334,7 @@ func (x *AppendMeta) String() string {
 func (*AppendMeta) ProtoMessage() {}
 
 func (x *AppendMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13159,7 +13347,7 @@ func (x *AppendMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMeta.ProtoReflect.Descriptor instead.
 func (*AppendMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *AppendMeta) GetRecordUuids() []byte {
@@ -13189,7 +13377,7 @@ type StageMeta struct {
 
 func (x *StageMeta) Reset() {
 	*x = StageMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13201,7 +13389,7 @@ func (x *StageMeta) String() string {
 func (*StageMeta) ProtoMessage() {}
 
 func (x *StageMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13214,7 +13402,7 @@ func (x *StageMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageMeta.ProtoReflect.Descriptor instead.
 func (*StageMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *StageMeta) GetKey() *TransactionKey {
@@ -13263,7 +13451,7 @@ type PublishMeta struct {
 
 func (x *PublishMeta) Reset() {
 	*x = PublishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13275,7 +13463,7 @@ func (x *PublishMeta) String() string {
 func (*PublishMeta) ProtoMessage() {}
 
 func (x *PublishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13288,7 +13476,7 @@ func (x *PublishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishMeta.ProtoReflect.Descriptor instead.
 func (*PublishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *PublishMeta) GetKey() *TransactionKey {
@@ -13322,7 +13510,7 @@ type DiscardMeta struct {
 
 func (x *DiscardMeta) Reset() {
 	*x = DiscardMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13334,7 +13522,7 @@ func (x *DiscardMeta) String() string {
 func (*DiscardMeta) ProtoMessage() {}
 
 func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13347,7 +13535,7 @@ func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardMeta.ProtoReflect.Descriptor instead.
 func (*DiscardMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *DiscardMeta) GetKey() *TransactionKey {
@@ -13377,7 +13565,7 @@ type CursorMeta struct {
 
 func (x *CursorMeta) Reset() {
 	*x = CursorMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13389,7 +13577,7 @@ func (x *CursorMeta) String() string {
 func (*CursorMeta) ProtoMessage() {}
 
 func (x *CursorMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13402,7 +13590,7 @@ func (x *CursorMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorMeta.ProtoReflect.Descriptor instead.
 func (*CursorMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *CursorMeta) GetGroup() string {
@@ -13455,7 +13643,7 @@ type DecideMeta struct {
 
 func (x *DecideMeta) Reset() {
 	*x = DecideMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13467,7 +13655,7 @@ func (x *DecideMeta) String() string {
 func (*DecideMeta) ProtoMessage() {}
 
 func (x *DecideMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13480,7 +13668,7 @@ func (x *DecideMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideMeta.ProtoReflect.Descriptor instead.
 func (*DecideMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *DecideMeta) GetKey() *TransactionKey {
@@ -13542,7 +13730,7 @@ type FinishMeta struct {
 
 func (x *FinishMeta) Reset() {
 	*x = FinishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13554,7 +13742,7 @@ func (x *FinishMeta) String() string {
 func (*FinishMeta) ProtoMessage() {}
 
 func (x *FinishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13567,7 +13755,7 @@ func (x *FinishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishMeta.ProtoReflect.Descriptor instead.
 func (*FinishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *FinishMeta) GetKey() *TransactionKey {
@@ -13584,6 +13772,58 @@ func (x *FinishMeta) GetBatchId() int64 {
 	return 0
 }
 
+type GiveMeta struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Key           *TransactionKey        `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Owner         string                 `protobuf:"bytes,2,opt,name=owner,proto3" json:"owner,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GiveMeta) Reset() {
+	*x = GiveMeta{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GiveMeta) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GiveMeta) ProtoMessage() {}
+
+func (x *GiveMeta) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GiveMeta.ProtoReflect.Descriptor instead.
+func (*GiveMeta) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+}
+
+func (x *GiveMeta) GetKey() *TransactionKey {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+func (x *GiveMeta) GetOwner() string {
+	if x != nil {
+		return x.Owner
+	}
+	return ""
+}
+
 type AbortMeta struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           *TransactionKey        `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -13593,7 +13833,7 @@ type AbortMeta struct {
 
 func (x *AbortMeta) Reset() {
 	*x = AbortMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13605,7 +13845,7 @@ func (x *AbortMeta) String() string {
 func (*AbortMeta) ProtoMessage() {}
 
 func (x *AbortMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13618,7 +13858,7 @@ func (x *AbortMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMeta.ProtoReflect.Descriptor instead.
 func (*AbortMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *AbortMeta) GetKey() *TransactionKey {
@@ -13638,7 +13878,7 @@ type FenceMeta struct {
 
 func (x *FenceMeta) Reset() {
 	*x = FenceMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13650,7 +13890,7 @@ func (x *FenceMeta) String() string {
 func (*FenceMeta) ProtoMessage() {}
 
 func (x *FenceMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13663,7 +13903,7 @@ func (x *FenceMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceMeta.ProtoReflect.Descriptor instead.
 func (*FenceMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *FenceMeta) GetKey() *TransactionKey {
@@ -13689,7 +13929,7 @@ type ForgetMeta struct {
 
 func (x *ForgetMeta) Reset() {
 	*x = ForgetMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13701,7 +13941,7 @@ func (x *ForgetMeta) String() string {
 func (*ForgetMeta) ProtoMessage() {}
 
 func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13714,7 +13954,7 @@ func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetMeta.ProtoReflect.Descriptor instead.
 func (*ForgetMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *ForgetMeta) GetKeys() []*TransactionKey {
@@ -13734,7 +13974,7 @@ type ScheduleMeta struct {
 
 func (x *ScheduleMeta) Reset() {
 	*x = ScheduleMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13746,7 +13986,7 @@ func (x *ScheduleMeta) String() string {
 func (*ScheduleMeta) ProtoMessage() {}
 
 func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13759,7 +13999,7 @@ func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleMeta.ProtoReflect.Descriptor instead.
 func (*ScheduleMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *ScheduleMeta) GetDueUs() int64 {
@@ -13785,7 +14025,7 @@ type DeleteGroupMeta struct {
 
 func (x *DeleteGroupMeta) Reset() {
 	*x = DeleteGroupMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13797,7 +14037,7 @@ func (x *DeleteGroupMeta) String() string {
 func (*DeleteGroupMeta) ProtoMessage() {}
 
 func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13810,7 +14050,7 @@ func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupMeta.ProtoReflect.Descriptor instead.
 func (*DeleteGroupMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *DeleteGroupMeta) GetGroup() string {
@@ -13829,7 +14069,7 @@ type TrimMeta struct {
 
 func (x *TrimMeta) Reset() {
 	*x = TrimMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13841,7 +14081,7 @@ func (x *TrimMeta) String() string {
 func (*TrimMeta) ProtoMessage() {}
 
 func (x *TrimMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13854,7 +14094,7 @@ func (x *TrimMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrimMeta.ProtoReflect.Descriptor instead.
 func (*TrimMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *TrimMeta) GetLogStartOffset() int64 {
@@ -13876,7 +14116,7 @@ type WorkMeta struct {
 
 func (x *WorkMeta) Reset() {
 	*x = WorkMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13888,7 +14128,7 @@ func (x *WorkMeta) String() string {
 func (*WorkMeta) ProtoMessage() {}
 
 func (x *WorkMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13901,7 +14141,7 @@ func (x *WorkMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMeta.ProtoReflect.Descriptor instead.
 func (*WorkMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *WorkMeta) GetGroup() string {
@@ -13948,7 +14188,7 @@ type WorkStep struct {
 
 func (x *WorkStep) Reset() {
 	*x = WorkStep{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13960,7 +14200,7 @@ func (x *WorkStep) String() string {
 func (*WorkStep) ProtoMessage() {}
 
 func (x *WorkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13973,7 +14213,7 @@ func (x *WorkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStep.ProtoReflect.Descriptor instead.
 func (*WorkStep) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *WorkStep) GetRanges() []uint64 {
@@ -14169,7 +14409,7 @@ type WorkBegin struct {
 
 func (x *WorkBegin) Reset() {
 	*x = WorkBegin{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14181,7 +14421,7 @@ func (x *WorkBegin) String() string {
 func (*WorkBegin) ProtoMessage() {}
 
 func (x *WorkBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14194,7 +14434,7 @@ func (x *WorkBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkBegin.ProtoReflect.Descriptor instead.
 func (*WorkBegin) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *WorkBegin) GetOffset() uint64 {
@@ -14220,7 +14460,7 @@ type WorkLease struct {
 
 func (x *WorkLease) Reset() {
 	*x = WorkLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14232,7 +14472,7 @@ func (x *WorkLease) String() string {
 func (*WorkLease) ProtoMessage() {}
 
 func (x *WorkLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14245,7 +14485,7 @@ func (x *WorkLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkLease.ProtoReflect.Descriptor instead.
 func (*WorkLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *WorkLease) GetMember() string {
@@ -14263,7 +14503,7 @@ type WorkAccept struct {
 
 func (x *WorkAccept) Reset() {
 	*x = WorkAccept{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14275,7 +14515,7 @@ func (x *WorkAccept) String() string {
 func (*WorkAccept) ProtoMessage() {}
 
 func (x *WorkAccept) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14288,7 +14528,7 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
 }
 
 type WorkDrop struct {
@@ -14300,7 +14540,7 @@ type WorkDrop struct {
 
 func (x *WorkDrop) Reset() {
 	*x = WorkDrop{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14312,7 +14552,7 @@ func (x *WorkDrop) String() string {
 func (*WorkDrop) ProtoMessage() {}
 
 func (x *WorkDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14325,7 +14565,7 @@ func (x *WorkDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDrop.ProtoReflect.Descriptor instead.
 func (*WorkDrop) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *WorkDrop) GetReason() uint32 {
@@ -14346,7 +14586,7 @@ type WorkReturn struct {
 
 func (x *WorkReturn) Reset() {
 	*x = WorkReturn{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14358,7 +14598,7 @@ func (x *WorkReturn) String() string {
 func (*WorkReturn) ProtoMessage() {}
 
 func (x *WorkReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14371,7 +14611,7 @@ func (x *WorkReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReturn.ProtoReflect.Descriptor instead.
 func (*WorkReturn) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *WorkReturn) GetCharged() bool {
@@ -14404,7 +14644,7 @@ type WorkReject struct {
 
 func (x *WorkReject) Reset() {
 	*x = WorkReject{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14416,7 +14656,7 @@ func (x *WorkReject) String() string {
 func (*WorkReject) ProtoMessage() {}
 
 func (x *WorkReject) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14429,7 +14669,7 @@ func (x *WorkReject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReject.ProtoReflect.Descriptor instead.
 func (*WorkReject) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *WorkReject) GetError() string {
@@ -14452,7 +14692,7 @@ type WorkSend struct {
 
 func (x *WorkSend) Reset() {
 	*x = WorkSend{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14464,7 +14704,7 @@ func (x *WorkSend) String() string {
 func (*WorkSend) ProtoMessage() {}
 
 func (x *WorkSend) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14477,7 +14717,7 @@ func (x *WorkSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSend.ProtoReflect.Descriptor instead.
 func (*WorkSend) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *WorkSend) GetReason() uint32 {
@@ -14524,7 +14764,7 @@ type WorkSent struct {
 
 func (x *WorkSent) Reset() {
 	*x = WorkSent{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14536,7 +14776,7 @@ func (x *WorkSent) String() string {
 func (*WorkSent) ProtoMessage() {}
 
 func (x *WorkSent) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14549,7 +14789,7 @@ func (x *WorkSent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSent.ProtoReflect.Descriptor instead.
 func (*WorkSent) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *WorkSent) GetN() uint64 {
@@ -14567,7 +14807,7 @@ type WorkPark struct {
 
 func (x *WorkPark) Reset() {
 	*x = WorkPark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14579,7 +14819,7 @@ func (x *WorkPark) String() string {
 func (*WorkPark) ProtoMessage() {}
 
 func (x *WorkPark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14592,7 +14832,7 @@ func (x *WorkPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPark.ProtoReflect.Descriptor instead.
 func (*WorkPark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
 }
 
 type WorkReset struct {
@@ -14603,7 +14843,7 @@ type WorkReset struct {
 
 func (x *WorkReset) Reset() {
 	*x = WorkReset{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14615,7 +14855,7 @@ func (x *WorkReset) String() string {
 func (*WorkReset) ProtoMessage() {}
 
 func (x *WorkReset) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14628,7 +14868,7 @@ func (x *WorkReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReset.ProtoReflect.Descriptor instead.
 func (*WorkReset) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
 }
 
 type WorkEnd struct {
@@ -14639,7 +14879,7 @@ type WorkEnd struct {
 
 func (x *WorkEnd) Reset() {
 	*x = WorkEnd{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14651,7 +14891,7 @@ func (x *WorkEnd) String() string {
 func (*WorkEnd) ProtoMessage() {}
 
 func (x *WorkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14664,7 +14904,7 @@ func (x *WorkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnd.ProtoReflect.Descriptor instead.
 func (*WorkEnd) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
 }
 
 type OutputLine struct {
@@ -14678,7 +14918,7 @@ type OutputLine struct {
 
 func (x *OutputLine) Reset() {
 	*x = OutputLine{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14690,7 +14930,7 @@ func (x *OutputLine) String() string {
 func (*OutputLine) ProtoMessage() {}
 
 func (x *OutputLine) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14703,7 +14943,7 @@ func (x *OutputLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputLine.ProtoReflect.Descriptor instead.
 func (*OutputLine) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *OutputLine) GetTopicId() string {
@@ -14741,7 +14981,7 @@ type PlacedUuids struct {
 
 func (x *PlacedUuids) Reset() {
 	*x = PlacedUuids{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14753,7 +14993,7 @@ func (x *PlacedUuids) String() string {
 func (*PlacedUuids) ProtoMessage() {}
 
 func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14766,7 +15006,7 @@ func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacedUuids.ProtoReflect.Descriptor instead.
 func (*PlacedUuids) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *PlacedUuids) GetUuids() []byte {
@@ -14817,7 +15057,7 @@ type StagedBatchState struct {
 
 func (x *StagedBatchState) Reset() {
 	*x = StagedBatchState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14829,7 +15069,7 @@ func (x *StagedBatchState) String() string {
 func (*StagedBatchState) ProtoMessage() {}
 
 func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14842,7 +15082,7 @@ func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatchState.ProtoReflect.Descriptor instead.
 func (*StagedBatchState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *StagedBatchState) GetUuid() []byte {
@@ -14939,7 +15179,7 @@ type PublishedState struct {
 
 func (x *PublishedState) Reset() {
 	*x = PublishedState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14951,7 +15191,7 @@ func (x *PublishedState) String() string {
 func (*PublishedState) ProtoMessage() {}
 
 func (x *PublishedState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14964,7 +15204,7 @@ func (x *PublishedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedState.ProtoReflect.Descriptor instead.
 func (*PublishedState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *PublishedState) GetKey() *TransactionKey {
@@ -14994,7 +15234,7 @@ type CursorState struct {
 
 func (x *CursorState) Reset() {
 	*x = CursorState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15006,7 +15246,7 @@ func (x *CursorState) String() string {
 func (*CursorState) ProtoMessage() {}
 
 func (x *CursorState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15019,7 +15259,7 @@ func (x *CursorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorState.ProtoReflect.Descriptor instead.
 func (*CursorState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *CursorState) GetGroup() string {
@@ -15076,7 +15316,7 @@ type TransactionStateMeta struct {
 
 func (x *TransactionStateMeta) Reset() {
 	*x = TransactionStateMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15088,7 +15328,7 @@ func (x *TransactionStateMeta) String() string {
 func (*TransactionStateMeta) ProtoMessage() {}
 
 func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15101,7 +15341,7 @@ func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStateMeta.ProtoReflect.Descriptor instead.
 func (*TransactionStateMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *TransactionStateMeta) GetKey() *TransactionKey {
@@ -15214,7 +15454,7 @@ type WorkPart struct {
 
 func (x *WorkPart) Reset() {
 	*x = WorkPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15226,7 +15466,7 @@ func (x *WorkPart) String() string {
 func (*WorkPart) ProtoMessage() {}
 
 func (x *WorkPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15239,7 +15479,7 @@ func (x *WorkPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPart.ProtoReflect.Descriptor instead.
 func (*WorkPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *WorkPart) GetGroup() string {
@@ -15420,7 +15660,7 @@ type WorkDropped struct {
 
 func (x *WorkDropped) Reset() {
 	*x = WorkDropped{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15432,7 +15672,7 @@ func (x *WorkDropped) String() string {
 func (*WorkDropped) ProtoMessage() {}
 
 func (x *WorkDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15445,7 +15685,7 @@ func (x *WorkDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDropped.ProtoReflect.Descriptor instead.
 func (*WorkDropped) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *WorkDropped) GetReason() uint32 {
@@ -15474,7 +15714,7 @@ type WorkHeld struct {
 
 func (x *WorkHeld) Reset() {
 	*x = WorkHeld{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15486,7 +15726,7 @@ func (x *WorkHeld) String() string {
 func (*WorkHeld) ProtoMessage() {}
 
 func (x *WorkHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15499,7 +15739,7 @@ func (x *WorkHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeld.ProtoReflect.Descriptor instead.
 func (*WorkHeld) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *WorkHeld) GetLeaderEpoch() uint64 {
@@ -15544,7 +15784,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15556,7 +15796,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15569,7 +15809,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -15626,7 +15866,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15638,7 +15878,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15651,7 +15891,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -15692,7 +15932,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15704,7 +15944,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15717,7 +15957,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -15754,7 +15994,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15766,7 +16006,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15779,7 +16019,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -16575,7 +16815,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"last_index\x18\x04 \x01(\x04R\tlastIndex\"+\n" +
 	"\x13TransactionsRequest\x12\x14\n" +
-	"\x05query\x18\x01 \x01(\tR\x05query\"\xcb\x01\n" +
+	"\x05query\x18\x01 \x01(\tR\x05query\"\xe1\x01\n" +
 	"\x10KnownTransaction\x12\x14\n" +
 	"\x05query\x18\x01 \x01(\tR\x05query\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x12\x19\n" +
@@ -16584,7 +16824,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\tpublished\x18\x05 \x01(\bR\tpublished\x12\x18\n" +
 	"\aaborted\x18\x06 \x01(\bR\aaborted\x12\x1d\n" +
 	"\n" +
-	"changed_us\x18\a \x01(\x03R\tchangedUs\"\xa6\x02\n" +
+	"changed_us\x18\a \x01(\x03R\tchangedUs\x12\x14\n" +
+	"\x05owner\x18\b \x01(\tR\x05owner\"\xa6\x02\n" +
 	"\tStagedSum\x12\x14\n" +
 	"\x05query\x18\x01 \x01(\tR\x05query\x12\x12\n" +
 	"\x04sink\x18\x02 \x01(\tR\x04sink\x12\x14\n" +
@@ -16612,7 +16853,21 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\x12\x1c\n" +
 	"\tpublished\x18\x03 \x01(\bR\tpublished\x12\x1c\n" +
 	"\tdiscarded\x18\x04 \x01(\rR\tdiscarded\x12\x1c\n" +
-	"\tunreached\x18\x05 \x03(\tR\tunreached\"_\n" +
+	"\tunreached\x18\x05 \x03(\tR\tunreached\"w\n" +
+	"\x16GiveTransactionRequest\x12\x14\n" +
+	"\x05query\x18\x01 \x01(\tR\x05query\x12\x12\n" +
+	"\x04sink\x18\x02 \x01(\tR\x04sink\x12\x14\n" +
+	"\x05owner\x18\x03 \x01(\tR\x05owner\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\"G\n" +
+	"\x17GiveTransactionResponse\x12\x14\n" +
+	"\x05known\x18\x01 \x01(\bR\x05known\x12\x16\n" +
+	"\x06former\x18\x02 \x01(\tR\x06former\"t\n" +
+	"\x0eGiveKeyRequest\x12-\n" +
+	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\x12\x1d\n" +
+	"\n" +
+	"timeout_ms\x18\x03 \x01(\rR\ttimeoutMs\"_\n" +
 	"\x0fAbortKeyRequest\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x1d\n" +
 	"\n" +
@@ -17004,7 +17259,10 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"FinishMeta\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x19\n" +
-	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\":\n" +
+	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\"O\n" +
+	"\bGiveMeta\x12-\n" +
+	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x14\n" +
+	"\x05owner\x18\x02 \x01(\tR\x05owner\":\n" +
 	"\tAbortMeta\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\"N\n" +
 	"\tFenceMeta\x12-\n" +
@@ -17299,7 +17557,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"\x06TOPICS\x10\x01\x12\x0e\n" +
 	"\n" +
-	"PARTITIONS\x10\x022\xa7\x1b\n" +
+	"PARTITIONS\x10\x022\x85\x1c\n" +
 	"\x06Broker\x12G\n" +
 	"\bMetadata\x12\x1c.tritonmq.v1.MetadataRequest\x1a\x1d.tritonmq.v1.MetadataResponse\x12P\n" +
 	"\vCreateTopic\x12\x1f.tritonmq.v1.CreateTopicRequest\x1a .tritonmq.v1.CreateTopicResponse\x12P\n" +
@@ -17329,7 +17587,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x11TransactionStatus\x12%.tritonmq.v1.TransactionStatusRequest\x1a&.tritonmq.v1.TransactionStatusResponse\x12A\n" +
 	"\x06Staged\x12\x1a.tritonmq.v1.StagedRequest\x1a\x1b.tritonmq.v1.StagedResponse\x12S\n" +
 	"\fTransactions\x12 .tritonmq.v1.TransactionsRequest\x1a!.tritonmq.v1.TransactionsResponse\x12_\n" +
-	"\x10AbortTransaction\x12$.tritonmq.v1.AbortTransactionRequest\x1a%.tritonmq.v1.AbortTransactionResponse\x12>\n" +
+	"\x10AbortTransaction\x12$.tritonmq.v1.AbortTransactionRequest\x1a%.tritonmq.v1.AbortTransactionResponse\x12\\\n" +
+	"\x0fGiveTransaction\x12#.tritonmq.v1.GiveTransactionRequest\x1a$.tritonmq.v1.GiveTransactionResponse\x12>\n" +
 	"\x05Lease\x12\x19.tritonmq.v1.LeaseRequest\x1a\x1a.tritonmq.v1.LeaseResponse\x12A\n" +
 	"\x06Settle\x12\x1a.tritonmq.v1.SettleRequest\x1a\x1b.tritonmq.v1.SettleResponse\x12?\n" +
 	"\x04Work\x12\x18.tritonmq.v1.WorkRequest\x1a\x19.tritonmq.v1.WorkResponse(\x010\x01\x12D\n" +
@@ -17350,7 +17609,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05Fetch\x12\x19.tritonmq.v1.FetchRequest\x1a\x1c.tritonmq.v1.BatchesResponse0\x01\x12L\n" +
 	"\tSubscribe\x12\x1d.tritonmq.v1.SubscribeRequest\x1a\x1c.tritonmq.v1.BatchesResponse(\x010\x01\x12U\n" +
 	"\fWatchOffsets\x12 .tritonmq.v1.WatchOffsetsRequest\x1a!.tritonmq.v1.WatchOffsetsResponse0\x01\x12?\n" +
-	"\x04Lock\x12\x18.tritonmq.v1.LockRequest\x1a\x19.tritonmq.v1.LockResponse(\x010\x012\xed\a\n" +
+	"\x04Lock\x12\x18.tritonmq.v1.LockRequest\x1a\x19.tritonmq.v1.LockResponse(\x010\x012\xbb\b\n" +
 	"\x04Peer\x12G\n" +
 	"\bMetadata\x12\x1c.tritonmq.v1.MetadataRequest\x1a\x1d.tritonmq.v1.MetadataResponse\x12V\n" +
 	"\rReplicaStatus\x12!.tritonmq.v1.ReplicaStatusRequest\x1a\".tritonmq.v1.ReplicaStatusResponse\x12D\n" +
@@ -17361,7 +17620,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\rAttemptStatus\x12!.tritonmq.v1.AttemptStatusRequest\x1a\".tritonmq.v1.AttemptStatusResponse\x12S\n" +
 	"\fStreamGroups\x12 .tritonmq.v1.StreamGroupsRequest\x1a!.tritonmq.v1.StreamGroupsResponse\x12J\n" +
 	"\tQueueIdle\x12\x1d.tritonmq.v1.QueueIdleRequest\x1a\x1e.tritonmq.v1.QueueIdleResponse\x12O\n" +
-	"\bAbortKey\x12\x1c.tritonmq.v1.AbortKeyRequest\x1a%.tritonmq.v1.AbortTransactionResponse\x12>\n" +
+	"\bAbortKey\x12\x1c.tritonmq.v1.AbortKeyRequest\x1a%.tritonmq.v1.AbortTransactionResponse\x12L\n" +
+	"\aGiveKey\x12\x1b.tritonmq.v1.GiveKeyRequest\x1a$.tritonmq.v1.GiveTransactionResponse\x12>\n" +
 	"\x05Fence\x12\x19.tritonmq.v1.FenceRequest\x1a\x1a.tritonmq.v1.FenceResponse\x12b\n" +
 	"\x11TransactionStatus\x12%.tritonmq.v1.TransactionStatusRequest\x1a&.tritonmq.v1.TransactionStatusResponse\x12>\n" +
 	"\x04Link\x12\x18.tritonmq.v1.LinkMessage\x1a\x18.tritonmq.v1.LinkMessage(\x010\x01b\x06proto3"
@@ -17379,7 +17639,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 229)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 233)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -17503,133 +17763,137 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*TransactionsResponse)(nil),      // 119: tritonmq.v1.TransactionsResponse
 	(*AbortTransactionRequest)(nil),   // 120: tritonmq.v1.AbortTransactionRequest
 	(*AbortTransactionResponse)(nil),  // 121: tritonmq.v1.AbortTransactionResponse
-	(*AbortKeyRequest)(nil),           // 122: tritonmq.v1.AbortKeyRequest
-	(*FenceRequest)(nil),              // 123: tritonmq.v1.FenceRequest
-	(*FencedPartition)(nil),           // 124: tritonmq.v1.FencedPartition
-	(*FenceResponse)(nil),             // 125: tritonmq.v1.FenceResponse
-	(*AreStagedRequest)(nil),          // 126: tritonmq.v1.AreStagedRequest
-	(*AreStagedResponse)(nil),         // 127: tritonmq.v1.AreStagedResponse
-	(*StageRequest)(nil),              // 128: tritonmq.v1.StageRequest
-	(*StageResponse)(nil),             // 129: tritonmq.v1.StageResponse
-	(*AttemptStatusRequest)(nil),      // 130: tritonmq.v1.AttemptStatusRequest
-	(*AttemptStatusResponse)(nil),     // 131: tritonmq.v1.AttemptStatusResponse
-	(*StreamGroupsRequest)(nil),       // 132: tritonmq.v1.StreamGroupsRequest
-	(*StreamGroupsResponse)(nil),      // 133: tritonmq.v1.StreamGroupsResponse
-	(*QueueIdleRequest)(nil),          // 134: tritonmq.v1.QueueIdleRequest
-	(*QueueIdleResponse)(nil),         // 135: tritonmq.v1.QueueIdleResponse
-	(*LockRequest)(nil),               // 136: tritonmq.v1.LockRequest
-	(*LockResponse)(nil),              // 137: tritonmq.v1.LockResponse
-	(*ObserveRequest)(nil),            // 138: tritonmq.v1.ObserveRequest
-	(*ObservedTopics)(nil),            // 139: tritonmq.v1.ObservedTopics
-	(*ObservedPartitions)(nil),        // 140: tritonmq.v1.ObservedPartitions
-	(*ObservedGroups)(nil),            // 141: tritonmq.v1.ObservedGroups
-	(*ObserveResponse)(nil),           // 142: tritonmq.v1.ObserveResponse
-	(*SetLogLevelRequest)(nil),        // 143: tritonmq.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),       // 144: tritonmq.v1.SetLogLevelResponse
-	(*LinkHello)(nil),                 // 145: tritonmq.v1.LinkHello
-	(*PeerCall)(nil),                  // 146: tritonmq.v1.PeerCall
-	(*AppendEntries)(nil),             // 147: tritonmq.v1.AppendEntries
-	(*AppendAck)(nil),                 // 148: tritonmq.v1.AppendAck
-	(*LinkHeader)(nil),                // 149: tritonmq.v1.LinkHeader
-	(*LinkBeat)(nil),                  // 150: tritonmq.v1.LinkBeat
-	(*SnapshotPart)(nil),              // 151: tritonmq.v1.SnapshotPart
-	(*LinkMessage)(nil),               // 152: tritonmq.v1.LinkMessage
-	(*CancelScheduledRequest)(nil),    // 153: tritonmq.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil),   // 154: tritonmq.v1.CancelScheduledResponse
-	(*AclRule)(nil),                   // 155: tritonmq.v1.AclRule
-	(*AclsRequest)(nil),               // 156: tritonmq.v1.AclsRequest
-	(*AclsResponse)(nil),              // 157: tritonmq.v1.AclsResponse
-	(*AlterAclsRequest)(nil),          // 158: tritonmq.v1.AlterAclsRequest
-	(*AlterAclsResponse)(nil),         // 159: tritonmq.v1.AlterAclsResponse
-	(*RevokeRequest)(nil),             // 160: tritonmq.v1.RevokeRequest
-	(*RevokeResponse)(nil),            // 161: tritonmq.v1.RevokeResponse
-	(*RevokedRequest)(nil),            // 162: tritonmq.v1.RevokedRequest
-	(*KnownEntry)(nil),                // 163: tritonmq.v1.KnownEntry
-	(*RevokedResponse)(nil),           // 164: tritonmq.v1.RevokedResponse
-	(*CheckAclRequest)(nil),           // 165: tritonmq.v1.CheckAclRequest
-	(*CheckAclResponse)(nil),          // 166: tritonmq.v1.CheckAclResponse
-	(*ApiToken)(nil),                  // 167: tritonmq.v1.ApiToken
-	(*TokenUser)(nil),                 // 168: tritonmq.v1.TokenUser
-	(*NewApiToken)(nil),               // 169: tritonmq.v1.NewApiToken
-	(*TokensRequest)(nil),             // 170: tritonmq.v1.TokensRequest
-	(*TokensResponse)(nil),            // 171: tritonmq.v1.TokensResponse
-	(*AlterTokensRequest)(nil),        // 172: tritonmq.v1.AlterTokensRequest
-	(*AlterTokensResponse)(nil),       // 173: tritonmq.v1.AlterTokensResponse
-	(*BrokerOffer)(nil),               // 174: tritonmq.v1.BrokerOffer
-	(*SecurityFloorRequest)(nil),      // 175: tritonmq.v1.SecurityFloorRequest
-	(*SecurityFloorResponse)(nil),     // 176: tritonmq.v1.SecurityFloorResponse
-	(*AlterSecurityFloorRequest)(nil), // 177: tritonmq.v1.AlterSecurityFloorRequest
-	(*Quota)(nil),                     // 178: tritonmq.v1.Quota
-	(*QuotasRequest)(nil),             // 179: tritonmq.v1.QuotasRequest
-	(*QuotasResponse)(nil),            // 180: tritonmq.v1.QuotasResponse
-	(*AlterQuotasRequest)(nil),        // 181: tritonmq.v1.AlterQuotasRequest
-	(*AlterQuotasResponse)(nil),       // 182: tritonmq.v1.AlterQuotasResponse
-	(*EpochStartMeta)(nil),            // 183: tritonmq.v1.EpochStartMeta
-	(*BatchAttributes)(nil),           // 184: tritonmq.v1.BatchAttributes
-	(*AppendMeta)(nil),                // 185: tritonmq.v1.AppendMeta
-	(*StageMeta)(nil),                 // 186: tritonmq.v1.StageMeta
-	(*PublishMeta)(nil),               // 187: tritonmq.v1.PublishMeta
-	(*DiscardMeta)(nil),               // 188: tritonmq.v1.DiscardMeta
-	(*CursorMeta)(nil),                // 189: tritonmq.v1.CursorMeta
-	(*DecideMeta)(nil),                // 190: tritonmq.v1.DecideMeta
-	(*FinishMeta)(nil),                // 191: tritonmq.v1.FinishMeta
-	(*AbortMeta)(nil),                 // 192: tritonmq.v1.AbortMeta
-	(*FenceMeta)(nil),                 // 193: tritonmq.v1.FenceMeta
-	(*ForgetMeta)(nil),                // 194: tritonmq.v1.ForgetMeta
-	(*ScheduleMeta)(nil),              // 195: tritonmq.v1.ScheduleMeta
-	(*DeleteGroupMeta)(nil),           // 196: tritonmq.v1.DeleteGroupMeta
-	(*TrimMeta)(nil),                  // 197: tritonmq.v1.TrimMeta
-	(*WorkMeta)(nil),                  // 198: tritonmq.v1.WorkMeta
-	(*WorkStep)(nil),                  // 199: tritonmq.v1.WorkStep
-	(*WorkBegin)(nil),                 // 200: tritonmq.v1.WorkBegin
-	(*WorkLease)(nil),                 // 201: tritonmq.v1.WorkLease
-	(*WorkAccept)(nil),                // 202: tritonmq.v1.WorkAccept
-	(*WorkDrop)(nil),                  // 203: tritonmq.v1.WorkDrop
-	(*WorkReturn)(nil),                // 204: tritonmq.v1.WorkReturn
-	(*WorkReject)(nil),                // 205: tritonmq.v1.WorkReject
-	(*WorkSend)(nil),                  // 206: tritonmq.v1.WorkSend
-	(*WorkSent)(nil),                  // 207: tritonmq.v1.WorkSent
-	(*WorkPark)(nil),                  // 208: tritonmq.v1.WorkPark
-	(*WorkReset)(nil),                 // 209: tritonmq.v1.WorkReset
-	(*WorkEnd)(nil),                   // 210: tritonmq.v1.WorkEnd
-	(*OutputLine)(nil),                // 211: tritonmq.v1.OutputLine
-	(*PlacedUuids)(nil),               // 212: tritonmq.v1.PlacedUuids
-	(*StagedBatchState)(nil),          // 213: tritonmq.v1.StagedBatchState
-	(*PublishedState)(nil),            // 214: tritonmq.v1.PublishedState
-	(*CursorState)(nil),               // 215: tritonmq.v1.CursorState
-	(*TransactionStateMeta)(nil),      // 216: tritonmq.v1.TransactionStateMeta
-	(*WorkPart)(nil),                  // 217: tritonmq.v1.WorkPart
-	(*WorkDropped)(nil),               // 218: tritonmq.v1.WorkDropped
-	(*WorkHeld)(nil),                  // 219: tritonmq.v1.WorkHeld
-	(*WorkMark)(nil),                  // 220: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 221: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 222: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 223: tritonmq.v1.SnapshotState
-	nil,                               // 224: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 225: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 226: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 227: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 228: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 229: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 230: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 231: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 232: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 233: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 234: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 235: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 236: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*GiveTransactionRequest)(nil),    // 122: tritonmq.v1.GiveTransactionRequest
+	(*GiveTransactionResponse)(nil),   // 123: tritonmq.v1.GiveTransactionResponse
+	(*GiveKeyRequest)(nil),            // 124: tritonmq.v1.GiveKeyRequest
+	(*AbortKeyRequest)(nil),           // 125: tritonmq.v1.AbortKeyRequest
+	(*FenceRequest)(nil),              // 126: tritonmq.v1.FenceRequest
+	(*FencedPartition)(nil),           // 127: tritonmq.v1.FencedPartition
+	(*FenceResponse)(nil),             // 128: tritonmq.v1.FenceResponse
+	(*AreStagedRequest)(nil),          // 129: tritonmq.v1.AreStagedRequest
+	(*AreStagedResponse)(nil),         // 130: tritonmq.v1.AreStagedResponse
+	(*StageRequest)(nil),              // 131: tritonmq.v1.StageRequest
+	(*StageResponse)(nil),             // 132: tritonmq.v1.StageResponse
+	(*AttemptStatusRequest)(nil),      // 133: tritonmq.v1.AttemptStatusRequest
+	(*AttemptStatusResponse)(nil),     // 134: tritonmq.v1.AttemptStatusResponse
+	(*StreamGroupsRequest)(nil),       // 135: tritonmq.v1.StreamGroupsRequest
+	(*StreamGroupsResponse)(nil),      // 136: tritonmq.v1.StreamGroupsResponse
+	(*QueueIdleRequest)(nil),          // 137: tritonmq.v1.QueueIdleRequest
+	(*QueueIdleResponse)(nil),         // 138: tritonmq.v1.QueueIdleResponse
+	(*LockRequest)(nil),               // 139: tritonmq.v1.LockRequest
+	(*LockResponse)(nil),              // 140: tritonmq.v1.LockResponse
+	(*ObserveRequest)(nil),            // 141: tritonmq.v1.ObserveRequest
+	(*ObservedTopics)(nil),            // 142: tritonmq.v1.ObservedTopics
+	(*ObservedPartitions)(nil),        // 143: tritonmq.v1.ObservedPartitions
+	(*ObservedGroups)(nil),            // 144: tritonmq.v1.ObservedGroups
+	(*ObserveResponse)(nil),           // 145: tritonmq.v1.ObserveResponse
+	(*SetLogLevelRequest)(nil),        // 146: tritonmq.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),       // 147: tritonmq.v1.SetLogLevelResponse
+	(*LinkHello)(nil),                 // 148: tritonmq.v1.LinkHello
+	(*PeerCall)(nil),                  // 149: tritonmq.v1.PeerCall
+	(*AppendEntries)(nil),             // 150: tritonmq.v1.AppendEntries
+	(*AppendAck)(nil),                 // 151: tritonmq.v1.AppendAck
+	(*LinkHeader)(nil),                // 152: tritonmq.v1.LinkHeader
+	(*LinkBeat)(nil),                  // 153: tritonmq.v1.LinkBeat
+	(*SnapshotPart)(nil),              // 154: tritonmq.v1.SnapshotPart
+	(*LinkMessage)(nil),               // 155: tritonmq.v1.LinkMessage
+	(*CancelScheduledRequest)(nil),    // 156: tritonmq.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 157: tritonmq.v1.CancelScheduledResponse
+	(*AclRule)(nil),                   // 158: tritonmq.v1.AclRule
+	(*AclsRequest)(nil),               // 159: tritonmq.v1.AclsRequest
+	(*AclsResponse)(nil),              // 160: tritonmq.v1.AclsResponse
+	(*AlterAclsRequest)(nil),          // 161: tritonmq.v1.AlterAclsRequest
+	(*AlterAclsResponse)(nil),         // 162: tritonmq.v1.AlterAclsResponse
+	(*RevokeRequest)(nil),             // 163: tritonmq.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 164: tritonmq.v1.RevokeResponse
+	(*RevokedRequest)(nil),            // 165: tritonmq.v1.RevokedRequest
+	(*KnownEntry)(nil),                // 166: tritonmq.v1.KnownEntry
+	(*RevokedResponse)(nil),           // 167: tritonmq.v1.RevokedResponse
+	(*CheckAclRequest)(nil),           // 168: tritonmq.v1.CheckAclRequest
+	(*CheckAclResponse)(nil),          // 169: tritonmq.v1.CheckAclResponse
+	(*ApiToken)(nil),                  // 170: tritonmq.v1.ApiToken
+	(*TokenUser)(nil),                 // 171: tritonmq.v1.TokenUser
+	(*NewApiToken)(nil),               // 172: tritonmq.v1.NewApiToken
+	(*TokensRequest)(nil),             // 173: tritonmq.v1.TokensRequest
+	(*TokensResponse)(nil),            // 174: tritonmq.v1.TokensResponse
+	(*AlterTokensRequest)(nil),        // 175: tritonmq.v1.AlterTokensRequest
+	(*AlterTokensResponse)(nil),       // 176: tritonmq.v1.AlterTokensResponse
+	(*BrokerOffer)(nil),               // 177: tritonmq.v1.BrokerOffer
+	(*SecurityFloorRequest)(nil),      // 178: tritonmq.v1.SecurityFloorRequest
+	(*SecurityFloorResponse)(nil),     // 179: tritonmq.v1.SecurityFloorResponse
+	(*AlterSecurityFloorRequest)(nil), // 180: tritonmq.v1.AlterSecurityFloorRequest
+	(*Quota)(nil),                     // 181: tritonmq.v1.Quota
+	(*QuotasRequest)(nil),             // 182: tritonmq.v1.QuotasRequest
+	(*QuotasResponse)(nil),            // 183: tritonmq.v1.QuotasResponse
+	(*AlterQuotasRequest)(nil),        // 184: tritonmq.v1.AlterQuotasRequest
+	(*AlterQuotasResponse)(nil),       // 185: tritonmq.v1.AlterQuotasResponse
+	(*EpochStartMeta)(nil),            // 186: tritonmq.v1.EpochStartMeta
+	(*BatchAttributes)(nil),           // 187: tritonmq.v1.BatchAttributes
+	(*AppendMeta)(nil),                // 188: tritonmq.v1.AppendMeta
+	(*StageMeta)(nil),                 // 189: tritonmq.v1.StageMeta
+	(*PublishMeta)(nil),               // 190: tritonmq.v1.PublishMeta
+	(*DiscardMeta)(nil),               // 191: tritonmq.v1.DiscardMeta
+	(*CursorMeta)(nil),                // 192: tritonmq.v1.CursorMeta
+	(*DecideMeta)(nil),                // 193: tritonmq.v1.DecideMeta
+	(*FinishMeta)(nil),                // 194: tritonmq.v1.FinishMeta
+	(*GiveMeta)(nil),                  // 195: tritonmq.v1.GiveMeta
+	(*AbortMeta)(nil),                 // 196: tritonmq.v1.AbortMeta
+	(*FenceMeta)(nil),                 // 197: tritonmq.v1.FenceMeta
+	(*ForgetMeta)(nil),                // 198: tritonmq.v1.ForgetMeta
+	(*ScheduleMeta)(nil),              // 199: tritonmq.v1.ScheduleMeta
+	(*DeleteGroupMeta)(nil),           // 200: tritonmq.v1.DeleteGroupMeta
+	(*TrimMeta)(nil),                  // 201: tritonmq.v1.TrimMeta
+	(*WorkMeta)(nil),                  // 202: tritonmq.v1.WorkMeta
+	(*WorkStep)(nil),                  // 203: tritonmq.v1.WorkStep
+	(*WorkBegin)(nil),                 // 204: tritonmq.v1.WorkBegin
+	(*WorkLease)(nil),                 // 205: tritonmq.v1.WorkLease
+	(*WorkAccept)(nil),                // 206: tritonmq.v1.WorkAccept
+	(*WorkDrop)(nil),                  // 207: tritonmq.v1.WorkDrop
+	(*WorkReturn)(nil),                // 208: tritonmq.v1.WorkReturn
+	(*WorkReject)(nil),                // 209: tritonmq.v1.WorkReject
+	(*WorkSend)(nil),                  // 210: tritonmq.v1.WorkSend
+	(*WorkSent)(nil),                  // 211: tritonmq.v1.WorkSent
+	(*WorkPark)(nil),                  // 212: tritonmq.v1.WorkPark
+	(*WorkReset)(nil),                 // 213: tritonmq.v1.WorkReset
+	(*WorkEnd)(nil),                   // 214: tritonmq.v1.WorkEnd
+	(*OutputLine)(nil),                // 215: tritonmq.v1.OutputLine
+	(*PlacedUuids)(nil),               // 216: tritonmq.v1.PlacedUuids
+	(*StagedBatchState)(nil),          // 217: tritonmq.v1.StagedBatchState
+	(*PublishedState)(nil),            // 218: tritonmq.v1.PublishedState
+	(*CursorState)(nil),               // 219: tritonmq.v1.CursorState
+	(*TransactionStateMeta)(nil),      // 220: tritonmq.v1.TransactionStateMeta
+	(*WorkPart)(nil),                  // 221: tritonmq.v1.WorkPart
+	(*WorkDropped)(nil),               // 222: tritonmq.v1.WorkDropped
+	(*WorkHeld)(nil),                  // 223: tritonmq.v1.WorkHeld
+	(*WorkMark)(nil),                  // 224: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 225: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 226: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 227: tritonmq.v1.SnapshotState
+	nil,                               // 228: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 229: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 230: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 231: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 232: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 233: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 234: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 235: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 236: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 237: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 238: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 239: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 240: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	224, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	225, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	228, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	229, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
 	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	226, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	230, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
-	227, // 9: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	231, // 9: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
 	13,  // 10: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	23,  // 11: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
 	23,  // 12: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
@@ -17643,7 +17907,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 20: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
 	2,   // 21: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
 	43,  // 22: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	184, // 23: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	187, // 23: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
 	44,  // 24: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
 	8,   // 25: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
 	47,  // 26: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
@@ -17670,9 +17934,9 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	57,  // 47: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
 	40,  // 48: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
 	70,  // 49: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	228, // 50: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	232, // 50: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
 	3,   // 51: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	229, // 52: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	233, // 52: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
 	72,  // 53: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
 	72,  // 54: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
 	77,  // 55: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
@@ -17708,7 +17972,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	6,   // 85: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
 	6,   // 86: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
 	8,   // 87: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	230, // 88: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	234, // 88: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
 	96,  // 89: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
 	97,  // 90: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
 	99,  // 91: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
@@ -17726,206 +17990,212 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	9,   // 103: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
 	117, // 104: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
 	118, // 105: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
-	10,  // 106: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 107: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 108: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
-	124, // 109: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
-	9,   // 110: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
-	10,  // 111: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 112: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
-	7,   // 113: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	231, // 114: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
-	139, // 115: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
-	140, // 116: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
-	141, // 117: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	232, // 118: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	233, // 119: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
-	145, // 120: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
-	147, // 121: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
-	148, // 122: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	151, // 123: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	150, // 124: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
-	8,   // 125: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	149, // 126: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
-	155, // 127: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	155, // 128: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	155, // 129: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	155, // 130: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	163, // 131: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	155, // 132: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	167, // 133: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	168, // 134: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	169, // 135: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	174, // 136: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	234, // 137: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	178, // 138: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	235, // 139: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	236, // 140: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	184, // 141: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 142: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	184, // 143: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 144: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 145: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 146: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 147: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 148: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 149: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 150: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 151: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	184, // 152: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	199, // 153: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	200, // 154: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	201, // 155: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	202, // 156: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	203, // 157: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	204, // 158: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	205, // 159: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	206, // 160: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	207, // 161: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	208, // 162: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	209, // 163: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	210, // 164: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	211, // 165: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 166: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	184, // 167: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 168: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 169: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 170: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	218, // 171: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	219, // 172: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	220, // 173: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	221, // 174: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	222, // 175: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	211, // 176: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	212, // 177: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
-	213, // 178: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	214, // 179: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	215, // 180: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	216, // 181: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 182: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 183: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 184: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 185: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	21,  // 186: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	24,  // 187: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	26,  // 188: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	28,  // 189: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	30,  // 190: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	36,  // 191: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	32,  // 192: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	38,  // 193: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	63,  // 194: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	65,  // 195: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	66,  // 196: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	68,  // 197: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	153, // 198: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	73,  // 199: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	75,  // 200: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	95,  // 201: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	101, // 202: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	105, // 203: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	111, // 204: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	113, // 205: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	116, // 206: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	120, // 207: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	78,  // 208: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	81,  // 209: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	85,  // 210: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	138, // 211: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	143, // 212: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	156, // 213: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	158, // 214: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	165, // 215: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	179, // 216: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	181, // 217: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	160, // 218: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	162, // 219: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	170, // 220: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	172, // 221: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	175, // 222: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	177, // 223: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	45,  // 224: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	49,  // 225: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	58,  // 226: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	60,  // 227: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	136, // 228: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 229: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	34,  // 230: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	107, // 231: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	109, // 232: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	126, // 233: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	128, // 234: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	130, // 235: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	132, // 236: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	134, // 237: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	122, // 238: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	123, // 239: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	111, // 240: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	152, // 241: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
-	16,  // 242: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 243: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 244: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	22,  // 245: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	25,  // 246: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	27,  // 247: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	29,  // 248: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	31,  // 249: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	37,  // 250: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	33,  // 251: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	42,  // 252: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	64,  // 253: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	71,  // 254: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	67,  // 255: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	69,  // 256: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	154, // 257: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	74,  // 258: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	76,  // 259: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	100, // 260: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	103, // 261: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	106, // 262: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	112, // 263: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	115, // 264: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	119, // 265: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	121, // 266: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	79,  // 267: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	84,  // 268: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	91,  // 269: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	142, // 270: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	144, // 271: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	157, // 272: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	159, // 273: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	166, // 274: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	180, // 275: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	182, // 276: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	161, // 277: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	164, // 278: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	171, // 279: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	173, // 280: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	176, // 281: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	176, // 282: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	48,  // 283: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	52,  // 284: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	52,  // 285: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	61,  // 286: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	137, // 287: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 288: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	35,  // 289: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	108, // 290: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	110, // 291: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	127, // 292: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	129, // 293: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	131, // 294: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	133, // 295: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	135, // 296: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	121, // 297: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	125, // 298: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	112, // 299: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	152, // 300: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
-	242, // [242:301] is the sub-list for method output_type
-	183, // [183:242] is the sub-list for method input_type
-	183, // [183:183] is the sub-list for extension type_name
-	183, // [183:183] is the sub-list for extension extendee
-	0,   // [0:183] is the sub-list for field type_name
+	10,  // 106: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 107: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 108: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 109: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
+	127, // 110: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
+	9,   // 111: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
+	10,  // 112: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 113: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
+	7,   // 114: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
+	235, // 115: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	142, // 116: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
+	143, // 117: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
+	144, // 118: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
+	236, // 119: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	237, // 120: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	148, // 121: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
+	150, // 122: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
+	151, // 123: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
+	154, // 124: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	153, // 125: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	8,   // 126: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
+	152, // 127: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
+	158, // 128: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	158, // 129: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	158, // 130: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	158, // 131: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	166, // 132: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	158, // 133: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	170, // 134: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	171, // 135: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	172, // 136: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	177, // 137: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	238, // 138: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	181, // 139: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	239, // 140: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	240, // 141: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	187, // 142: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 143: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	187, // 144: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 145: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 146: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 147: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 148: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 149: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 150: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 151: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 152: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 153: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	187, // 154: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	203, // 155: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	204, // 156: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	205, // 157: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	206, // 158: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	207, // 159: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	208, // 160: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	209, // 161: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	210, // 162: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	211, // 163: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	212, // 164: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	213, // 165: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	214, // 166: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	215, // 167: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 168: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	187, // 169: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 170: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 171: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	104, // 172: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	222, // 173: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	223, // 174: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	224, // 175: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	225, // 176: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	226, // 177: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	215, // 178: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	216, // 179: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
+	217, // 180: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	218, // 181: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	219, // 182: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	220, // 183: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 184: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 185: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 186: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 187: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	21,  // 188: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	24,  // 189: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	26,  // 190: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	28,  // 191: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	30,  // 192: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	36,  // 193: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	32,  // 194: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	38,  // 195: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	63,  // 196: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	65,  // 197: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	66,  // 198: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	68,  // 199: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	156, // 200: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	73,  // 201: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	75,  // 202: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	95,  // 203: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	101, // 204: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	105, // 205: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	111, // 206: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	113, // 207: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	116, // 208: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	120, // 209: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	122, // 210: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	78,  // 211: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	81,  // 212: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	85,  // 213: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	141, // 214: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	146, // 215: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	159, // 216: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	161, // 217: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	168, // 218: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	182, // 219: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	184, // 220: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	163, // 221: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	165, // 222: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	173, // 223: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	175, // 224: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	178, // 225: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	180, // 226: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	45,  // 227: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	49,  // 228: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	58,  // 229: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	60,  // 230: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	139, // 231: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 232: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	34,  // 233: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	107, // 234: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	109, // 235: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	129, // 236: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	131, // 237: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	133, // 238: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	135, // 239: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	137, // 240: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	125, // 241: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	124, // 242: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	126, // 243: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	111, // 244: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	155, // 245: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
+	16,  // 246: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 247: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 248: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	22,  // 249: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	25,  // 250: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	27,  // 251: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	29,  // 252: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	31,  // 253: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	37,  // 254: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	33,  // 255: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	42,  // 256: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	64,  // 257: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	71,  // 258: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	67,  // 259: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	69,  // 260: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	157, // 261: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	74,  // 262: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	76,  // 263: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	100, // 264: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	103, // 265: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	106, // 266: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	112, // 267: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	115, // 268: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	119, // 269: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	121, // 270: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	123, // 271: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	79,  // 272: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	84,  // 273: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	91,  // 274: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	145, // 275: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	147, // 276: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	160, // 277: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	162, // 278: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	169, // 279: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	183, // 280: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	185, // 281: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	164, // 282: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	167, // 283: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	174, // 284: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	176, // 285: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	179, // 286: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	179, // 287: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	48,  // 288: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	52,  // 289: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	52,  // 290: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	61,  // 291: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	140, // 292: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 293: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	35,  // 294: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	108, // 295: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	110, // 296: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	130, // 297: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	132, // 298: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	134, // 299: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	136, // 300: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	138, // 301: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	121, // 302: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	123, // 303: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	128, // 304: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	112, // 305: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	155, // 306: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
+	246, // [246:307] is the sub-list for method output_type
+	185, // [185:246] is the sub-list for method input_type
+	185, // [185:185] is the sub-list for extension type_name
+	185, // [185:185] is the sub-list for extension extendee
+	0,   // [0:185] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -17949,9 +18219,9 @@ func file_mq_protocol_mq_proto_init() {
 	}
 	file_mq_protocol_mq_proto_msgTypes[72].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[85].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[118].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[176].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[191].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[121].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[179].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[195].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
 		(*WorkStep_Lease)(nil),
 		(*WorkStep_Accept)(nil),
@@ -17970,7 +18240,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   229,
+			NumMessages:   233,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

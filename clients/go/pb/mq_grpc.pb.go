@@ -52,6 +52,7 @@ const (
 	Broker_Staged_FullMethodName             = "/tritonmq.v1.Broker/Staged"
 	Broker_Transactions_FullMethodName       = "/tritonmq.v1.Broker/Transactions"
 	Broker_AbortTransaction_FullMethodName   = "/tritonmq.v1.Broker/AbortTransaction"
+	Broker_GiveTransaction_FullMethodName    = "/tritonmq.v1.Broker/GiveTransaction"
 	Broker_Lease_FullMethodName              = "/tritonmq.v1.Broker/Lease"
 	Broker_Settle_FullMethodName             = "/tritonmq.v1.Broker/Settle"
 	Broker_Work_FullMethodName               = "/tritonmq.v1.Broker/Work"
@@ -108,6 +109,7 @@ type BrokerClient interface {
 	Staged(ctx context.Context, in *StagedRequest, opts ...grpc.CallOption) (*StagedResponse, error)
 	Transactions(ctx context.Context, in *TransactionsRequest, opts ...grpc.CallOption) (*TransactionsResponse, error)
 	AbortTransaction(ctx context.Context, in *AbortTransactionRequest, opts ...grpc.CallOption) (*AbortTransactionResponse, error)
+	GiveTransaction(ctx context.Context, in *GiveTransactionRequest, opts ...grpc.CallOption) (*GiveTransactionResponse, error)
 	Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseResponse, error)
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 	Work(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[WorkRequest, WorkResponse], error)
@@ -389,6 +391,16 @@ func (c *brokerClient) AbortTransaction(ctx context.Context, in *AbortTransactio
 	return out, nil
 }
 
+func (c *brokerClient) GiveTransaction(ctx context.Context, in *GiveTransactionRequest, opts ...grpc.CallOption) (*GiveTransactionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GiveTransactionResponse)
+	err := c.cc.Invoke(ctx, Broker_GiveTransaction_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *brokerClient) Lease(ctx context.Context, in *LeaseRequest, opts ...grpc.CallOption) (*LeaseResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(LeaseResponse)
@@ -662,6 +674,7 @@ type BrokerServer interface {
 	Staged(context.Context, *StagedRequest) (*StagedResponse, error)
 	Transactions(context.Context, *TransactionsRequest) (*TransactionsResponse, error)
 	AbortTransaction(context.Context, *AbortTransactionRequest) (*AbortTransactionResponse, error)
+	GiveTransaction(context.Context, *GiveTransactionRequest) (*GiveTransactionResponse, error)
 	Lease(context.Context, *LeaseRequest) (*LeaseResponse, error)
 	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
 	Work(grpc.BidiStreamingServer[WorkRequest, WorkResponse]) error
@@ -767,6 +780,9 @@ func (UnimplementedBrokerServer) Transactions(context.Context, *TransactionsRequ
 }
 func (UnimplementedBrokerServer) AbortTransaction(context.Context, *AbortTransactionRequest) (*AbortTransactionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortTransaction not implemented")
+}
+func (UnimplementedBrokerServer) GiveTransaction(context.Context, *GiveTransactionRequest) (*GiveTransactionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GiveTransaction not implemented")
 }
 func (UnimplementedBrokerServer) Lease(context.Context, *LeaseRequest) (*LeaseResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Lease not implemented")
@@ -1302,6 +1318,24 @@ func _Broker_AbortTransaction_Handler(srv interface{}, ctx context.Context, dec 
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Broker_GiveTransaction_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GiveTransactionRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BrokerServer).GiveTransaction(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Broker_GiveTransaction_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BrokerServer).GiveTransaction(ctx, req.(*GiveTransactionRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Broker_Lease_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(LeaseRequest)
 	if err := dec(in); err != nil {
@@ -1730,6 +1764,10 @@ var Broker_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Broker_AbortTransaction_Handler,
 		},
 		{
+			MethodName: "GiveTransaction",
+			Handler:    _Broker_GiveTransaction_Handler,
+		},
+		{
 			MethodName: "Lease",
 			Handler:    _Broker_Lease_Handler,
 		},
@@ -1840,6 +1878,7 @@ const (
 	Peer_StreamGroups_FullMethodName      = "/tritonmq.v1.Peer/StreamGroups"
 	Peer_QueueIdle_FullMethodName         = "/tritonmq.v1.Peer/QueueIdle"
 	Peer_AbortKey_FullMethodName          = "/tritonmq.v1.Peer/AbortKey"
+	Peer_GiveKey_FullMethodName           = "/tritonmq.v1.Peer/GiveKey"
 	Peer_Fence_FullMethodName             = "/tritonmq.v1.Peer/Fence"
 	Peer_TransactionStatus_FullMethodName = "/tritonmq.v1.Peer/TransactionStatus"
 	Peer_Link_FullMethodName              = "/tritonmq.v1.Peer/Link"
@@ -1861,6 +1900,7 @@ type PeerClient interface {
 	StreamGroups(ctx context.Context, in *StreamGroupsRequest, opts ...grpc.CallOption) (*StreamGroupsResponse, error)
 	QueueIdle(ctx context.Context, in *QueueIdleRequest, opts ...grpc.CallOption) (*QueueIdleResponse, error)
 	AbortKey(ctx context.Context, in *AbortKeyRequest, opts ...grpc.CallOption) (*AbortTransactionResponse, error)
+	GiveKey(ctx context.Context, in *GiveKeyRequest, opts ...grpc.CallOption) (*GiveTransactionResponse, error)
 	Fence(ctx context.Context, in *FenceRequest, opts ...grpc.CallOption) (*FenceResponse, error)
 	TransactionStatus(ctx context.Context, in *TransactionStatusRequest, opts ...grpc.CallOption) (*TransactionStatusResponse, error)
 	Link(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LinkMessage, LinkMessage], error)
@@ -1974,6 +2014,16 @@ func (c *peerClient) AbortKey(ctx context.Context, in *AbortKeyRequest, opts ...
 	return out, nil
 }
 
+func (c *peerClient) GiveKey(ctx context.Context, in *GiveKeyRequest, opts ...grpc.CallOption) (*GiveTransactionResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GiveTransactionResponse)
+	err := c.cc.Invoke(ctx, Peer_GiveKey_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *peerClient) Fence(ctx context.Context, in *FenceRequest, opts ...grpc.CallOption) (*FenceResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FenceResponse)
@@ -2023,6 +2073,7 @@ type PeerServer interface {
 	StreamGroups(context.Context, *StreamGroupsRequest) (*StreamGroupsResponse, error)
 	QueueIdle(context.Context, *QueueIdleRequest) (*QueueIdleResponse, error)
 	AbortKey(context.Context, *AbortKeyRequest) (*AbortTransactionResponse, error)
+	GiveKey(context.Context, *GiveKeyRequest) (*GiveTransactionResponse, error)
 	Fence(context.Context, *FenceRequest) (*FenceResponse, error)
 	TransactionStatus(context.Context, *TransactionStatusRequest) (*TransactionStatusResponse, error)
 	Link(grpc.BidiStreamingServer[LinkMessage, LinkMessage]) error
@@ -2065,6 +2116,9 @@ func (UnimplementedPeerServer) QueueIdle(context.Context, *QueueIdleRequest) (*Q
 }
 func (UnimplementedPeerServer) AbortKey(context.Context, *AbortKeyRequest) (*AbortTransactionResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method AbortKey not implemented")
+}
+func (UnimplementedPeerServer) GiveKey(context.Context, *GiveKeyRequest) (*GiveTransactionResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GiveKey not implemented")
 }
 func (UnimplementedPeerServer) Fence(context.Context, *FenceRequest) (*FenceResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Fence not implemented")
@@ -2276,6 +2330,24 @@ func _Peer_AbortKey_Handler(srv interface{}, ctx context.Context, dec func(inter
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Peer_GiveKey_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GiveKeyRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(PeerServer).GiveKey(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Peer_GiveKey_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(PeerServer).GiveKey(ctx, req.(*GiveKeyRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Peer_Fence_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FenceRequest)
 	if err := dec(in); err != nil {
@@ -2365,6 +2437,10 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "AbortKey",
 			Handler:    _Peer_AbortKey_Handler,
+		},
+		{
+			MethodName: "GiveKey",
+			Handler:    _Peer_GiveKey_Handler,
 		},
 		{
 			MethodName: "Fence",

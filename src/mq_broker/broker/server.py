@@ -70,6 +70,7 @@ from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
+from mq_broker.broker.transactions.giving import Giving
 from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
 from mq_broker.core.messages import Room
@@ -233,11 +234,10 @@ class _Broker:
         self._coordination = coordination
         refusals = Refusals()
         proof = PeerProof(config.broker, shell.incarnation, cluster_id, secret or secrets.token_bytes(SECRET_BYTES))
-        dialling = self._ports.dialling
         self._links = shell.links = Links(
-            proof, shell, shell.spawn, self._read_brokers, refusals, self._ports.link_tls, dialling
+            proof, shell, shell.spawn, self._read_brokers, refusals, self._ports.link_tls, self._ports.dialling
         )
-        self._calls = Calls(proof, dialling)
+        self._calls = Calls(proof, self._ports.dialling)
         self._topics = Topics(coordination, self._on_topics)
         me = self._ports.registration(shell.incarnation)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost, self._ports.peer_address_of)
@@ -267,6 +267,7 @@ class _Broker:
             self._transactions,
             *self._dropping(shell),
             Aborting(shell, self.cluster, self._transactions),
+            Giving(shell, self._transactions),
             Features(self.cluster, self._topics, coordination),
             Locks(coordination),
         )

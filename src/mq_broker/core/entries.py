@@ -41,6 +41,7 @@ class EntryKind(IntEnum):
     SCHEDULE = 14
     CARRY = 15
     APPEND_ATTRIBUTED = 16
+    GIVE = 17
     DELETE_GROUP = 20
 
 
@@ -193,6 +194,15 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Give:
+    """Coordinator only: whoever is named owns the key from now on, as `User:etl`. Who has staged what does not
+    change."""
+
+    key: TransactionKey
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Coordinator only: nothing more is decided under this key, ever. What is decided already is published all the
     same."""
@@ -242,6 +252,7 @@ Operation: TypeAlias = (
     | Decide
     | Finish
     | Trim
+    | Give
     | Abort
     | Fence
     | Forget
@@ -284,7 +295,7 @@ def offsets_given(entry: Entry, staged: Callable[[bytes], int]) -> int:
             return 0
         case Schedule() | Carry():
             return 0
-        case Decide() | Finish() | Abort() | Fence() | Forget():
+        case Decide() | Finish() | Give() | Abort() | Fence() | Forget():
             return 0
 
 
@@ -308,6 +319,8 @@ def stored_bytes(entry: Entry) -> int:
             named = _bytes(key.query_id, key.sink) + _UUID_LINE_BYTES * len(kept)
         case Forget(keys):
             named = sum(_bytes(key.query_id, key.sink) for key in keys)
+        case Give(key, owner):
+            named = _bytes(key.query_id, key.sink, owner)
         case Finish(key) | Abort(key):
             named = _bytes(key.query_id, key.sink)
         case Work(group, _, steps):
@@ -320,7 +333,7 @@ def stored_bytes(entry: Entry) -> int:
 _FIXED_BYTES = 128  # header, lengths, numbers
 _UUID_LINE_BYTES = 18
 
-LEVELS: dict[type, int] = {Work: 2, Schedule: 2, Carry: 2}
+LEVELS: dict[type, int] = {Work: 2, Schedule: 2, Carry: 2, Give: 2}
 """The level of features (`mq_protocol/versions.py`) from which on a leader may write an operation. Without a line it is
 1: brokers of release 0.2.0 know those."""
 
@@ -344,6 +357,8 @@ def named(operation: object) -> str:
     """What an error calls it that says which level it needs."""
     if isinstance(operation, Decide):
         return "a decision with an owner"
+    if isinstance(operation, Give):
+        return "another owner of a transaction"
     if isinstance(operation, Append | Stage) and operation.attributes != USUAL:
         return "a batch with a priority or a ttl_ms"
     return type(operation).__name__

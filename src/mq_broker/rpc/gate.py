@@ -140,7 +140,7 @@ class Gate:
         known = self._askers.get((address, method))
         if known is not None and known.principal is who and known.serial == number and token is None:
             return known
-        made = Asker(who, address, self.authority, serial=number, token=token, method=method, denials=self.audit)
+        made = Asker(who, address, self.authority, serial=number, token=token, method=method, notes=self.audit)
         self.seen.note(made.text, number)
         if token is None:
             if len(self._askers) >= ASKERS_MAX:

@@ -83,22 +83,23 @@ class Authority:
         return self._book.any_name(principal, operation, kind, groups)
 
 
-class Denials(Protocol):
-    """Where denials are noted: the audit log."""
+class Notes(Protocol):
+    """Where it is noted who was denied something, or has changed something: the audit log."""
 
     def denied(self, asker: Asker, method: str, operation: str, resource: str, reason: str) -> None: ...
+    def allowed(self, asker: Asker, method: str, operation: str, resource: str, *, often: bool) -> None: ...
 
 
 class Asker:
     """Who asks for something, and what it may do at this moment. `address`: of the connection. `serial`: of its
     certificate. `token`: what it has shown instead of one. `is_user`: it is no broker. `free`: no right is judged.
-    `meter`: what it uses of this broker; None for whom no quota holds. `method`: what it asks; `denials`: where it is
-    noted what it is denied by others than the gate."""
+    `meter`: what it uses of this broker; None for whom no quota holds. `method`: what it asks; `notes`: where it is
+    noted what it is denied, or has changed, beside what the gate knows of."""
 
     __slots__ = (
         "_authority",
-        "_denials",
         "_method",
+        "_notes",
         "address",
         "free",
         "groups",
@@ -120,7 +121,7 @@ class Asker:
         serial: str = "",
         token: Verified | None = None,
         method: str = "",
-        denials: Denials | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self.serial = serial
         self.token = token
@@ -134,7 +135,7 @@ class Asker:
         self.superuser = authority.is_superuser(self.text)
         self._authority = authority
         self._method = method
-        self._denials = denials
+        self._notes = notes
 
     def verdict(self, operation: Operation, kind: Kind, name: str) -> Verdict:
         return self._authority.verdict(self.text, operation, kind, name, self.groups)
@@ -147,8 +148,13 @@ class Asker:
 
     def note_denied(self, operation: Operation, kind: Kind, name: str, why: str) -> None:
         """In the audit log, if there is one: it may do that by the rules, and the thing is another user's."""
-        if self._denials is not None:
-            self._denials.denied(self, self._method, operation, resource_text(kind, name), why)
+        if self._notes is not None:
+            self._notes.denied(self, self._method, operation, resource_text(kind, name), why)
+
+    def note_allowed(self, operation: Operation, kind: Kind, name: str, what: str) -> None:
+        """In the audit log, if there is one: it has changed that."""
+        if self._notes is not None:
+            self._notes.allowed(self, self._method, operation, f"{resource_text(kind, name)}: {what}", often=False)
 
 
 def resource_text(kind: Kind, name: str | None) -> str:

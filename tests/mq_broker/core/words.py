@@ -16,6 +16,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Publish,
     Schedule,
@@ -67,8 +68,8 @@ def words_of_entry(entry: Entry) -> str:
             what = f"work({group}: {', '.join(map(step_words, made))})"
         case Trim(start):
             what = f"trim({start})"
-        case Abort():
-            what = "abort"
+        case Give() | Abort() as of_key:
+            what = f"give(to {of_key.owner})" if isinstance(of_key, Give) else "abort"
         case Fence(kept=kept):
             what = f"fence(keeps {','.join(name_of(u) for u in kept) or 'nothing'})"
         case Forget(keys):

@@ -22,6 +22,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Operation,
     Publish,
@@ -461,9 +462,11 @@ class World:
         append = Append(b"".join(records))
         self._propose(broker, append, at, uuid=uuid(name), record_count=count, after=follows, wait=Wait(wait))
 
-    def do_stage(self, broker: str, name: str, batch: str, rows: str = "1", query: str = KEY.query_id) -> None:
-        key = TransactionKey(query, KEY.sink)
-        self._propose(broker, Stage(key, int(batch), "run1"), uuid=uuid(name), record_count=int(rows))
+    def do_stage(
+        self, broker: str, name: str, batch: str, rows: str = "1", query: str = KEY.query_id, owner: str = ""
+    ) -> None:
+        stage = Stage(TransactionKey(query, KEY.sink), int(batch), "run1", owner=owner)
+        self._propose(broker, stage, uuid=uuid(name), record_count=int(rows))
 
     def do_publish(self, broker: str, batch: str, *names: str) -> None:
         self._propose(broker, Publish(KEY, int(batch), tuple(uuid(n) for n in names)))
@@ -519,13 +522,18 @@ class World:
         keep: str = "no",
         once: str = "no",
         staged: str = "s",
+        owner: str = "",
     ) -> None:
         manifest = (StagedPart("t", 0, (uuid(staged),), int(rows)),)
-        decide = Decide(KEY, int(batch), run, int(rows), manifest, once=once == "yes")
+        decide = Decide(KEY, int(batch), run, int(rows), manifest, once=once == "yes", owner=owner)
         self._propose(broker, decide, keep_on_mismatch=keep == "yes")
 
-    def do_are_staged(self, broker: str, batch: str, *names: str) -> None:
-        self._propose(broker, AreStaged(KEY, int(batch), tuple(uuid(n) for n in names)))
+    def do_are_staged(self, broker: str, batch: str, *names: str, owner: str = "anybody") -> None:
+        whose = None if owner == "anybody" else owner
+        self._propose(broker, AreStaged(KEY, int(batch), tuple(uuid(n) for n in names), whose))
+
+    def do_give(self, broker: str, owner: str) -> None:
+        self._propose(broker, Give(KEY, owner))
 
     def do_abort(self, broker: str) -> None:
         self._propose(broker, Abort(KEY))
@@ -562,6 +570,7 @@ class World:
         machine = host.replica.machine
         for key, known in machine.transactions.items():
             words = [word for word in ("finished", "once", "aborted") if getattr(known, word)]
+            words += [f"of {known.owner}"] if known.owner else []
             self.say(host, f"{key.query_id} decided {known.batch_id} {' '.join(words)}".rstrip())
         self.say(host, "fenced " + (" ".join(key.query_id for key in machine.fenced) or "nothing"))
         self.say(host, "staged " + (" ".join(name_of(name) for name in machine.staged) or "nothing"))

@@ -38,6 +38,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Operation,
     Publish,
@@ -118,6 +119,7 @@ def operations_with_owners() -> list[Operation]:
         Stage(KEY, 12, "run-1", Attributes(31, 1), "User:etl"),
         Decide(KEY, 13, "run-2", 500, (StagedPart("flights", 2, (uuid_of(4),), 500),), owner="User:etl"),
         MoveCursor("spark-1", 77, "spark", owner="User:etl"),
+        Give(KEY, "User:etl-2"),
     ]
 
 

@@ -167,3 +167,33 @@ def test_a_query_of_which_something_is_staged_is_told_although_a_broker_is_silen
     transactions(scripted, {"b:1": pb.TransactionsResponse(staged=[staged()]), "b:3": GONE})
     [found] = admin.transactions("q")
     assert (found.batches, found.silent) == (1, ("b:3",))
+
+
+def test_a_key_is_given_at_a_broker_that_knows_of_it_and_asked_for_until_it_is(
+    admin: Admin, scripted: Scripted
+) -> None:
+    transactions(scripted, {"b:2": pb.TransactionsResponse(known=[known(batch_id=7, owner="User:etl")])})
+    assert [each.owner for each in admin.transactions()] == ["User:etl"]
+    requests = answers(
+        scripted,
+        "GiveTransaction",
+        OutcomeUnknown("late"),
+        pb.GiveTransactionResponse(known=False),
+        pb.GiveTransactionResponse(known=True, former="User:etl"),
+    )
+    found = admin.give_transaction("q", "User:etl-2")
+    assert (found.query, found.sink, found.owner, found.former) == ("q", "s", "User:etl-2", "User:etl")
+    assert len(requests) == 3
+    assert (requests[0].query, requests[0].sink, requests[0].owner) == ("q", "s", "User:etl-2")
+    assert scripted.addresses_asked()[-1] == "b:2"
+    answers(scripted, "GiveTransaction", InvalidRequest("no"))
+    with pytest.raises(InvalidRequest, match="no"):
+        admin.give_transaction("q", "etl")
+
+
+def test_what_nobody_has_decided_is_nobodys_to_give(admin: Admin, scripted: Scripted) -> None:
+    transactions(scripted, {"b:3": pb.TransactionsResponse(staged=[staged()])})
+    with pytest.raises(UnknownTransaction, match="nobody has decided anything under q:s"):
+        admin.give_transaction("q", "User:etl")
+    with pytest.raises(InvalidRequest, match="name the query to give"):
+        admin.give_transaction("", "User:etl")

@@ -15,13 +15,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.transactions.coordinator import Transactions
+from mq_broker.broker.transactions.owners import OWNERS_RULE, note_stranger
 from mq_broker.broker.transactions.requests import is_meant, key_of, key_to_wire, listed_name
 from mq_broker.core.entries import SCHEDULED, Abort, Decide, Fence, TransactionKey
 from mq_broker.core.machine.state import StagedBatch, TransactionState
@@ -64,7 +65,7 @@ class Aborting:
             machine = partition.replica.machine
             known += [
                 (key, state)
-                for key in await _meant(machine.transactions, request.query, Operation.DESCRIBE)
+                for key in await meant(dict.fromkeys(machine.transactions, ""), request.query, Operation.DESCRIBE)
                 if (state := machine.transactions.get(key)) is not None
             ]
             sums = await self._sums(partition, request.query)
@@ -84,7 +85,10 @@ class Aborting:
         for batch in partition.replica.machine.staged.values():
             if not batch.due_us:  # scheduled batches are of no query
                 by_key.setdefault(batch.key, []).append(batch)
-        return [_sum(partition, key, by_key[key]) for key in await _meant(by_key, query, Operation.DESCRIBE)]
+        return [
+            _sum(partition, key, by_key[key])
+            for key in await meant(dict.fromkeys(by_key, ""), query, Operation.DESCRIBE)
+        ]
 
     def _serving(self) -> list[Partition]:
         return [partition for partition in self._shell.partitions() if partition.serving]
@@ -95,27 +99,28 @@ class Aborting:
         self, request: pb.AbortTransactionRequest, deadline: float
     ) -> pb.AbortTransactionResponse:
         """Abort the key that is known here by that name, at its coordinator. Idempotent."""
-        deadline = _until(request.timeout_ms, deadline)
+        deadline = until(request.timeout_ms, deadline)
         answer = pb.AbortTransactionResponse(known=False, batch_id=-1, published=True)
         for key in await self._keys(request.query, request.sink):
-            asked = pb.AbortKeyRequest(key=key_to_wire(key), timeout_ms=_left_ms(deadline))
+            asked = pb.AbortKeyRequest(key=key_to_wire(key), timeout_ms=left_ms(deadline))
             answer = await self._transactions.ask_coordinator(
                 key, "AbortKey", asked, pb.AbortTransactionResponse, self.abort_key, deadline
             )
         return answer
 
     async def _keys(self, query: str, sink: str) -> list[TransactionKey]:
-        known: set[TransactionKey] = set()
+        known: dict[TransactionKey, str] = {}
         for partition in self._serving():
             machine = partition.replica.machine
-            known.update(key for key in machine.transactions if key.sink == sink)
-            known.update(batch.key for batch in machine.staged.values() if batch.key.sink == sink)
-        known.discard(SCHEDULED)
-        return await _meant(known, query, Operation.ABORT) if query else []
+            known.update((key, state.owner) for key, state in machine.transactions.items() if key.sink == sink)
+            for batch in machine.staged.values():
+                if batch.key.sink == sink and batch.key != SCHEDULED:
+                    known.setdefault(batch.key, "")
+        return await meant(known, query, Operation.ABORT, noting=True) if query else []
 
     async def abort_key(self, request: pb.AbortKeyRequest, deadline: float) -> pb.AbortTransactionResponse:
         """Asked of the coordinator. Past the deadline, where it may still have something staged is told."""
-        key, deadline = key_of(request.key), _until(request.timeout_ms, deadline)
+        key, deadline = key_of(request.key), until(request.timeout_ms, deadline)
         partition = await self._transactions.coordinator(key)
         await partition.ask(Abort(key), deadline)
         known = partition.replica.machine.transactions[key]
@@ -227,16 +232,23 @@ class Aborting:
         return count
 
 
-async def _meant(keys: Iterable[TransactionKey], query: str, operation: Operation) -> list[TransactionKey]:
-    """Those that `query` means, and with which the asker may do that. To make a thousand digests takes milliseconds:
-    others get their turn on the loop meanwhile."""
+async def meant(
+    owners: Mapping[TransactionKey, str], query: str, operation: Operation, *, noting: bool = False
+) -> list[TransactionKey]:
+    """The keys that `query` means, of these with their owners, with which the asker may do that. `noting`: those with
+    which it may not are denials in the audit log. To make a thousand digests takes milliseconds: others get their turn
+    on the loop meanwhile."""
     may = asker().may
     found: list[TransactionKey] = []
-    for count, key in enumerate(list(keys)):
+    for count, (key, owner) in enumerate(list(owners.items())):
         if count % LOOK_UP_MANY == LOOK_UP_MANY - 1:
             await asyncio.sleep(0)
-        if is_meant(key, query) and may(operation, Kind.TRANSACTION, key.query_id):
+        if not is_meant(key, query):
+            continue
+        if may(operation, Kind.TRANSACTION, key.query_id):
             found.append(key)
+        elif noting:
+            note_stranger(asker(), operation, key, "no right" if owner in ("", asker().text) else OWNERS_RULE)
     return found
 
 
@@ -255,6 +267,7 @@ def _known(key: TransactionKey, state: TransactionState) -> pb.KnownTransaction:
         published=state.finished,
         aborted=state.aborted,
         changed_us=state.changed_us,
+        owner=state.owner,
     )
 
 
@@ -274,11 +287,11 @@ def _sum(partition: Partition, key: TransactionKey, batches: Sequence[StagedBatc
     )
 
 
-def _until(timeout_ms: int, deadline: float) -> float:
+def until(timeout_ms: int, deadline: float) -> float:
     return min(deadline, asyncio.get_running_loop().time() + timeout_ms / 1000) if timeout_ms else deadline
 
 
-def _left_ms(deadline: float) -> int:
+def left_ms(deadline: float) -> int:
     """For whoever is asked, so much that its answer comes back in time."""
     left_s = deadline - asyncio.get_running_loop().time()
     return max(1, int(900 * left_s))

@@ -27,7 +27,7 @@ from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.owned import Owned
-from mq_broker.broker.transactions.owners import check_may_see, is_for_anybody, owner_of
+from mq_broker.broker.transactions.owners import check_may_see, is_for_anybody, note_stranger, owner_of
 from mq_broker.broker.transactions.requests import (
     check_manifest,
     check_publish_id,
@@ -48,6 +48,7 @@ from mq_protocol.errors import (
     InvalidRequest,
     NotLeader,
     OutcomeUnknown,
+    PermissionDenied,
     StagedBatchMissing,
     TritonMQError,
     UnknownPartition,
@@ -132,9 +133,13 @@ class Transactions:
             await self._check_staged(decide, deadline)
         if known is None:
             self.owned.add(asker(), owner, {Quota.TRANSACTIONS: 1})
-        result = await partition.ask(
-            decide, deadline, keep_on_mismatch=request.keep_on_mismatch, for_anybody=is_for_anybody(asker())
-        )
+        try:
+            result = await partition.ask(
+                decide, deadline, keep_on_mismatch=request.keep_on_mismatch, for_anybody=is_for_anybody(asker())
+            )
+        except PermissionDenied:
+            note_stranger(asker(), Operation.WRITE, key)
+            raise
         assert isinstance(result, Decided)
         SINK_DECISIONS.add("repeated" if result.already else "decided")
         if result.already:

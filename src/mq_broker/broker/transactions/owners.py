@@ -7,6 +7,9 @@ who comes first with one.
 
 from __future__ import annotations
 
+from typing import Final
+
+from mq_broker.broker.transactions.requests import listed_name
 from mq_broker.core.entries import LEVEL_OF_OWNERS, TransactionKey
 from mq_broker.core.machine.admission import not_owner
 from mq_broker.core.machine.state import TransactionState
@@ -37,4 +40,14 @@ def check_may_see(asker: Asker, key: TransactionKey, known: TransactionState) ->
     if known.owner in ("", asker.text) or is_for_anybody(asker):
         return
     if not asker.may(Operation.DESCRIBE, Kind.TRANSACTION, key.query_id):
+        note_stranger(asker, Operation.DESCRIBE, key)
         raise not_owner(key)
+
+
+OWNERS_RULE: Final = "it is another user's, who decided under it first or was given it"
+"""Why the audit log says that something about a key was denied."""
+
+
+def note_stranger(asker: Asker, operation: Operation, key: TransactionKey, why: str = OWNERS_RULE) -> None:
+    """In the audit log, which names a query as listings do."""
+    asker.note_denied(operation, Kind.TRANSACTION, listed_name(key.query_id), why)

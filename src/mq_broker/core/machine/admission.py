@@ -21,6 +21,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Operation,
     Publish,
@@ -59,6 +60,7 @@ from mq_protocol.errors import (
     TooManyTransactions,
     TransactionAborted,
     TritonMQError,
+    UnknownTransaction,
 )
 from mq_protocol.limits import GROUPS_PER_PARTITION_MAX, QUEUE_GROUPS_PER_PARTITION_MAX
 from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
@@ -130,7 +132,7 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
         case AreStaged(key, batch_id, uuids, owner):
             verdict = _judge_publish(Publish(key, batch_id, uuids), machine, overlay, first_index, owner)
             return Answer(Done(0)) if isinstance(verdict, Admit) else verdict
-        case Decide() | Finish() | Abort() | Fence() | Forget() as operation:
+        case Decide() | Finish() | Give() | Abort() | Fence() | Forget() as operation:
             return _judge_for_coordinator(operation, propose, machine, overlay)
         case EpochStart():
             return _refuse(InvalidRequest("an epoch start is written by a new leader alone"))
@@ -211,12 +213,12 @@ def too_many_groups(group: str, machine: PartitionMachine) -> TooManyGroups | No
 
 
 def _judge_for_coordinator(
-    operation: Decide | Finish | Abort | Fence | Forget,
+    operation: Decide | Finish | Give | Abort | Fence | Forget,
     propose: Propose,
     machine: PartitionMachine,
     overlay: Overlay,
 ) -> Verdict:
-    if isinstance(operation, Decide | Abort | Fence) and is_of_queue(operation.key.query_id):
+    if isinstance(operation, Decide | Give | Abort | Fence) and is_of_queue(operation.key.query_id):
         return _refuse(
             InvalidRequest(
                 f"query ids that begin with {WORK_PREFIX!r} are of queue groups, whose leaders alone decide what is "
@@ -228,6 +230,8 @@ def _judge_for_coordinator(
             return _judge_decide(decide, propose, machine, overlay)
         case Finish() as finish:
             return _judge_finish(finish, machine, overlay)
+        case Give() as give:
+            return _judge_give(give, machine, overlay)
         case Abort() as abort:
             return _judge_abort(abort, machine, overlay)
         case Fence() as fence:
@@ -458,6 +462,25 @@ def _judge_finish(finish: Finish, machine: PartitionMachine, overlay: Overlay) -
     if known is None or known.batch_id != finish.batch_id or known.finished:
         return Answer(Done(0, duplicate=True))
     return Admit(finish)
+
+
+def _judge_give(give: Give, machine: PartitionMachine, overlay: Overlay) -> Verdict:
+    """Whoever decides behind it is judged by the new owner: both are about one key, so that one waits for the other."""
+    pending = overlay.key_index(give.key)
+    if pending is not None:
+        return WaitFor(pending)
+    known = machine.transactions.get(give.key)
+    if known is None:
+        return _refuse(
+            UnknownTransaction(
+                f"nobody has decided anything under the key of query {give.key.query_id!r}, so it is nobody's: whoever "
+                "decides first has it"
+            ),
+            of_absence=True,
+        )
+    if known.aborted:
+        return _refuse(_aborted(give.key))
+    return Answer(Done(0, duplicate=True)) if known.owner == give.owner else Admit(give)
 
 
 def _judge_abort(abort: Abort, machine: PartitionMachine, overlay: Overlay) -> Verdict:

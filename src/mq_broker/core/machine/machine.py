@@ -28,6 +28,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Publish,
     Schedule,
@@ -132,7 +133,7 @@ class PartitionMachine:
                 self._change_group(change, entry.timestamp_us)
             case Fence() as fence:
                 self._fence(fence)
-            case Decide() | Finish() | Abort() | Forget() as operation:
+            case Decide() | Finish() | Give() | Abort() | Forget() as operation:
                 self._coordinate(operation, entry.timestamp_us)
             case Work(group, life, steps):
                 log = self.log_start_offset, self.next_offset
@@ -245,7 +246,7 @@ class PartitionMachine:
         if len(self.fenced) > FENCED_KEYS_MAX:
             self.fenced.popitem(last=False)
 
-    def _coordinate(self, operation: Decide | Finish | Abort | Forget, timestamp_us: int) -> None:
+    def _coordinate(self, operation: Decide | Finish | Give | Abort | Forget, timestamp_us: int) -> None:
         """What coordinators alone have in their journals."""
         match operation:
             case Decide() as decide:
@@ -254,6 +255,10 @@ class PartitionMachine:
                 known = self.transactions.get(key)
                 if known is not None and known.batch_id == batch_id:
                     self.transactions[key] = replace(known, finished=True, manifest=(), changed_us=timestamp_us)
+            case Give(key=key, owner=owner):
+                known = self.transactions.get(key)
+                if known is not None:
+                    self.transactions[key] = replace(known, owner=owner, changed_us=timestamp_us)
             case Abort(key=key):
                 known = self.transactions.get(key) or TransactionState(-1, "", 0, (), finished=True, superseded=())
                 self.transactions[key] = replace(known, aborted=True, changed_us=timestamp_us)

@@ -16,6 +16,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Operation,
     Publish,
@@ -121,7 +122,9 @@ def _uuids_of(entry: Entry) -> tuple[bytes, ...]:
 
 def _keys_of(operation: Operation) -> tuple[TransactionKey, ...]:
     match operation:
-        case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key) | Abort(key=key) | Fence(key=key):
+        case Publish(key=key) | Discard(key=key) | Decide(key=key) | Finish(key=key):
+            return (key,)
+        case Give(key=key) | Abort(key=key) | Fence(key=key):
             return (key,)
         case Forget(keys=keys):
             return keys

@@ -59,8 +59,8 @@ class TransactionState:
     (`finished`).
 
     `once`: the key is for this one decision. `aborted`: no other will be made. `changed_us`: when any of this changed
-    last, by the leader's wall clock. `owner`: the first who has decided under the key and has a name; nobody else
-    decides then.
+    last, by the leader's wall clock. `owner`: the first who has decided under the key and has a name, or to whom it was
+    given since; nobody else decides then.
     """
 
     batch_id: int

@@ -47,6 +47,7 @@ from mq_broker.core.entries import (
     Fence,
     Finish,
     Forget,
+    Give,
     MoveCursor,
     Operation,
     Publish,
@@ -310,7 +311,7 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
                 owner=owner,
             )
             return EntryKind.DECIDE, meta.SerializeToString()
-        case Abort() | Fence() | Forget() | Finish():
+        case Give() | Abort() | Fence() | Forget() | Finish():
             return _encode_end(operation)
         case Work() as work:
             return EntryKind.WORK, work_to_wire(work)
@@ -321,9 +322,11 @@ def _encode_operation(operation: Operation) -> tuple[EntryKind, bytes]:
             return EntryKind.CARRY, b""
 
 
-def _encode_end(operation: Abort | Fence | Forget | Finish) -> tuple[EntryKind, bytes]:
-    """What ends a transaction, or its key."""
+def _encode_end(operation: Give | Abort | Fence | Forget | Finish) -> tuple[EntryKind, bytes]:
+    """What ends a transaction, or its key, or who had it."""
     match operation:
+        case Give(key, owner):
+            return EntryKind.GIVE, pb.GiveMeta(key=_key_to_wire(key), owner=owner).SerializeToString()
         case Abort(key):
             return EntryKind.ABORT, pb.AbortMeta(key=_key_to_wire(key)).SerializeToString()
         case Fence(key, kept):
@@ -405,6 +408,11 @@ def _finish(meta: bytes) -> Operation:
     return Finish(_key(m.key), m.batch_id)
 
 
+def _give(meta: bytes) -> Operation:
+    m = pb.GiveMeta.FromString(meta)
+    return Give(_key(m.key), m.owner)
+
+
 def _abort(meta: bytes) -> Operation:
     return Abort(_key(pb.AbortMeta.FromString(meta).key))
 
@@ -442,6 +450,7 @@ _DECODERS: Final[dict[int, Callable[[bytes], Operation]]] = {
     EntryKind.DECIDE: _decide,
     EntryKind.FINISH: _finish,
     EntryKind.TRIM: _trim,
+    EntryKind.GIVE: _give,
     EntryKind.ABORT: _abort,
     EntryKind.FENCE: _fence,
     EntryKind.FORGET: _forget,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.transactions import aborting
-from mq_broker.broker.transactions.aborting import Aborting, _left_ms, _until, pins
+from mq_broker.broker.transactions.aborting import Aborting, left_ms, pins, until
 from mq_broker.broker.transactions.requests import key_to_wire, listed_name
 from mq_broker.core.entries import SCHEDULED, Abort
 from mq_protocol import mq_pb2 as pb
@@ -159,10 +159,10 @@ def test_a_query_is_aborted_by_any_of_its_names_and_only_for_the_sink_that_is_me
 def test_a_shorter_time_that_was_asked_for_counts_and_a_longer_one_does_not() -> None:
     async def main() -> None:
         now = asyncio.get_running_loop().time()
-        assert _until(0, now + 5) == now + 5
-        assert _until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
-        assert _until(60_000, now + 5) == now + 5
-        assert 1_700 < _left_ms(now + 2) <= 1_800
-        assert _left_ms(now - 1) == 1
+        assert until(0, now + 5) == now + 5
+        assert until(1_000, now + 5) == pytest.approx(now + 1, abs=0.5)
+        assert until(60_000, now + 5) == now + 5
+        assert 1_700 < left_ms(now + 2) <= 1_800
+        assert left_ms(now - 1) == 1
 
     asyncio.run(main())

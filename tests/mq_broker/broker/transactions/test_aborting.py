@@ -131,7 +131,7 @@ def test_what_was_decided_before_the_abort_is_published_all_the_same(
             await stage(broker, 5, 9)
             deciding = asyncio.create_task(decide(broker, 4, *manifest))
             await until(lambda: _is_decided(broker))
-            done = await abort(broker, timeout_ms=300)
+            done = await abort(broker, timeout_ms=3_000)
             assert (done.batch_id, done.published, done.discarded) == (4, False, 2)
             may_publish.set()
             assert (await deciding).published
@@ -256,7 +256,7 @@ def test_a_sink_that_has_the_name_of_the_brokers_own_topic_has_nothing_fenced_th
 
 def test_a_coordinator_is_given_nine_tenths_of_the_time_that_is_left() -> None:
     async def left_ms(seconds: float) -> int:
-        return aborting._left_ms(asyncio.get_running_loop().time() + seconds)
+        return aborting.left_ms(asyncio.get_running_loop().time() + seconds)
 
     assert 8_000 < asyncio.run(left_ms(10.0)) <= 9_000
     assert asyncio.run(left_ms(-1.0)) == 1, "0 would be no bound"

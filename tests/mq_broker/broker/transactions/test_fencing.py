@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.transactions import aborting
-from mq_broker.broker.transactions.aborting import Aborting, _meant
+from mq_broker.broker.transactions.aborting import Aborting, meant
 from mq_broker.broker.transactions.requests import key_to_wire
 from mq_broker.core.entries import Fence, TransactionKey
 from mq_protocol import mq_pb2 as pb
@@ -118,9 +118,9 @@ def test_others_have_a_turn_while_many_partitions_and_many_keys_are_looked_throu
             part.machine.fenced.add(KEY)
         async with asyncio.timeout(30):  # as many turns, on any machine
             assert 2 <= await turns(fenced(ours)) <= 3, "one turn after four of eight partitions"
-        keys = [TransactionKey(f"q{number}", "t") for number in range(30)]
-        assert 10 <= await turns(_meant(keys, "q3", Operation.DESCRIBE)) <= 11, "one turn after three of thirty keys"
-        assert await _meant(keys, "q3", Operation.DESCRIBE) == [TransactionKey("q3", "t")]
-        assert await _meant(keys, "", Operation.DESCRIBE) == keys
+        keys = {TransactionKey(f"q{number}", "t"): "" for number in range(30)}
+        assert 10 <= await turns(meant(keys, "q3", Operation.DESCRIBE)) <= 11, "one turn after three of thirty keys"
+        assert await meant(keys, "q3", Operation.DESCRIBE) == [TransactionKey("q3", "t")]
+        assert await meant(keys, "", Operation.DESCRIBE) == list(keys)
 
     fencing(scenario)
