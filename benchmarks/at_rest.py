@@ -1,4 +1,5 @@
-"""What sealing costs: a broker that stands alone, plain and with --encrypt in turn. `python -m benchmarks.at_rest`.
+"""What sealing costs: a broker that stands alone, plain and with --encrypt in turn. `python -m benchmarks.at_rest`
+writes AT_REST.md.
 
 Produced are batches of a size, acknowledged once they are on the disk. A cold fetch reads them after the broker has
 started again, with nothing of them in its memory; the kernel's cache has them. Beside the speed the processor time of
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pyarrow as pa
@@ -78,30 +80,89 @@ def measured(folder: Path, encrypt: str, size: int, total: int) -> tuple[float, 
         return *produced, *fetched
 
 
+class Row(NamedTuple):
+    """Medians of the rounds, and their range: MB a second, and milliseconds of the broker's processor a MB."""
+
+    what: str
+    plain: list[float]
+    sealed: list[float]
+    plain_cost: float
+    sealed_cost: float
+    wanted: float
+    """Of the speed in plain, that sealed has to reach."""
+
+    def text(self) -> str:
+        plain, sealed = statistics.median(self.plain), statistics.median(self.sealed)
+        share = sealed / plain
+        cells = [
+            self.what,
+            _with_range(self.plain),
+            _with_range(self.sealed),
+            f"{share:.0%}",
+            f"{self.wanted:.0%}: {'reached' if share >= self.wanted else 'NOT reached'}",
+            f"{self.plain_cost:.2f}",
+            f"{self.sealed_cost:.2f}",
+        ]
+        return f"| {' | '.join(cells)} |"
+
+
+def _with_range(figures: list[float]) -> str:
+    return f"{statistics.median(figures):.0f} ({min(figures):.0f} to {max(figures):.0f})"
+
+
+def rounds(folder: Path, keys: str, size: int, total: int, count: int) -> list[Row]:
+    found: dict[str, list[tuple[float, float, float, float]]] = {"": [], keys: []}
+    for number in range(count):
+        order = list(found.items())
+        for encrypt, figures in order if number % 2 == 0 else reversed(order):  # neither is always the first
+            figures.append(measured(folder / f"{size}-{number}-{bool(encrypt)}", encrypt, size, total))
+    rows = []
+    for at, what, wanted in ((0, "produce", 0.95), (2, "cold fetch", 0.85)):
+        plain, sealed = ([figure[at] for figure in figures] for figures in found.values())
+        costs = [statistics.median(figure[at + 1] for figure in figures) for figures in found.values()]
+        rows.append(Row(f"{what}, {size // 1024} KiB", plain, sealed, costs[0], costs[1], wanted))
+    return rows
+
+
+def page(rows: list[Row], command: str, loads: list[float]) -> str:
+    table = "\n".join(row.text() for row in rows)
+    version = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    return f"""# What encryption at rest costs
+
+`{command}` wrote this page, at {version}, {time.strftime("%Y-%m-%d")},
+on {os.cpu_count()} processors. The machine's load (of a minute) was {min(loads):.1f} to {max(loads):.1f}
+between the rounds; a broker and its client alone make about 2.
+
+A broker that stands alone, `fsync`, plain and with `--encrypt` in turn. *Produce*: batches of one size, acknowledged
+once they are on the disk. *Cold fetch*: all of it is read after the broker has started again, with nothing of it in its
+memory; the kernel's cache has it. MB/s are medians, with their range; *cost* is milliseconds of the broker's processor
+a MB.
+
+| | plain, MB/s | sealed, MB/s | sealed of plain | wanted | plain cost | sealed cost |
+|---|---|---|---|---|---|---|
+{table}
+"""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--mib", type=int, default=256)
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("AT_REST.md"))
     arguments = parser.parse_args()
+    loads, rows = [os.getloadavg()[0]], []
     with tempfile.TemporaryDirectory() as name:
         keys = KeyFile()
         keys.add("default")
         write_key_file(Path(name) / "keys.json", keys)
         for size in (1 << 20, 4 << 10):
             total = arguments.mib << 20 if size > 1 << 16 else 6 << 20
-            found: dict[str, list[tuple[float, float, float, float]]] = {"": [], f"file:{name}/keys.json": []}
-            for number in range(arguments.rounds):
-                for encrypt, figures in found.items():
-                    figures.append(measured(Path(name) / f"{size}-{number}-{bool(encrypt)}", encrypt, size, total))
-            plain, sealed = (
-                [statistics.median(figure[each] for figure in figures) for each in range(4)]
-                for figures in found.values()
-            )
-            for each, what in ((0, "produce"), (2, "cold fetch")):
-                print(
-                    f"{size:>8} B  {what:<10}  plain {plain[each]:6.1f} MB/s {plain[each + 1]:6.2f} ms/MB  "
-                    f"sealed {sealed[each]:6.1f} MB/s {sealed[each + 1]:6.2f} ms/MB"
-                )
+            rows += rounds(Path(name), f"file:{name}/keys.json", size, total, arguments.rounds)
+            loads.append(os.getloadavg()[0])
+    command = f"python -m benchmarks.at_rest --rounds {arguments.rounds} --mib {arguments.mib}"
+    text = page(rows, command, loads)
+    arguments.output.write_text(text)
+    print(text)
 
 
 if __name__ == "__main__":
