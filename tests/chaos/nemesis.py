@@ -354,6 +354,7 @@ def _rewrap(ground: Ground) -> Strike:
     whom, [victim] = ground.victims("one", "leader", "middle")
     cluster, keys = ground.cluster, _keys(ground)
     after_s, again = ground.chance.uniform(0.2, 3.0), ground.chance.random() < 0.5
+    keys.run("rotate")  # so that there is something to do
     cluster.brokers[victim].kill()
     running = keys.start("rewrap", *cluster.data(victim))
     try:
