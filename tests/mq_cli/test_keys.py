@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -160,6 +162,50 @@ def test_a_rewrap_that_is_killed_leaves_a_key_that_opens_and_can_be_repeated(
     assert [found.is_wrapped_by(newest(ref)) for found in sealed_files(data)] == [True]
     assert run(["keys", "retire", found.slot.key_id, "--encrypt", ref, "--data", str(data)]) == 0
     assert journal(data, ref, 4, 4) == 4
+
+
+def test_a_key_is_retired_only_once_what_is_sealed_with_the_newer_one_is_on_the_disk(
+    ref: str, tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, first = tmp_path / "data", newest(ref)
+    journal(data, ref, 1, 3)
+    run(["keys", "rotate", "--encrypt", ref])
+    assert run(["keys", "rewrap", "--encrypt", ref, "--data", str(data)]) == 0
+    told()
+
+    def failing(_files: OsFiles, _fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OsFiles, "sync", failing)
+        assert run(["keys", "retire", first, "--encrypt", ref, "--data", str(data)]) == 1
+    assert "No key was removed" in told()[1]
+    assert first in read_key_file(Path(ref.removeprefix("file:"))).keys
+    assert run(["keys", "retire", first, "--encrypt", ref, "--data", str(data)]) == 0
+
+
+def test_what_one_key_seals_is_rewrapped_by_its_name_also_where_it_is_in_the_slot_that_does_not_count(
+    ref: str, tmp_path: Path
+) -> None:
+    class Dying(OsFiles):
+        left = 1
+
+        def write(self, fd: int, parts: object, position: int) -> int:
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+            return super().write(fd, parts, position)  # type: ignore[arg-type]
+
+    data, first = tmp_path / "data", newest(ref)
+    journal(data, ref, 1, 3)
+    run(["keys", "rotate", "--encrypt", ref])
+    [found] = sealed_files(data)
+    with pytest.raises(KeyboardInterrupt):
+        rewrap(found, Keyring(ref), newest(ref), Dying())
+    [half] = sealed_files(data)
+    assert [slot.key_id for slot in half.slots] == [newest(ref), first]
+    assert run(["keys", "rewrap", "--from", first, "--encrypt", ref, "--data", str(data)]) == 0
+    assert [found.is_wrapped_by(newest(ref)) for found in sealed_files(data)] == [True]
 
 
 def test_what_is_sealed_is_verified_without_keys_and_shown_with_them(ref: str, tmp_path: Path, told: Told) -> None:

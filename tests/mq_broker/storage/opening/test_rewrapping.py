@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mq_broker.core.machine.window import WindowBounds
+from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.journal.recovery import recover, segment_key
 from mq_broker.storage.keyring import Keyring
@@ -271,3 +272,47 @@ def test_a_key_that_only_the_slot_that_does_not_count_needs_is_used(tmp_path: Pa
     sealed.provider.gone = {FORMER}
     with pytest.raises(KeyAbsent):
         sealed.check()
+
+
+@pytest.mark.parametrize(
+    "kind", ["a segment that a repair writes", "a snapshot that is written", "a deleted partition"]
+)
+def test_a_key_that_only_something_unfinished_needs_is_used_and_is_wrapped_anew(tmp_path: Path, kind: str) -> None:
+    sealed = Sealed(tmp_path)
+    total = uses(sealed.data)[FORMER]
+    segment = max(sealed.directory.glob("*.log"))
+    snapshot = sealed.directory / SNAPSHOT_FILE_NAME
+    if kind == "a segment that a repair writes":
+        shutil.copy(segment, segment.with_suffix(".good"))
+        expected = total + 1
+    elif kind == "a snapshot that is written":
+        shutil.copy(snapshot, snapshot.with_name(snapshot.name + ".new"))
+        expected = total + 1
+    else:
+        shutil.copytree(sealed.directory, sealed.directory.with_name(sealed.directory.name + ".deleted"))
+        expected = 2 * total
+    assert uses(sealed.data) == {FORMER: expected}
+    for found in sealed_files(sealed.data):  # one after the other: what is written beside a snapshot goes with it
+        rewrap(found, sealed.ring(), NEWER, OsFiles())
+    assert uses(sealed.data)[FORMER] == 0
+    sealed.check()
+
+
+def test_a_file_that_was_changed_after_it_was_looked_at_is_left_as_it_is(tmp_path: Path) -> None:
+    sealed = Sealed(tmp_path)
+    seen = list(sealed_files(sealed.data))
+    assert {found.is_snapshot for found in seen} == {False, True}
+    sealed.rewrap(OsFiles())
+    after = {found.path: found.path.read_bytes() for found in seen}
+    for found in seen:
+        with pytest.raises(StorageFailed, match="was changed meanwhile"):
+            rewrap(found, sealed.ring(), NEWER, OsFiles())
+    assert {path: path.read_bytes() for path in after} == after
+
+
+def test_what_a_rewrap_that_has_ended_has_written_stays_when_the_power_is_lost(tmp_path: Path) -> None:
+    sealed, files = Sealed(tmp_path), PoweredFiles()
+    sealed.rewrap(files)
+    files.lose_power()
+    assert set(uses(sealed.data)) == {NEWER}
+    sealed.check()
