@@ -127,6 +127,68 @@ def test_above_the_mark_who_holds_little_reads_little() -> None:
     asyncio.run(scenario())
 
 
+def test_who_was_woken_and_found_the_room_taken_stays_the_first_who_waits_and_leaves_no_task() -> None:
+    async def scenario() -> None:
+        held = Held(100)
+        held.add("greedy", 101 + held._share)
+        entered: list[str] = []
+        never = asyncio.Event()
+
+        async def read(name: str) -> None:
+            async with held.sending("greedy", 1, never):
+                entered.append(name)
+
+        reading = [asyncio.create_task(read(name)) for name in ("first", "second")]
+        await turns()
+        held.free("greedy", 50)
+        held.add("fast", 60)  # before the one that was woken has its turn
+        await turns()
+        assert not entered
+        held.free("fast", 60)
+        await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
+        assert entered == ["first", "second"]
+        await turns()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(scenario())
+
+
+def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_other() -> None:
+    async def scenario() -> None:
+        held = Held(100)
+        held.add("greedy", 101 + held._share)
+        entered: list[str] = []
+        leave = asyncio.Event()
+
+        async def read(caller: str) -> None:
+            async with held.sending(caller, 1):
+                entered.append(caller)  # and its records are not read yet
+                await leave.wait()
+
+        reading = [asyncio.create_task(read("greedy")) for _ in range(3)]
+        await turns()
+        assert not entered
+        held.free("greedy", 50)
+        await turns()
+        assert len(entered) == 3
+        leave.set()
+        await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
+
+    asyncio.run(scenario())
+
+
+def test_above_the_mark_what_is_read_for_a_caller_is_within_its_share_as_often_as_it_is_in_memory() -> None:
+    async def scenario() -> None:
+        share = 30 << 20
+        held = Held(4 * share, callers_max=4)
+        held.add("greedy", 4 * share + 1)
+        async with held.sending("modest", 1 << 30) as room:
+            assert room.bytes == 10 << 20
+            assert held.bytes == 5 * share + 1
+
+    asyncio.run(scenario())
+
+
 def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_that_gave_up_wakes_the_next() -> None:
     async def scenario() -> None:
         held = Held(100)
