@@ -304,6 +304,7 @@ def test_an_address_that_was_told_long_ago_counts_no_more(monkeypatch: pytest.Mo
             await made.joined(address)
             monkeypatch.setattr(tunnel, "REMEMBER_S", 0.0)
             assert await made.refusal(address) == "403 Forbidden"
+            assert made.tunnel._addresses._told == {}, "nor is it kept"
 
     run(test)
 
@@ -357,6 +358,31 @@ def test_an_end_that_takes_nothing_holds_the_other_one_up_and_the_tunnel_keeps_o
             assert 0 < max(kept) <= PIECE_BYTES
             assert min(kept) == 0
             assert sum(map(len, [await silent.hear(1 << 20) for _ in range(written >> 20)])) == written
+
+    run(test)
+
+
+@pytest.mark.parametrize("who", ["client", "broker"])
+def test_an_end_that_takes_nothing_does_not_outlive_the_other_one_for_long(
+    who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel, "CLOSING_S", 0.1)
+
+    async def test() -> None:
+        async with bed() as made:
+            client, broker = await made.joined(await made.broker())
+            sender, silent = (client, broker) if who == "client" else (broker, client)
+            [guest] = made.tunnel._said
+            assert guest.other is not None
+            ends = (guest, guest.other)
+            while not any(end.transport.get_write_buffer_size() for end in ends):
+                sender.writer.write(bytes(1 << 20))
+                await asyncio.sleep(0.01)
+            sender.cut()
+            while made.tunnel.counts != (0, 0):
+                silent.writer.write(b"?")  # by which the tunnel hears of the cut
+                await asyncio.sleep(0.01)
+            await until(lambda: all(not end.transport.get_write_buffer_size() for end in ends), "nothing is kept")
 
     run(test)
 
@@ -416,7 +442,7 @@ def test_tunnels_are_bounded_in_all_and_for_one_address() -> None:
             assert await made.refusal(address, "127.0.0.4") == "503 Service Unavailable"
             first.cut()
             await until(lambda: made.tunnel.counts == (0, 2), "the first is over")
-            await made.joined(address, "127.0.0.4")
+            await made.joined(address, "127.0.0.2")  # there is room in all, and for that address
 
     run(test)
 

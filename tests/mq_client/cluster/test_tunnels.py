@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mq_client import Admin, Producer, Reader, Unreachable
-from mq_client.cluster import streams, tunnels
+from mq_client.cluster import handshake, streams, tunnels
 from mq_client.cluster.channels import Client, call_unary
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
@@ -254,3 +254,10 @@ def test_a_question_ends_in_time_though_the_tunnel_is_silent(listen: Callable[[b
     assert time.monotonic() - began < WAIT_S
     with pytest.raises(TunnelFault):
         connect(BROKER, connection.client.via, 0.1)
+
+
+def test_what_was_found_wrong_through_one_tunnel_is_not_told_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handshake, "_told", {})
+    monkeypatch.setattr(handshake, "_of_plain", lambda address, via: f"{address} by {via}")
+    told = [handshake.fault(BROKER, None, via) for via in ("one:1", "two:2", "", "one:1")]
+    assert told == [f"{BROKER} by {via}" for via in ("one:1", "two:2", "", "one:1")]
