@@ -10,8 +10,10 @@ import pytest
 
 from mq_broker.rpc import gate as module
 from mq_broker.rpc.gate import Gate, UnderWay
+from mq_broker.rpc.pacing import paid_for
 from mq_broker.security.authority import Asker, Authority
 from mq_broker.security.names import Principal
+from mq_broker.security.quotas import Meter
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
@@ -20,6 +22,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.limits import REQUEST_PLACES_MAX
 from mq_protocol.methods import BROKER
+from mq_protocol.quotas import Quota
 from mq_protocol.rights import Kind, Operation
 from tests.securing import Certs
 
@@ -332,6 +335,28 @@ def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
     asyncio.run(main())
 
 
+def test_who_is_remembered_pays_from_the_purse_that_its_name_has_now(tmp_path: Path) -> None:
+    """A connection may rest for so long that its meter is dropped, and another one of that name have a new one."""
+    certs = Certs(tmp_path / "certs")
+
+    async def main() -> None:
+        judging = Judging()
+        await judging.begin()
+        door = judging.gate.door(BROKER.methods["Metadata"])
+        greet: Any = door.greet
+        first = greet(Proven(certs, "etl"))
+        former = first.meter
+        assert former is judging.gate.quotas.meter_of("User:etl")
+        judging.gate.quotas._meters.clear()
+        newer = judging.gate.quotas.meter(0.0, "User:etl")
+        assert newer is not former
+        again = greet(Proven(certs, "etl"))
+        assert again is first
+        assert again.meter is newer
+
+    asyncio.run(main())
+
+
 def test_who_is_remembered_is_revoked_at_once_all_the_same(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs")
     etl: Any = Proven(certs, "etl")
@@ -348,5 +373,20 @@ def test_who_is_remembered_is_revoked_at_once_all_the_same(tmp_path: Path) -> No
                 door.greet(etl)
             judging.give()
             assert door.greet(etl).text == "User:etl"
+
+    asyncio.run(main())
+
+
+def test_a_request_that_is_not_paid_for_at_once_is_not_taken_without_a_wait() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        meter = Meter(str(ETL))
+        assert paid_for(meter), "nothing bounds it"
+        meter.limit(loop.time(), {Quota.REQUESTS: 1})
+        taken = 0
+        while paid_for(meter):
+            taken += 1
+            assert meter.delay(loop.time(), Quota.REQUESTS) == 0
+        assert taken >= 1
 
     asyncio.run(main())

@@ -19,6 +19,7 @@ from mq_broker.rpc import service
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, ProduceRequests, Send, handlers, parse, path
+from mq_broker.rpc.status import let_go
 from mq_broker.security.authority import Authority
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -366,3 +367,23 @@ def test_a_refused_request_leaves_no_circle_to_the_collector_of_cycles(
         assert gone() is None
     finally:
         gc.enable()
+
+
+def test_an_error_and_all_that_it_came_from_hold_no_frame_when_it_was_let_go() -> None:
+    def raising(last: Exception, *, named: bool) -> None:
+        try:
+            raise ValueError
+        except ValueError as error:
+            if named:
+                raise last from error
+            raise last  # noqa: B904 - as where an error comes while another one is handled
+
+    for named in (False, True):
+        with pytest.raises(InvalidRequest) as caught:
+            raising(InvalidRequest("x"), named=named)
+        former = caught.value.__context__
+        assert former is not None
+        assert former.__traceback__ is not None
+        former.__context__ = caught.value  # a ring
+        let_go(caught.value)
+        assert (caught.value.__traceback__, former.__traceback__) == (None, None)

@@ -9,6 +9,8 @@ from mq_broker.security.names import (
     Principal,
     broker_uri,
     client_uri,
+    is_anothers,
+    member_of,
     of_auth_context,
     of_certificate,
 )
@@ -122,3 +124,12 @@ def test_tls_with_a_certificate_gives_its_name() -> None:
 def test_what_is_unclear_about_a_connection_is_no_name(changed: dict[str, list[bytes] | None]) -> None:
     with pytest.raises(NotAuthenticated):
         of_auth_context(shown(**changed))
+
+
+def test_a_member_is_anothers_if_it_has_a_users_name_and_that_is_not_the_same() -> None:
+    mine, theirs, nobodys = (member_of(user, "m") for user in (ETL, Principal("User", "night"), ANONYMOUS))
+    assert is_anothers(theirs, mine)
+    assert is_anothers(theirs, nobodys)
+    assert not is_anothers(mine, mine)
+    assert not is_anothers(nobodys, mine)
+    assert not is_anothers(nobodys, nobodys)

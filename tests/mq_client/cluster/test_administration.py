@@ -554,6 +554,14 @@ def test_a_group_is_behind_by_all_its_partitions_together_and_as_old_as_the_olde
     assert described_group("g", [cursor(members=["only"])], []).cursors[0].member == "only"
 
 
+def test_a_group_is_called_as_the_leader_was_told_whose_cursor_moved_last() -> None:
+    former, newer = cursor(label="former", moved_us=1), cursor(partition=1, label="newer", moved_us=2)
+    unnamed = cursor(partition=2, moved_us=3)
+    assert described_group("g", [former, newer, unnamed], []).label == "newer"
+    assert described_group("g", [newer, former], []).label == "newer"
+    assert described_group("g", [unnamed], []).label == ""
+
+
 def test_of_two_words_the_leaders_holds_then_the_newer_leadership_then_the_later_move() -> None:
     newest = [
         cursor(offset=1, leads=True),

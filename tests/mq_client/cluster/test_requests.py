@@ -25,6 +25,7 @@ from mq_client.errors import (
 )
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
+from mq_protocol.names import check_label
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 MINUTE = 60_000.0
@@ -241,6 +242,17 @@ def test_cursors_are_moved_and_the_ends_of_the_logs_are_told(scripted: Scripted)
     assert [(p.topic, p.partition, p.offset) for p in second.positions] == [("u", 0, 6)]
     move_cursors(scripted, "g", {"u": {0: 1}}, Deadline(MINUTE), kind="spark", reset=True)
     assert (scripted.asked[-1][2].kind, scripted.asked[-1][2].reset) == ("", True)
+
+
+def test_a_name_of_any_length_and_with_any_characters_is_told_as_what_brokers_take_for_a_label(
+    scripted: Scripted,
+) -> None:
+    scripted.learn(topic_info(1))
+    answered(scripted, "MoveCursors", pb.MoveCursorsResponse)
+    move_cursors(scripted, "g", {"t": {0: 4}}, Deadline(MINUTE), kind="spark", label="orders\n" + 1_000 * "x")
+    told = scripted.asked[-1][2].label
+    assert told.startswith("orders x")
+    check_label(told)
 
 
 # ---------------------------------------------------------------- a topic that has just been changed
