@@ -316,3 +316,30 @@ def test_what_a_rewrap_that_has_ended_has_written_stays_when_the_power_is_lost(t
     files.lose_power()
     assert set(uses(sealed.data)) == {NEWER}
     sealed.check()
+
+
+def test_a_slot_is_on_the_disk_before_the_other_one_is_written(tmp_path: Path) -> None:
+    """When the power is lost, any part of what was not synced may be on the disk: one slot at most, then."""
+
+    class Ordered(OsFiles):
+        writes = 0
+
+        def __init__(self) -> None:
+            self.unsynced: set[int] = set()
+
+        def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
+            assert fd not in self.unsynced
+            self.unsynced.add(fd)
+            self.writes += 1
+            return super().write(fd, parts, position)
+
+        def sync(self, fd: int) -> None:
+            super().sync(fd)
+            self.unsynced.discard(fd)
+
+    sealed, files = Sealed(tmp_path), Ordered()
+    segments = [found for found in sealed_files(sealed.data) if not found.is_snapshot]
+    for found in segments:
+        rewrap(found, sealed.ring(), NEWER, files)
+    assert files.writes == 2 * len(segments)
+    assert not files.unsynced
