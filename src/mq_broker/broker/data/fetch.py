@@ -82,8 +82,8 @@ class Reading:
         at = request.start_offset
         while at < request.end_offset:
             await room_to_send()
-            wanted = max(chunk_bytes, partition.index.next_bytes(at))  # a batch is not divided
-            async with self._held.sending(caller(), wanted) as room:
+            first = partition.index.next_bytes(at)  # a batch is not divided
+            async with self._held.sending(caller(), max(chunk_bytes, first), first) as room:
                 at, message = await self._read(request, topic, partition, at, min(chunk_bytes, room.bytes), pushdown)
                 sent_bytes = sum(described.payload_bytes for described in message.header.batches)
                 room.took(sent_bytes)

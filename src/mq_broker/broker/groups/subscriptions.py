@@ -383,7 +383,7 @@ class _Session:
                 continue
             if self._ready and (first := next(iter(self._ready))).partition.journal.sealed:
                 await self._open_apart(first)
-            async with self._delivery.held.sending(caller(), self._next_bytes(), self._over) as room:
+            async with self._delivery.held.sending(caller(), *self._next_bytes(), self._over) as room:
                 message = None if self._over.is_set() else self._gather(room.bytes)
                 if message is not None:
                     room.took(message_bytes(message))
@@ -393,12 +393,12 @@ class _Session:
     def _has_news(self) -> bool:
         return bool(self._opened or (self._ready and self._credit > 0))
 
-    def _next_bytes(self) -> int:
-        """About what the next message takes. A batch is not divided: it may be larger than a message should be."""
+    def _next_bytes(self) -> tuple[int, int]:
+        """About what the next message should take, and at least takes: a batch is not divided."""
         if not self._ready or self._credit <= 0:
-            return self._untold_bytes
-        first = next(iter(self._ready))
-        return self._untold_bytes + max(chunk_bytes(FETCH_CHUNK_BYTES), first.next_batch_bytes)
+            return self._untold_bytes, self._untold_bytes
+        least = self._untold_bytes + next(iter(self._ready)).next_batch_bytes
+        return max(self._untold_bytes + chunk_bytes(FETCH_CHUNK_BYTES), least), least
 
     async def _open_apart(self, subscription: _Subscription) -> None:
         """What is read next costs the loop little by then, though it lies sealed on the disk."""

@@ -189,7 +189,7 @@ class _Stream:
                 await self._wake.wait()
                 continue
             await room_to_lend()
-            async with self._all.held.sending(caller(), FETCH_CHUNK_BYTES + ROWS_BYTES_MAX, self._over) as room:
+            async with self._all.held.sending(caller(), FETCH_CHUNK_BYTES + ROWS_BYTES_MAX, over=self._over) as room:
                 if self._over.is_set():
                     return
                 message = self._gather(min(FETCH_CHUNK_BYTES, room.bytes), min(ROWS_BYTES_MAX, room.bytes))

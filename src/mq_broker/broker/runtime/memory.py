@@ -13,7 +13,7 @@ import os
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mq_protocol.limits import CONNECTIONS_MAX
 
@@ -39,12 +39,20 @@ def _memory() -> int:
         return machine
 
 
+class _Wish(NamedTuple):
+    """What somebody waits for: room for `least` bytes."""
+
+    caller: str
+    least: int
+
+
 class Held:
     """Owns the counts, of all clients' streams together and of each caller's. Used on one loop.
 
     `high`: the mark. `callers_max`: how many callers there may be. Above the mark who holds less than an even share
-    goes on: those who never read what they have asked for stop nobody but themselves. So at most twice `high` is held,
-    and one message of each caller beside it, which is small above the mark.
+    goes on, with small messages: those who never read what they have asked for stop nobody but themselves. A batch that
+    is larger than those goes on up to twice the mark. So at most twice `high` is held, and a small message of each
+    caller beside it.
     """
 
     def __init__(self, high: int, callers_max: int = CONNECTIONS_MAX) -> None:
@@ -52,8 +60,11 @@ class Held:
         self._high = high
         self._share = high // callers_max
         self._of: dict[str, int] = {}
-        self._waiting: OrderedDict[asyncio.Future[None], str] = OrderedDict()
+        self._small = max(self._share // COPIES_SENT, PRESSED_BYTES)
+        self._waiting: OrderedDict[asyncio.Future[None], _Wish] = OrderedDict()
         self._waiting_of: dict[str, OrderedDict[asyncio.Future[None], None]] = {}
+        # Of those, whose callers hold little: they wait for what all hold to be less than twice the mark
+        self._large: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     def gauges(self) -> dict[str, float]:
         """What is held, and the mark, by the names of metrics."""
@@ -72,16 +83,19 @@ class Held:
 
     async def room(self, caller: str) -> None:
         """Returns once what is held is not above the mark, or what the caller holds is below its share."""
-        await self._wait(caller)
+        await self._wait(_Wish(caller, 0))
         self._wake(caller)
 
     @contextlib.asynccontextmanager
-    async def sending(self, caller: str, bytes_max: int, over: asyncio.Event | None = None) -> AsyncIterator[Sending]:
+    async def sending(
+        self, caller: str, bytes_max: int, least: int = 0, over: asyncio.Event | None = None
+    ) -> AsyncIterator[Sending]:
         """Around the reading of records and the sending of them: there is room for `bytes_max`, or for less of them
-        (`Sending.bytes`), from before they are read until they are sent. Waits for it, but not once `over` is set."""
-        await self._wait(caller, over)
+        (`Sending.bytes`), `least` at least, from before they are read until they are sent. Waits for it, but not once
+        `over` is set."""
+        await self._wait(_Wish(caller, least), over)
         if self.bytes > self._high:
-            bytes_max = min(bytes_max, max(self._share // COPIES_SENT, PRESSED_BYTES))
+            bytes_max = max(least, min(bytes_max, self._small))
         reserved = Sending(self, caller, bytes_max)
         self._wake(caller)
         try:
@@ -91,18 +105,21 @@ class Held:
 
     # ------------------------------------------------------------------ private
 
-    def _has_room(self, caller: str) -> bool:
-        return self.bytes <= self._high or self._of.get(caller, 0) < self._share
+    def _is_modest(self, wish: _Wish) -> bool:
+        return self._of.get(wish.caller, 0) < self._share
 
-    async def _wait(self, caller: str, over: asyncio.Event | None = None) -> None:
+    def _fits(self, wish: _Wish) -> bool:
+        """Above the mark."""
+        return wish.least <= self._small or self.bytes + wish.least * COPIES_SENT <= 2 * self._high
+
+    def _has_room(self, wish: _Wish) -> bool:
+        return self.bytes <= self._high or (self._is_modest(wish) and self._fits(wish))
+
+    async def _wait(self, wish: _Wish, over: asyncio.Event | None = None) -> None:
         was_woken = False
-        while not (self._has_room(caller) or (over is not None and over.is_set())):
+        while not (self._has_room(wish) or (over is not None and over.is_set())):
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            mine = self._waiting_of.setdefault(caller, OrderedDict())
-            self._waiting[waiting], mine[waiting] = caller, None
-            if was_woken:  # and somebody who came just then was faster
-                self._waiting.move_to_end(waiting, last=False)
-                mine.move_to_end(waiting, last=False)
+            self._enter(waiting, wish, first=was_woken)  # if somebody who came just then was faster
             try:
                 if over is None:
                     await waiting
@@ -110,32 +127,54 @@ class Held:
                     await _either(waiting, over)
             except asyncio.CancelledError:
                 if waiting.done() and not waiting.cancelled():
-                    self._wake(caller)  # it is another one's turn
+                    self._wake(wish.caller)  # it is another one's turn
                 raise
             finally:
-                self._leave(waiting, caller)
+                self._leave(waiting)
             was_woken = waiting.done()
 
-    def _leave(self, waiting: asyncio.Future[None], caller: str) -> None:
-        if self._waiting.pop(waiting, None) is not None:
-            mine = self._waiting_of[caller]
+    def _enter(self, waiting: asyncio.Future[None], wish: _Wish, *, first: bool) -> None:
+        mine = self._waiting_of.setdefault(wish.caller, OrderedDict())
+        self._waiting[waiting], mine[waiting] = wish, None
+        if self._is_modest(wish):
+            self._large[waiting] = None
+        if first:
+            self._waiting.move_to_end(waiting, last=False)
+            mine.move_to_end(waiting, last=False)
+
+    def _leave(self, waiting: asyncio.Future[None]) -> None:
+        wish = self._waiting.pop(waiting, None)
+        if wish is not None:
+            self._large.pop(waiting, None)
+            mine = self._waiting_of[wish.caller]
             del mine[waiting]
             if not mine:
-                del self._waiting_of[caller]
+                del self._waiting_of[wish.caller]
 
     def _wake(self, caller: str) -> None:
-        """Whoever waits for the longest time, of all or of this caller. It wakes the next, if there is room still."""
-        while self._waiting:
-            if self.bytes <= self._high:
-                waiting = next(iter(self._waiting))
-            elif caller in self._waiting_of and self._has_room(caller):
-                waiting = next(iter(self._waiting_of[caller]))
-            else:
-                return
-            self._leave(waiting, self._waiting[waiting])
+        """Whoever waits for the longest time, of all, of this caller, or of those whose batches are large. It wakes the
+        next, if there is room still."""
+        while (waiting := self._next(caller)) is not None:
+            self._leave(waiting)
             if not waiting.done():  # else it is just being cancelled
                 waiting.set_result(None)
                 return
+
+    def _next(self, caller: str) -> asyncio.Future[None] | None:
+        if self.bytes <= self._high:
+            return next(iter(self._waiting), None)
+        if caller in self._waiting_of:
+            waiting = next(iter(self._waiting_of[caller]))
+            if self._is_modest(self._waiting[waiting]):
+                if self._fits(self._waiting[waiting]):
+                    return waiting
+                self._large[waiting] = None
+        while self._large:
+            waiting = next(iter(self._large))
+            if self._is_modest(self._waiting[waiting]):
+                return waiting if self._fits(self._waiting[waiting]) else None
+            del self._large[waiting]  # until its caller holds less
+        return None
 
 
 async def _either(waiting: asyncio.Future[None], over: asyncio.Event) -> None:

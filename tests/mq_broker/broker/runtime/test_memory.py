@@ -189,6 +189,30 @@ def test_above_the_mark_what_is_read_for_a_caller_is_within_its_share_as_often_a
     asyncio.run(scenario())
 
 
+def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
+    high = 10 * memory.PRESSED_BYTES
+    large = 2 * memory.PRESSED_BYTES
+
+    async def scenario() -> None:
+        held = Held(high, callers_max=2)
+        held.add("greedy", high + 1)
+        async with held.sending("one", large, large) as first:
+            assert first.bytes == large
+            waiting = [asyncio.create_task(enter(held, name, None, large)) for name in ("two", "three", "one")]
+            await turns()
+            assert not any(each.done() for each in waiting), "each would be above twice the mark"
+            await asyncio.wait_for(enter(held, "four"), DEADLINE_S)  # what is small goes on
+            held.free("greedy", 3 * large)
+            await asyncio.wait_for(asyncio.gather(*waiting[:2]), DEADLINE_S)
+            await turns()
+            assert not waiting[2].done(), "it holds more than its share"
+        await asyncio.wait_for(waiting[2], DEADLINE_S)
+        assert not held._waiting
+        assert not held._large
+
+    asyncio.run(scenario())
+
+
 def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_that_gave_up_wakes_the_next() -> None:
     async def scenario() -> None:
         held = Held(100)
@@ -215,8 +239,8 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def enter(held: Held, caller: str, over: asyncio.Event | None = None) -> None:
-    async with held.sending(caller, 1, over):
+async def enter(held: Held, caller: str, over: asyncio.Event | None = None, least: int = 1) -> None:
+    async with held.sending(caller, least, least, over):
         pass
 
 
