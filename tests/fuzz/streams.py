@@ -6,7 +6,10 @@ from __future__ import annotations
 import asyncio
 import random
 import struct
+from collections.abc import AsyncIterator
 from typing import Any
+
+from google.protobuf.message import Message
 
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, conversations
@@ -35,7 +38,7 @@ def generate(chance: random.Random) -> bytes:
             parts += _joined(
                 say_envelope(Envelope(header, (bytes(chance.choice(_SIZES)),)))
                 if method == "Produce"
-                else say(Kind.MESSAGE, pb.FetchRequest(topic="t", end_offset=chance.randrange(3)).SerializeToString())
+                else say(Kind.MESSAGE, _request(method, chance).SerializeToString())
             )
             if chance.random() < 0.1:
                 parts += _joined(say(chance.choice(list(Kind)), chance.randbytes(chance.choice((0, 3)))))
@@ -47,6 +50,22 @@ def generate(chance: random.Random) -> bytes:
     if chance.random() < 0.3:
         del stream[chance.randrange(len(stream)) :]
     return _PREFIX.pack(chance.getrandbits(32)) + stream
+
+
+def _request(method: str, chance: random.Random) -> Message:
+    places = [pb.TopicPartition(topic="t", partition=n) for n in range(chance.choice((0, 1, 3)))]
+    match method:
+        case "Subscribe":
+            return pb.SubscribeRequest(
+                credit=pb.SubscribeCredit(bytes=chance.randrange(3)), close=pb.SubscribeClose(partitions=places)
+            )
+        case "Work":
+            said_ = [pb.SessionRequest(session=n, close=True) for n in range(chance.choice((0, 1, 3)))]
+            return pb.WorkRequest(sessions=said_)
+        case "WatchOffsets":
+            return pb.WatchOffsetsRequest(partitions=places)
+        case _:
+            return pb.FetchRequest(topic="t", end_offset=chance.randrange(3))
 
 
 def check(data: bytes) -> bool:
@@ -68,6 +87,20 @@ class _Service:
     async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
         for _ in range(min(request.end_offset, 3)):
             await send(Envelope(pb.BatchesHeader(), (b"ab", b"c")))
+
+    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
+        async for request in requests:
+            if request.credit.bytes:
+                await send(Envelope(pb.BatchesHeader(), (b"ab", b"c")))
+
+    async def work(self, requests: AsyncIterator[pb.WorkRequest], send: Send[Envelope[pb.WorkHeader]]) -> None:
+        async for request in requests:
+            sessions = [pb.SessionResponse(session=said_.session) for said_ in request.sessions]
+            await send(Envelope(pb.WorkHeader(sessions=sessions)))
+
+    async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None:
+        for place in request.partitions:
+            await send(pb.WatchOffsetsResponse(offsets=[pb.WatchedOffsets(topic=place.topic)]))
 
 
 class _Transport(asyncio.Transport):

@@ -261,9 +261,11 @@ class Door:
         self._gate.check_still_known(asker, self._name)
         return UnderWay(self._gate.calls, asker, self._name)
 
-    def present(self, asker: Asker, *, stream: bool = False) -> Present:
-        """Around the call."""
-        return Present(asker.meter, asker.address, stream=stream)
+    def present(self, asker: Asker, *, stream: bool = False, alone: bool = False) -> Present:
+        """Around the call. `alone`: its connection carries no other one. All such of a host count as one connection:
+        what bounds them is the quota of streams."""
+        address = f"{asker.address.rpartition(':')[0]}:streams" if alone else asker.address
+        return Present(asker.meter, address, stream=stream)
 
     async def hold_back(self, asker: Asker, request: Message | None) -> None:
         """Whoever is above a quota. `request` None: a stream is opened. Raises `Overloaded`."""

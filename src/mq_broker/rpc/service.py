@@ -360,7 +360,7 @@ def _answering(
                 raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
             data = coding.body(said)
         request = await bounded.read(data)
-        with door.under_way(asker) as call, room, door.present(asker, stream=True):
+        with door.under_way(asker) as call, room, door.present(asker, stream=True, alone=coding is not BY_GRPC):
             await door.hold_back(asker, request)
             call.grants.update(await door.admit(asker, request))
             await answer(request, sender(context, method, asker.meter, coding))
@@ -380,7 +380,7 @@ def _conversing(
 
     async def hold(context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
-        with door.under_way(asker) as call, room, door.present(asker, stream=True):
+        with door.under_way(asker) as call, room, door.present(asker, stream=True, alone=coding is not BY_GRPC):
             await door.hold_back(asker, None)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
             if _is_envelope(method.request):

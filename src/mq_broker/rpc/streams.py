@@ -53,7 +53,7 @@ from mq_protocol.versions import Versions, check_overlap, ours
 
 log = logging.getLogger(__name__)
 
-METHODS: Final = ("Produce", "Fetch")
+METHODS: Final = ("Produce", "Fetch", "Subscribe", "Work", "WatchOffsets")
 """What is served here. All else is asked by gRPC, and so may these be."""
 
 ACCEPTS_PER_S: Final = 500
@@ -72,6 +72,10 @@ UNREAD_BYTES: Final = 64 << 10
 
 _MESSAGE_BYTES: Final = 128
 """About what a message takes beside its bytes, so that a flood of empty ones is bounded too."""
+
+SECURED_PIECE_BYTES: Final = 64 << 10
+"""What TLS is given at once. asyncio hands on all that it is given while the socket below has room, and tells of what
+waits there only with the next piece: a large message would count as sent while all of it is in memory."""
 
 LINGER_S: Final = 1.0
 """How long the far side is given to read why a call ends."""
@@ -144,6 +148,8 @@ class StreamWire(asyncio.BufferedProtocol):
         self._turn_ends = 0.0
         self._look: asyncio.TimerHandle | None = None
         self._last: asyncio.TimerHandle | None = None  # when it is cut, once it was closed
+        self._secured = False
+        self.is_torn = False  # a message has begun to be written, and nothing may come before its end
         self.is_over = asyncio.Event()  # its socket is closed
 
     # ------------------------------------------------------------------ as gRPC's context
@@ -184,10 +190,21 @@ class StreamWire(asyncio.BufferedProtocol):
         """Waits while the client does not read."""
         transport = self._up()
         for piece in joined(pieces):
-            transport.write(piece)
+            if not self._secured or len(piece) <= SECURED_PIECE_BYTES:
+                transport.write(piece)
+            else:
+                await self._write_secured(memoryview(piece).cast("B"))
+        self.is_torn = False
         if not self._room.is_set():
             await self._room.wait()
             self._up()
+
+    async def _write_secured(self, piece: memoryview) -> None:
+        self.is_torn = True
+        for at in range(0, len(piece), SECURED_PIECE_BYTES):
+            self._up().write(piece[at : at + SECURED_PIECE_BYTES])
+            if not self._room.is_set():
+                await self._room.wait()
 
     # ------------------------------------------------------------------ of the connection
 
@@ -246,7 +263,7 @@ class StreamWire(asyncio.BufferedProtocol):
         self._last = self._loop.call_later(LINGER_S, self.cut)
         if transport.is_closing():
             return
-        if error is None:
+        if error is None or self.is_torn:
             transport.close()
             return
         transport.write(b"".join(say(Kind.ERROR, to_wire(error).SerializeToString())))
@@ -269,6 +286,7 @@ class StreamWire(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        self._secured = transport.get_extra_info("ssl_object") is not None
         prepare(transport)
         transport.write(PREAMBLE)
         self._look = self._loop.call_later(_LOOK_S, self._look_after)
@@ -341,7 +359,7 @@ class StreamWire(asyncio.BufferedProtocol):
         transport = self._transport
         assert transport is not None
         # Without room there is more than enough on its way to say that this end lives
-        if self._room.is_set() and not transport.is_closing():
+        if self._room.is_set() and not self.is_torn and not transport.is_closing():
             transport.write(b"".join(say(Kind.PONG)))
 
     def _flow(self) -> None:
@@ -389,7 +407,7 @@ class StreamWire(asyncio.BufferedProtocol):
         silent_s = self._loop.time() - self._heard_at
         if silent_s >= SILENCE_S + _LOOK_S:
             self.cut()
-        elif silent_s >= PING_S and self._room.is_set():
+        elif silent_s >= PING_S and self._room.is_set() and not self.is_torn:
             self._transport.write(b"".join(say(Kind.PING)))
 
     def _lost(self, why: str) -> None:
@@ -499,7 +517,7 @@ class StreamServer(Accepting):
                 try:
                     await held(wire)  # type: ignore[arg-type]  # stands in the place of gRPC's context
                 except TritonMQError as refused:
-                    if BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
+                    if wire.is_torn or BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
                         raise
                     let_go(refused)  # of the request: the client may stay
                     error = refused

@@ -14,10 +14,10 @@ from typing import Any, Final
 
 import grpc
 
-from mq_client.cluster.channels import open_watch_offsets
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Backoff, Deadline
 from mq_client.cluster.requests import ask_offsets
+from mq_client.cluster.watching import open_watch_offsets
 from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
@@ -209,6 +209,9 @@ class OffsetWatch:
         self._learn(watched.topic, watched.offsets)
         return True
 
+    def stream_address(self, address: str) -> str:
+        return self._connection.stream_address(address)
+
     def look_again(self) -> None:
         """A stream has ended, or a partition has left its leader."""
         with self._changed:
@@ -242,29 +245,36 @@ class _Stream:
         self.answered = False
         self.ended = False
         self._watch = watch
-        request = pb.WatchOffsetsRequest(
-            partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(places)]
-        )
-        self._call: Any = open_watch_offsets(address, request, watch.client)
+        self._address = address
+        self._call: Any = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"tritonmq-offsets-{address}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._closed = True
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
     def _run(self) -> None:
+        request = pb.WatchOffsetsRequest(
+            partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(self.places)]
+        )
+        watch = self._watch
         try:
+            self._call = open_watch_offsets(self._address, request, watch.client, watch.stream_address(self._address))
+            if self._closed:
+                self._call.cancel()
             for response in self._call:
                 self.answered = True
                 left = [watched for watched in response.offsets if not self._watch.heard(watched)]
                 if left:
                     break
-        except grpc.RpcError:
+        except (grpc.RpcError, TritonMQError):
             pass  # whoever leads by now is looked up and watched
         finally:
             self.ended = True
-            self._call.cancel()
+            if self._call is not None:
+                self._call.cancel()
             if not self._closed:
                 self._watch.look_again()

@@ -80,10 +80,15 @@ def usable(stream_address: str, method: str = "") -> bool:
     return until <= time.monotonic() or transport == _STREAM
 
 
+def is_required() -> bool:
+    """Whether nothing but stream ports may be used."""
+    return os.environ.get(VARIABLE) == _STREAM
+
+
 def avoid(stream_address: str) -> None:
     """It could not be reached, though the broker could by gRPC: not to be tried again for a while. Raises
     `Unreachable` if nothing else may be tried."""
-    if os.environ.get(VARIABLE) == _STREAM:
+    if is_required():
         raise Unreachable(f"{VARIABLE}={_STREAM}, and the stream port {stream_address} cannot be reached")
     with _lock:
         _avoided[stream_address, ""] = time.monotonic() + AVOID_S
@@ -92,7 +97,7 @@ def avoid(stream_address: str) -> None:
 def is_for_grpc(error: TritonMQError, stream_address: str, method: str) -> bool:
     """Whether a call that the stream port has ended with that error, before it did anything, is made by gRPC from now
     on, for a while: the broker is an older one, or the connection is one more than a quota allows."""
-    if not isinstance(error, MethodUnknown | QuotaExceeded) or os.environ.get(VARIABLE) == _STREAM:
+    if not isinstance(error, MethodUnknown | QuotaExceeded) or is_required():
         return False
     with _lock:
         _avoided[stream_address, method] = time.monotonic() + AVOID_S

@@ -1,6 +1,8 @@
 """The streams by which brokers push: all of a process on one event loop, in one thread. Here Subscribe; `lock.py` has
 Lock.
 
+They go over the stream ports of brokers where those can be reached, else by gRPC (push_calls.py).
+
 gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the
 interpreter's lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it
 (session.py, subscription.py).
@@ -14,37 +16,42 @@ import concurrent.futures
 import contextlib
 import os
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import grpc
 from grpc import aio
 
 from mq_client.cluster import tunnels
-from mq_client.cluster.channels import NOBODY, Client, decode_batches
+from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.credentials import Credentials, current
+from mq_client.consuming import push_calls
+from mq_client.consuming.push_calls import PushCall
+from mq_client.errors import TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.limits import STREAMS_PER_CHANNEL
-from mq_protocol.methods import BROKER
 from mq_protocol.transport import CHANNEL_OPTIONS
 
 Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
-Over = Callable[[grpc.RpcError | None], None]
+Over = Callable[[TritonMQError | None], None]
 
 _CLOSE_S: Final = 2.0
 
 
 class PushStream:
-    """Owns one stream to the broker at `address`.
+    """Owns one stream to the broker at `address`. `stream_address`: its stream port; empty if it has none.
 
     On the loop's thread, which must not be held up: `heard` is awaited for each message in its order, and `over` is
     called once, with what broke the stream or None.
     """
 
-    def __init__(self, address: str, heard: Heard, over: Over, client: Client = NOBODY) -> None:
+    def __init__(
+        self, address: str, heard: Heard, over: Over, client: Client = NOBODY, stream_address: str = ""
+    ) -> None:
         self._address = address
+        self._stream_address = stream_address
         self._client = client
         self._heard = heard
         self._over = over
@@ -52,7 +59,7 @@ class PushStream:
         # credit.
         self._requests: asyncio.Queue[pb.SubscribeRequest | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
-        self._broke: grpc.RpcError | None = None
+        self._broke: TritonMQError | None = None
         self._ended = threading.Event()
         self._loop = this_process()
         self._loop.call(self._begin)
@@ -91,33 +98,26 @@ class PushStream:
             self._task.cancel()
 
     async def _run(self) -> None:
-        with self._loop.channel(self._address, self._client) as channel:
-            await self._converse(_open(channel))
-
-    async def _converse(self, call: Any) -> None:
-        writing: asyncio.Task[None] | None = None
         try:
-            writing = self._loop.spawn(self._write(call))
-            while (message := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
-                await self._heard(message)
-        except grpc.RpcError as error:
+            async with push_calls.opened(
+                self._loop, "Subscribe", pb.BatchesHeader, self._address, self._client, self._stream_address
+            ) as call:
+                await self._converse(call)
+        except TritonMQError as error:
             self._broke = error
+
+    async def _converse(self, call: PushCall[pb.BatchesHeader]) -> None:
+        writing = self._loop.spawn(self._write(call))
+        try:
+            while (message := await call.read()) is not None:
+                await self._heard(message)
         finally:
-            if writing is not None:
-                writing.cancel()
-            call.cancel()
+            writing.cancel()
 
-    async def _write(self, call: Any) -> None:
-        # Why a stream cannot be written to any more is what reading it raises.
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            while (request := await self._requests.get()) is not None:
-                await call.write(request)
-            await call.done_writing()
-
-
-def _open(channel: aio.Channel) -> Any:
-    stream: Any = channel.stream_stream(BROKER.path("Subscribe"), pb.SubscribeRequest.SerializeToString, decode_batches)
-    return stream()
+    async def _write(self, call: PushCall[pb.BatchesHeader]) -> None:
+        while (request := await self._requests.get()) is not None:
+            await call.write(request)
+        await call.done_writing()
 
 
 def _connect(address: str, credentials: Credentials, via: str) -> aio.Channel:
@@ -142,6 +142,7 @@ class EventLoop:
 
     def __init__(self) -> None:
         self.closing = False
+        self.stream_calls: Counter[str] = Counter()  # open over each stream port
         self._loop = asyncio.new_event_loop()
         self._channels: dict[tuple[Client, str, int], list[_Channel]] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -7,11 +7,9 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-import grpc
-
-from mq_client.cluster.channels import generation, meaning
 from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import PartitionPlace
+from mq_client.errors import TritonMQError
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, split
@@ -34,8 +32,10 @@ class Session:
         credit = subscriptions.credit_bytes - subscriptions.held(address)
         said = 0 if subscriptions.suspended else max(0, credit)
         self._owed = credit - said
-        self._made_with = generation(subscriptions.connection.client)
-        self._stream = PushStream(address, self._heard, self._over, subscriptions.connection.client)
+        connection = subscriptions.connection
+        self._stream = PushStream(
+            address, self._heard, self._over, connection.client, connection.stream_address(address)
+        )
         self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=said)))
 
     # -- under the lock
@@ -119,10 +119,8 @@ class Session:
                 await asyncio.to_thread(self._subscriptions.learn_columns, unknown)
             self._subscriptions.pushed(self, message.header, payloads)
 
-    def _over(self, broke: grpc.RpcError | None) -> None:
-        error = None
-        if broke is not None and not self.ended:
-            error = meaning(broke, self.address, self._subscriptions.connection.client, self._made_with)
+    def _over(self, broke: TritonMQError | None) -> None:
+        error = None if self.ended else broke
         if error is not None:
             log.info("subscription at %s ended: %s", self.address, error)
         self._subscriptions.session_ended(self, error)

@@ -129,7 +129,8 @@ class Sessions:
             self._give_up(session)
             session = None
         if session is None:
-            stream = self._streams().to(address, self._connection.client)
+            connection = self._connection
+            stream = self._streams().to(address, connection.client, connection.stream_address(address))
             session = self._sessions[place.partition] = PlaceSession(place, stream, now)
             session.number = stream.open(self._listener(session, terms))
             session.terms = terms

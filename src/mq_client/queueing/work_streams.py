@@ -4,22 +4,19 @@ event loop of push_streams.py, which must not be held up."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-import grpc
-from grpc import aio
-
-from mq_client.cluster.channels import Client, generation, meaning
+from mq_client.cluster.channels import Client
+from mq_client.consuming import push_calls
+from mq_client.consuming.push_calls import PushCall
 from mq_client.consuming.push_streams import EventLoop
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode
+from mq_protocol.envelope import Envelope
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
-from mq_protocol.methods import BROKER
 
 MESSAGE_BYTES: Final = 256 << 10
 """Where a message stops gathering: a broker takes a megabyte."""
@@ -37,14 +34,17 @@ Listener = Callable[[Told | TritonMQError], None]
 
 
 class WorkStream:
-    """Owns one stream to a broker, and the numbers of the sessions on it."""
+    """Owns one stream to a broker, and the numbers of the sessions on it. `stream_address`: the broker's stream port;
+    empty if it has none."""
 
-    def __init__(self, loop: EventLoop, address: str, client: Client, over: Callable[[WorkStream], None]) -> None:
+    def __init__(
+        self, loop: EventLoop, address: str, client: Client, over: Callable[[WorkStream], None], stream_address: str
+    ) -> None:
         self.address = address
         self.broken = False
         self._loop = loop
         self._client = client
-        self._made_with = generation(client)
+        self._stream_address = stream_address
         self._on_over = over
         self._listeners: dict[int, Listener] = {}
         self._numbers = count(1)
@@ -70,10 +70,12 @@ class WorkStream:
     async def _run(self) -> None:
         error: TritonMQError = Unreachable(f"broker at {self.address} has ended the stream: ask again")
         try:
-            with self._loop.channel(self.address, self._client) as channel:
-                await self._converse(channel)
-        except grpc.RpcError as broke:
-            error = meaning(broke, self.address, self._client, self._made_with)
+            async with push_calls.opened(
+                self._loop, "Work", pb.WorkHeader, self.address, self._client, self._stream_address
+            ) as call:
+                await self._converse(call)
+        except TritonMQError as broke:
+            error = broke
         finally:
             self.broken = True
             self._on_over(self)
@@ -81,28 +83,23 @@ class WorkStream:
             for listener in listeners.values():
                 listener(error)
 
-    async def _converse(self, channel: aio.Channel) -> None:
-        method: Any = channel.stream_stream(BROKER.path("Work"), pb.WorkRequest.SerializeToString, _decode)
-        call = method()
+    async def _converse(self, call: PushCall[pb.WorkHeader]) -> None:
         writing = self._loop.spawn(self._write(call))
         try:
-            while (message := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
+            while (message := await call.read()) is not None:
                 self._hear(message)
         finally:
             writing.cancel()
-            call.cancel()
 
-    async def _write(self, call: Any) -> None:
-        # Why a stream cannot be written to any more is what reading it raises.
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            while self._said or self._listeners:
-                if self._said:
-                    await call.write(self._next())
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
-            self._on_over(self)
-            await call.done_writing()
+    async def _write(self, call: PushCall[pb.WorkHeader]) -> None:
+        while self._said or self._listeners:
+            if self._said:
+                await call.write(self._next())
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+        self._on_over(self)
+        await call.done_writing()
 
     def _next(self) -> pb.WorkRequest:
         """What was said, in its order, of each session once."""
@@ -130,10 +127,6 @@ class WorkStream:
                 listener(Told(said, payloads))
 
 
-def _decode(data: bytes) -> Envelope[pb.WorkHeader]:
-    return decode(data, pb.WorkHeader)
-
-
 class WorkStreams:
     """Owns the streams of one process."""
 
@@ -141,11 +134,11 @@ class WorkStreams:
         self._loop = loop
         self._streams: dict[tuple[Client, str], WorkStream] = {}
 
-    def to(self, address: str, client: Client) -> WorkStream:
-        """The stream to that broker, made if there is none that works."""
+    def to(self, address: str, client: Client, stream_address: str = "") -> WorkStream:
+        """The stream to that broker, made if there is none that works. `stream_address`: the broker's stream port."""
         found = self._streams.get((client, address))
         if found is None or found.broken:
-            found = WorkStream(self._loop, address, client, self._over)
+            found = WorkStream(self._loop, address, client, self._over, stream_address)
             self._streams[client, address] = found
         return found
 

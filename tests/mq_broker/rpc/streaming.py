@@ -35,6 +35,8 @@ class Answering:
         self.error: Exception | None = None
         self.hangs = False
         self.begun = 0
+        self.heard: list[pb.SubscribeRequest] = []
+        self.sent = 0
         self.ended = asyncio.Event()
         self.refusals: list[TritonMQError] = []
 
@@ -59,6 +61,33 @@ class Answering:
         for n in range(request.start_offset, request.end_offset):
             batch = pb.StoredBatch(base_offset=n, payload_bytes=request.chunk_bytes_max)
             await send(Envelope(pb.BatchesHeader(batches=[batch]), (b"a", bytes(request.chunk_bytes_max - 1))))
+
+    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
+        """A batch of as many bytes as there is credit for."""
+        self.begun += 1
+        try:
+            async for request in requests:
+                self.heard.append(request)
+                size = request.credit.bytes
+                await send(Envelope(pb.BatchesHeader(batches=[pb.StoredBatch(payload_bytes=size)]), (bytes(size),)))
+                self.sent += 1
+        finally:
+            self.ended.set()
+
+    async def work(self, requests: AsyncIterator[pb.WorkRequest], send: Send[Envelope[pb.WorkHeader]]) -> None:
+        """Each session is told its number, with a byte."""
+        async for request in requests:
+            sessions = [pb.SessionResponse(session=said_.session) for said_ in request.sessions]
+            await send(Envelope(pb.WorkHeader(sessions=sessions), (b"r" * len(sessions),)))
+
+    async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None:
+        """An answer for each place, and no end."""
+        try:
+            for place in request.partitions:
+                await send(pb.WatchOffsetsResponse(offsets=[pb.WatchedOffsets(topic=place.topic)]))
+            await asyncio.Event().wait()
+        finally:
+            self.ended.set()
 
 
 class Served:

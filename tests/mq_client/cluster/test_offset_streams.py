@@ -296,6 +296,9 @@ class Watch:
         self.looks = 0
         self.leads = True
 
+    def stream_address(self, address: str) -> str:
+        return ""
+
     def heard(self, watched: pb.WatchedOffsets) -> bool:
         self.told.append(watched)
         return self.leads
@@ -309,7 +312,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     made = Call()
     requests: list[pb.WatchOffsetsRequest] = []
 
-    def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest, _client: object) -> Call:
+    def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest, *_: object) -> Call:
         requests.append(request)
         return made
 
@@ -325,12 +328,12 @@ def started(watch: Any) -> _Stream:
 def test_a_stream_asks_about_its_places_and_passes_on_what_it_hears(call: Any) -> None:
     watch = Watch()
     stream = started(watch)
-    assert [(place.topic, place.partition) for place in call.requests[0].partitions] == [("t", 0), ("t", 1)]
     assert (stream.answered, stream.ended) == (False, False)
     call.says.put(pb.WatchOffsetsResponse(offsets=[word(0, 0, 1), word(1, 0, 2)]))
     call.says.put(pb.WatchOffsetsResponse(offsets=[word(1, 0, 3)]))
     call.says.put(grpc.RpcError())
     stream._thread.join(WAIT_S)
+    assert [(place.topic, place.partition) for place in call.requests[0].partitions] == [("t", 0), ("t", 1)]
     assert [each.offsets.log_end_offset for each in watch.told] == [1, 2, 3]
     assert (stream.answered, stream.ended, watch.looks) == (True, True, 1)
 

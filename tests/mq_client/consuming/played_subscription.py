@@ -79,7 +79,7 @@ class Client:
 
         self.subscriptions = Subscriptions(self.connection, group, "me", latest, 0.01, CREDIT, **options)
 
-    def _open(self, address: str, heard: Any, over: Any, client: Any) -> Stream:
+    def _open(self, address: str, heard: Any, over: Any, *_: Any) -> Stream:
         stream = Stream(address, heard, over)
         self.streams.append(stream)
         return stream

@@ -14,8 +14,10 @@ import grpc
 import pytest
 from grpc import aio
 
-from mq_client.consuming import push_streams
+from mq_client.cluster import streams
+from mq_client.consuming import push_calls, push_streams
 from mq_client.consuming.push_streams import EventLoop, PushStream
+from mq_client.errors import Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 
@@ -70,10 +72,15 @@ def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[EventLoop]:
     made._loop.close()
 
 
+@pytest.fixture(autouse=True)
+def _any_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(streams.VARIABLE, raising=False)
+
+
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Call:
     made = Call()
-    monkeypatch.setattr(push_streams, "_open", lambda channel: made)
+    monkeypatch.setattr(push_calls, "_stream_of", lambda *of: made)
     return made
 
 
@@ -108,13 +115,26 @@ def test_words_go_out_and_come_in_in_their_order_until_the_last_of_each(loop: Ev
     assert call.cancelled.is_set()
 
 
-@pytest.mark.parametrize("said", [LAST, grpc.RpcError("broke")])
+class Broken(grpc.RpcError):
+    """A stream that broke, as gRPC says it."""
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "connection reset"
+
+
+@pytest.mark.parametrize("said", [LAST, Broken()])
 def test_nothing_of_a_stream_that_ended_goes_on(loop: EventLoop, call: Call, said: Any) -> None:
     listener = Listener(loop)
     assert settled(loop) == 2
     loop.call(call.says.put_nowait, said)
     assert listener.stream.wait_over(WAIT_S)
-    assert listener.overs == [said if isinstance(said, Exception) else None]
+    assert [type(over) for over in listener.overs] == [Unreachable if isinstance(said, Exception) else type(None)]
     assert settled(loop) == 0
 
 

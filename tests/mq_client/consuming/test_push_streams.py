@@ -4,6 +4,7 @@ ends."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import queue
@@ -15,16 +16,17 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 
 from mq_client import Admin, Consumer, Producer
+from mq_client.cluster import streams
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
 from mq_client.consuming import push_streams
 from mq_client.consuming.push_streams import PushStream
-from mq_client.errors import InvalidRequest, Unreachable
+from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
-from mq_protocol.transport import from_call
 from tests import switch
 
 WAIT_S = 30.0
@@ -36,8 +38,8 @@ class Listener:
 
     def __init__(self, address: str) -> None:
         self.said: queue.SimpleQueue[pb.BatchesHeader] = queue.SimpleQueue()
-        self.ends: queue.SimpleQueue[grpc.RpcError | None] = queue.SimpleQueue()
-        self.stream = PushStream(address, self._heard, self.ends.put, switch.client())
+        self.ends: queue.SimpleQueue[TritonMQError | None] = queue.SimpleQueue()
+        self.stream = PushStream(address, self._heard, self.ends.put, switch.client(), stream_port(address))
 
     async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
         self.said.put(message.header)
@@ -47,6 +49,20 @@ class Listener:
         self.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=wanted)))
 
 
+def stream_port(address: str) -> str:
+    """The broker's, if it tells one."""
+    connection = Connection(address)
+    with contextlib.suppress(Unreachable):
+        connection.metadata(Deadline(WAIT_S * 1000))
+    return connection.stream_address(address)
+
+
+@pytest.fixture(params=["grpc", "stream"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv(streams.VARIABLE, request.param)
+    return str(request.param)
+
+
 @pytest.fixture
 def free_address() -> str:
     with socket.socket() as found:
@@ -54,6 +70,7 @@ def free_address() -> str:
         return f"127.0.0.1:{found.getsockname()[1]}"
 
 
+@pytest.mark.usefixtures("transport")
 def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
     with ExitStack() as opened:
@@ -76,7 +93,8 @@ def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin
 def test_many_streams_to_one_broker_go_over_several_connections(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker takes so many on each, and one more would wait without a word."""
+    """A broker takes so many on each, and one more would wait without a word. By gRPC."""
+    monkeypatch.setenv(streams.VARIABLE, "grpc")
     monkeypatch.setattr(push_streams, "STREAMS_PER_CHANNEL", 2)
     made = push_streams.EventLoop()
     monkeypatch.setattr(push_streams, "this_process", lambda: made)
@@ -101,6 +119,7 @@ def test_many_streams_to_one_broker_go_over_several_connections(
     made._loop.close()  # gRPC holds it for a while: left open, it fails another test when it is let go
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
     held, told = threading.Event(), Listener(bootstrap)
@@ -125,12 +144,13 @@ def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: 
         assert each.ends.empty(), "it is over once"
 
 
+@pytest.mark.usefixtures("transport")
 def test_what_breaks_a_stream_is_told_with_the_brokers_own_error(bootstrap: str) -> None:
     listener = Listener(bootstrap)
     listener.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g")))
     broke = listener.ends.get(timeout=WAIT_S)
     assert broke is not None
-    assert isinstance(from_call(broke, bootstrap), InvalidRequest)
+    assert isinstance(broke, InvalidRequest)
     listener.stream.say(OPEN)  # too late, and no harm
     assert listener.stream.wait_over(WAIT_S)
 
@@ -139,9 +159,10 @@ def test_a_broker_that_is_not_there_is_told(free_address: str) -> None:
     listener = Listener(free_address)
     broke = listener.ends.get(timeout=WAIT_S)
     assert broke is not None
-    assert isinstance(from_call(broke, free_address), Unreachable)
+    assert isinstance(broke, Unreachable)
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_stream_that_is_cancelled_is_over(bootstrap: str) -> None:
     listener = Listener(bootstrap)
     listener.stream.say(OPEN)
@@ -160,10 +181,11 @@ def test_a_loop_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not forked._thread.is_alive()
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_stream_that_is_opened_while_the_process_ends_is_over_and_touches_no_closed_channel(
     monkeypatch: pytest.MonkeyPatch, bootstrap: str
 ) -> None:
-    monkeypatch.setattr(os, "getpid", lambda: -2)
+    monkeypatch.setattr(push_streams, "_loops", {})
     loop = push_streams.this_process()
     first = Listener(bootstrap)
     unheard: list[object] = []
@@ -190,6 +212,7 @@ print(consumers[0].take(10_000).value.decode())
 """
 
 
+@pytest.mark.usefixtures("transport")
 def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(
     bootstrap: str, admin: Admin, topic: str
 ) -> None:

@@ -140,7 +140,7 @@ class Client:
         assert view is not None
         return view
 
-    def _open(self, address: str, heard: Heard, over: Over, _client: object) -> Stream:
+    def _open(self, address: str, heard: Heard, over: Over, *_: object) -> Stream:
         stream = Stream(address, heard, over)
         self._streams.put(stream)
         self._opened.append(stream)

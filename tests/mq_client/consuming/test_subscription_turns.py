@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-import grpc
 import pyarrow as pa
 import pytest
 
@@ -267,29 +266,16 @@ def test_a_stream_that_ends_leaves_its_partitions_to_be_opened_anew(client: Clie
     assert not client.subscriptions._failed
 
 
-class Broken(grpc.RpcError):
-    """A stream that broke, as gRPC says it."""
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "connection reset"
-
-
 def test_a_stream_that_breaks_is_logged_unless_it_was_to_end(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     first, second = client.stream(1), client.stream(2)
     first.over(None)
     assert caplog.text == ""
     client.subscriptions._sessions["b:2"].end()
-    second.over(Broken())
+    second.over(Unreachable("connection reset"))
     assert caplog.text == ""
     client.look()
-    client.stream(1).over(Broken())
+    client.stream(1).over(Unreachable("connection reset"))
     assert "subscription at b:1 ended" in caplog.text
 
 

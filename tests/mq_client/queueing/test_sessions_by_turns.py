@@ -48,7 +48,7 @@ class Spoken:
         keeper, streams = self.played.keeper, self
 
         class _Streams:
-            def to(self, address: str, _client: object) -> Stream:
+            def to(self, address: str, *_: object) -> Stream:
                 return streams.streams.setdefault(address, Stream(address))
 
         made: Any = _Streams()

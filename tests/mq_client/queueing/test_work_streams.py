@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import wraps
 from typing import Any
 
+import pytest
 from grpc import aio
 
+from mq_client.cluster import streams
 from mq_client.cluster.channels import NOBODY
 from mq_client.errors import TritonMQError, Unreachable
 from mq_client.queueing.work_streams import Told, WorkStreams
@@ -53,6 +56,7 @@ class Loop:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
+        self.stream_calls: Counter[str] = Counter()
         self.streams = WorkStreams(self)  # type: ignore[arg-type]
 
     def spawn(self, work: Any) -> asyncio.Task[None]:
@@ -82,6 +86,11 @@ def scenario(test: Callable[[Loop], Awaitable[None]]) -> Callable[[], None]:
 async def heard(call: Call) -> list[int]:
     """The sessions of the next message."""
     return [said.session for said in (await call.heard.get()).sessions]
+
+
+@pytest.fixture(autouse=True)
+def _any_transport(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(streams.VARIABLE, raising=False)
 
 
 @scenario

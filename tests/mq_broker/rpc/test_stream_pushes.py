@@ -1,0 +1,184 @@
+"""Subscribe, Work and WatchOffsets at the stream port, and clients that lie, stop or read nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_broker.rpc import streams
+from mq_broker.security.quotas import Quotas
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
+from mq_protocol.methods import BROKER
+from mq_protocol.pem import context, read
+from mq_protocol.quotas import Quota
+from mq_protocol.streams import PREAMBLE, Kind, parsed, say
+from tests.mq_broker.rpc.streaming import DEADLINE_S, Client, Served, connected, opening, run, server_tls, until
+from tests.securing import Certs
+
+
+def credit(size: int) -> list[Any]:
+    request = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=size))
+    return say(Kind.MESSAGE, request.SerializeToString())
+
+
+def watching(*topics: str) -> list[Any]:
+    request = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic=topic) for topic in topics])
+    return [*opening("WatchOffsets"), *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)]
+
+
+async def kinds(client: Client, count: int) -> list[Kind]:
+    return [message.kind for message in [await client.hear() for _ in range(count)] if message is not None]
+
+
+def test_batches_are_pushed_while_the_client_speaks_and_the_connection_serves_another_call() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            for _ in range(2):
+                client.say(opening("Subscribe"))
+                for size in (0, 7, 300_000):
+                    client.say(credit(size))
+                    pushed = await client.hear()
+                    assert pushed is not None
+                    [described] = parsed(pushed.body, pb.BatchesHeader).batches
+                    assert (described.payload_bytes, len(pushed.payload)) == (size, size)
+                client.say(say(Kind.END))
+                assert await kinds(client, 1) == [Kind.END]
+            work = pb.WorkRequest(sessions=[pb.SessionRequest(session=n) for n in (3, 4)])
+            client.say(opening("Work"), say(Kind.MESSAGE, work.SerializeToString()), say(Kind.END))
+            told = await client.hear()
+            assert told is not None
+            assert [each.session for each in parsed(told.body, pb.WorkHeader).sessions] == [3, 4]
+            assert bytes(told.payload) == b"rr"
+            assert await kinds(client, 1) == [Kind.END]
+
+    run(scenario)
+
+
+def test_a_watch_lasts_until_its_client_goes() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE], watching("a", "b"))
+            for topic in ("a", "b"):
+                told = await client.hear()
+                assert told is not None
+                assert [each.topic for each in parsed(told.body, pb.WatchOffsetsResponse).offsets] == [topic]
+            assert len(served.gate.calls) == 1
+            assert not served.service.ended.is_set()
+        async with asyncio.timeout(DEADLINE_S):
+            await served.service.ended.wait()
+        await until(lambda: not served.gate.calls)
+
+    run(scenario)
+
+
+def test_connections_of_a_host_count_as_one_and_each_is_a_stream() -> None:
+    async def scenario(served: Served) -> None:
+        served.gate.quotas = Quotas({Quota.CONNECTIONS: 1, Quota.STREAMS: 2})
+        async with connected(served) as one, connected(served) as two, connected(served) as three:
+            for client in (one, two):
+                client.say([PREAMBLE], opening("Subscribe"), credit(5))
+                assert await kinds(client, 1) == [Kind.MESSAGE]
+            three.say([PREAMBLE], opening("Subscribe"), credit(5))
+            assert "2 streams" in str(await three.refused())
+
+    run(scenario)
+
+
+def test_who_reads_nothing_is_sent_no_more_and_its_call_ends_with_it() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.say([PREAMBLE], opening("Subscribe"), *[credit(1 << 20) for _ in range(100)])
+            await until(lambda: any(not wire._room.is_set() for wire in served.server._wires))
+            sent = served.service.sent
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert served.service.sent == sent < 50
+        async with asyncio.timeout(DEADLINE_S):
+            await served.service.ended.wait()
+
+    run(scenario)
+
+
+def test_over_tls_nothing_is_said_within_a_message_that_waits_for_its_reader(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    theirs = context(read(certs.user("etl").files()), server=False)
+    count, size = 12, 1_000_000
+
+    async def scenario(served: Served) -> None:
+        async with connected(served, theirs) as client:
+            client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+            client.say([PREAMBLE], opening("Subscribe"), *[credit(size) for _ in range(count)])
+            await until(lambda: any(wire.is_torn for wire in served.server._wires))
+            [wire] = served.server._wires
+            client.say(say(Kind.PING))
+            client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+            pushed = 0
+            while pushed < count:
+                message = await client.hear()
+                assert message is not None
+                if message.kind is Kind.MESSAGE:
+                    pushed += 1
+                    assert bytes(message.payload) == bytes(size)
+                    client.say(say(Kind.PING))
+                else:
+                    assert message.kind is Kind.PONG
+            await until(lambda: not wire.is_torn)
+
+    run(scenario, tls=server_tls(certs))
+
+
+@pytest.mark.parametrize("call", [opening("Subscribe"), opening("Work"), watching("a")], ids=str)
+def test_a_client_that_has_stopped_is_noticed(call: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PING_S", 0.2)
+    monkeypatch.setattr(streams, "SILENCE_S", 0.6)
+    monkeypatch.setattr(streams, "_LOOK_S", 0.1)
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as mute:
+            mute.say([PREAMBLE], call)
+            async with asyncio.timeout(DEADLINE_S):
+                with contextlib.suppress(ConnectionError):
+                    await mute.reader.read()
+        await until(lambda: not served.gate.calls)
+
+    run(scenario)
+
+
+def bound(method: str) -> int:
+    return BROKER.methods[method].bound.bytes_max
+
+
+@pytest.mark.parametrize("method", ["Subscribe", "Work", "WatchOffsets"])
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (lambda method: struct.pack(">II", bound(method) + 2, 0), RequestTooLarge),
+        (lambda method: struct.pack(">II", 10, bound(method)), RequestTooLarge),
+        (lambda method: b"".join(say(Kind.MESSAGE, b"\xff\xff")), InvalidRequest),
+        (lambda method: b"".join(say(Kind.MESSAGE, b"", [b"payload"])), InvalidRequest),
+        (lambda method: b"".join(opening(method)), InvalidRequest),
+    ],
+    ids=["header", "payload", "bytes", "with payload", "open within"],
+)
+def test_what_is_no_request_is_refused_with_a_reason(method: str, said: Any, error: type[TritonMQError]) -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE], opening(method), [said(method)], say(Kind.END))
+            message = await client.hear()
+            assert message is not None
+            assert message.kind is Kind.ERROR
+            assert type(from_wire(parsed(message.body, pb.Error))) is error
+        async with connected(served) as client:  # and the port serves others
+            client.say([PREAMBLE], opening("Subscribe"), credit(5))
+            assert await kinds(client, 1) == [Kind.MESSAGE]
+
+    run(scenario)
