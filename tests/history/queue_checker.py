@@ -199,7 +199,8 @@ def _of_totals(group: Worked, records: int) -> Iterator[tuple[str, str]]:
 
 def _of_keys(group: Worked) -> Iterator[tuple[str, str]]:
     """Of one key and partition nobody begins a record before the one before it was acknowledged, nor while somebody
-    works on one whose outcome counted."""
+    works on one whose outcome counted. A member goes on when it has said its ack, before that is answered: if its
+    lease had run out, so had that of what it went on with, and neither counts."""
     keys: dict[tuple[int, Any], list[Job]] = defaultdict(list)
     for (partition, _), jobs in group.jobs.items():
         for job in jobs:
@@ -207,21 +208,32 @@ def _of_keys(group: Worked) -> Iterator[tuple[str, str]]:
                 keys[partition, job.key].append(job)
     for jobs in keys.values():
         jobs.sort(key=lambda job: job.began)
-        first_said: dict[Place, int] = {}
-        for job in jobs:
-            if job.word in ACKS and job.may_count:
-                first_said[job.place] = min(job.said, first_said.get(job.place, job.said))
-        before = {later: earlier for earlier, later in pairwise(sorted({job.place for job in jobs}))}
-        for job in jobs:
-            earlier = before.get(job.place)
-            if earlier is not None and first_said.get(earlier, job.began) >= job.began:
-                yield "key-order", f"{job} was begun before {earlier} was acknowledged"
+        yield from _begun_early(jobs)
         for job in jobs:
             if job.state != "ok" or _was_settled(job, jobs):
                 continue
             for other in jobs:
                 if job.began < other.began < job.said:
                     yield "key-overlap", f"{other} was begun within {job}"
+
+
+def _begun_early(jobs: list[Job]) -> Iterator[tuple[str, str]]:
+    """Of one key, in the order in which they were begun."""
+    first_said: dict[Place, int] = {}
+    by_member: dict[tuple[Place, str], int] = {}
+    for job in jobs:
+        if job.word in ACKS:
+            own = job.place, job.process
+            by_member[own] = min(job.said, by_member.get(own, job.said))
+            if job.may_count:
+                first_said[job.place] = min(job.said, first_said.get(job.place, job.said))
+    before = {later: earlier for earlier, later in pairwise(sorted({job.place for job in jobs}))}
+    for job in jobs:
+        earlier = before.get(job.place)
+        if earlier is None or first_said.get(earlier, job.began) < job.began:
+            continue
+        if job.state != "lost" or by_member.get((earlier, job.process), job.began) >= job.began:
+            yield "key-order", f"{job} was begun before {earlier} was acknowledged"
 
 
 def _was_settled(job: Job, jobs: list[Job]) -> bool:

@@ -228,6 +228,17 @@ def test_a_record_begun_before_the_one_before_it_was_acknowledged_is_out_of_orde
     assert history.anomalies() == {"key-order": 1}, "an ack of a lost lease settles nothing"
 
 
+def test_a_member_that_went_on_before_its_ack_was_answered_has_lost_both_leases() -> None:
+    for process, found in (("m", {}), ("n", {"key-order": 1})):
+        history = History(order=True)
+        history.work(0, "ack", "lost", process="m")
+        history.work(1, "ack", "lost", process=process)
+        for offset in (0, 1):
+            history.work(offset, process="w", deliveries=2)
+        history.work(2)
+        assert history.anomalies() == found
+
+
 def test_two_who_work_on_one_key_at_a_time_are_found_unless_one_of_them_had_lost_it() -> None:
     for state, found in (("ok", {"key-overlap": 1}), ("lost", {})):
         history = History(order=True, values=("a",))
