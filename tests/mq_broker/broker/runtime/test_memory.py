@@ -20,7 +20,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
+from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, FETCH_CHUNK_BYTES, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, ProduceStream, rows, standalone, until
 
 
@@ -312,6 +312,42 @@ def test_nothing_is_held_once_all_is_answered_and_all_streams_have_ended(
                 return _Watched.one.bytes == 0
 
             await until(nothing)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("by", ["Fetch", "Subscribe"])
+def test_a_batch_that_is_larger_than_a_message_should_be_is_counted_whole_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    counted: list[int] = []
+
+    class Noting(_Watched):
+        def add(self, caller: str, count: int) -> None:
+            super().add(caller, count)
+            counted.append(count)
+
+    monkeypatch.setattr(server, "Held", Noting)
+    count = 150_000
+    payload = encode_batch(rows(*range(count)))
+    assert len(payload) > 2 * FETCH_CHUNK_BYTES
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", durability="memory")
+            async with broker.producing() as stream:
+                await stream.send("t", payload, count)
+                assert not (await stream.result()).HasField("error")
+            counted.clear()
+            if by == "Fetch":
+                await broker.fetch("t", 0, count)
+            else:
+                async with broker.subscribing() as subscription:
+                    await subscription.open("t", earliest=True)
+                    await subscription.read_numbers(count)
+        of_records = [each for each in counted if each >= memory.COPIES_SENT * FETCH_CHUNK_BYTES]
+        assert of_records
+        assert min(of_records) >= memory.COPIES_SENT * len(payload)
 
     asyncio.run(scenario())
 
