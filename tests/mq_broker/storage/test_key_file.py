@@ -125,6 +125,11 @@ def test_who_waits_too_long_for_another_is_told_so(path: Path, monkeypatch: pyte
     monkeypatch.setattr(key_file, "LOCK_DEADLINE_S", 0.0)
     with changing(path), pytest.raises(InvalidSetting, match="being changed by another"), changing(path):
         raise AssertionError("both changed it")
+    (path.parent / "other").mkdir()
+    link = path.parent / "other" / path.name
+    link.symlink_to(path)
+    with changing(link), pytest.raises(InvalidSetting, match="being changed by another"), changing(path):
+        raise AssertionError("both changed it, one of them by a link")
     with changing(path):
         pass
 

@@ -7,6 +7,7 @@ import random
 import struct
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import google_crc32c
 import pytest
@@ -77,6 +78,25 @@ def test_every_field_survives_the_round_trip(snapshot: Snapshot) -> None:
     data = encode_snapshot(PLACE, snapshot)
     assert decode_snapshot(PLACE, data) == snapshot
     assert decode_snapshot(PLACE, memoryview(data)) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("newer", "version"),
+    [
+        ({}, 2),
+        ({"staged": (replace(FULL.state.staged[0], owner="User:etl"),)}, 3),
+        ({"transactions": ((KEY, replace(FULL.state.transactions[0][1], owner="User:etl")),)}, 3),
+        ({"cursors": (("audit", Cursor(77, "spark", 5, "User:etl")),)}, 3),
+    ],
+    ids=["nobody's", "staged", "decided", "a cursor"],
+)
+def test_a_broker_that_knows_no_owners_does_not_take_a_snapshot_that_has_one(
+    newer: dict[str, Any], version: int
+) -> None:
+    snapshot = replace(FULL, state=replace(FULL.state, **newer))
+    data = encode_snapshot(PLACE, snapshot)
+    assert data[7] == version
+    assert decode_snapshot(PLACE, data) == snapshot
 
 
 def test_the_states_of_random_journals_survive_the_round_trip() -> None:

@@ -198,14 +198,17 @@ def test_a_rewrap_that_is_killed_where_one_slot_was_damaged_before_leaves_one_th
         sealed.put_back()
 
 
-def test_a_full_disk_at_any_byte_leaves_every_entry_and_no_half_of_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backwards", "step"), [(True, 333), (False, 1_777)], ids=["snapshot first", "segments first"])
+def test_a_full_disk_at_any_byte_leaves_every_entry_and_no_half_of_a_file(
+    tmp_path: Path, backwards: bool, step: int
+) -> None:
     sealed = Sealed(tmp_path)
-    written = 4 * 2 * SLOT_BYTES
-    for room in range(0, written, 1_777):
+    written = 4 * 2 * SLOT_BYTES if not backwards else 2 * SLOT_BYTES
+    for room in range(0, written, step):
         files = PoweredFiles()
         files.room = room
         with pytest.raises(OSError, match=r"took|No space"):
-            sealed.rewrap(files)
+            sealed.rewrap(files, backwards=backwards)
         assert list(sealed.data.rglob("*.new")) == []
         sealed.check()
         sealed.put_back()
