@@ -233,7 +233,7 @@ class _End(asyncio.BufferedProtocol):
         self.ended = True
         if self.other is None or self.other.ended or self.other.is_closing:
             return False
-        self.other.transport.write_eof()
+        _say_last(self.other.transport)
         asyncio.get_running_loop().call_later(HALF_OPEN_S, self.other.transport.abort)
         return True
 
@@ -247,6 +247,15 @@ def _close(transport: asyncio.Transport) -> None:
     """Once the far end has taken what is left, or soon."""
     transport.close()
     asyncio.get_running_loop().call_later(CLOSING_S, transport.abort)
+
+
+def _say_last(transport: asyncio.Transport) -> None:
+    """End the direction to the far end. It may have reset the connection just now, and nobody else would hear of that
+    while nothing is read."""
+    try:
+        transport.write_eof()
+    except OSError:
+        transport.abort()
 
 
 def _watch_over(transport: asyncio.Transport) -> None:
@@ -336,7 +345,7 @@ class Guest(_End):
                 self.transport.close()
                 return
             # What is left unread would have the kernel take the answer back
-            self.transport.write_eof()
+            _say_last(self.transport)
             self.transport.resume_reading()
             asyncio.get_running_loop().call_later(LINGER_S, self.transport.abort)
 
@@ -363,10 +372,11 @@ class Guest(_End):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._tunnel.said(self)
         if isinstance(want, Refusal):
+            # It has not said where it wants to go: it takes no place of those who have while it reads why
             self.refuse(want)
             return
+        self._tunnel.said(self)
         self._state = _State.WAITING
         self.transport.pause_reading()
         self._rest = bytes(self._head.partition(b"\r\n\r\n")[2])

@@ -407,6 +407,39 @@ def test_silent_strangers_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch
     run(test)
 
 
+def test_refused_requests_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "UNSAID_MAX", 8)
+    monkeypatch.setattr(tunnel, "LINGER_S", 10 * WAIT_S)
+
+    async def test() -> None:
+        async with bed(bounds=Bounds(4, 4)) as made:
+            address = await made.broker()
+            bad = [await made.client() for _ in range(12)]
+            for each in bad:
+                await each.say(b"GET / HTTP/1.1\r\n\r\n")
+            assert status(await bad[-1].hear_to_the_end()) == "405 Method Not Allowed"
+            await until(lambda: made.tunnel.counts == (8, 0), "no more than eight are kept while they read")
+            await made.joined(address)
+            assert made.tunnel.counts == (7, 1)  # one made room
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "asked", [b"GET / HTTP/1.1\r\n\r\n", b"CONNECT 127.0.0.1:2 HTTP/1.1\r\n\r\n"], ids=["bad", "forbidden"]
+)
+def test_who_is_gone_before_the_refusal_leaves_nothing(asked: bytes) -> None:
+    async def test() -> None:
+        async with bed() as made:
+            for _ in range(10):
+                with socket.create_connection((HOST, made.port)) as gone:
+                    gone.sendall(asked)
+            await until(lambda: made.tunnel._refused == 10, "all are refused")
+            await until(lambda: made.tunnel.counts == (0, 0), "all are over")
+
+    run(test)
+
+
 def test_a_request_that_does_not_arrive_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "HEAD_S", 0.2)
 

@@ -172,7 +172,7 @@ class FramedWire(asyncio.BufferedProtocol):
             transport.write(b"".join(encode(pb.LinkHeader(error=told).SerializeToString())))
         # To close while there is something to read would reset the connection, and the far side might not read this
         if transport.can_write_eof():
-            transport.write_eof()
+            say_last(transport)
             transport.resume_reading()
         else:  # TLS cannot say its last and go on reading
             transport.close()
@@ -268,6 +268,15 @@ def joined(pieces: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 # ---------------------------------------------------------------------- both ends
+
+
+def say_last(transport: asyncio.Transport) -> None:
+    """End the direction to the far side. It may have reset the connection just now, which nobody else would hear of
+    while nothing is read."""
+    try:
+        transport.write_eof()
+    except OSError:
+        transport.abort()
 
 
 def prepare(transport: asyncio.Transport) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakSet
 
-from mq_broker.rpc.framed import Accepting, Tls, begin, joined, prepare
+from mq_broker.rpc.framed import Accepting, Tls, begin, joined, prepare, say_last
 from mq_broker.rpc.service import EOF, Coding, Conversation
 from mq_broker.rpc.status import let_go
 from mq_protocol import mq_pb2 as pb
@@ -269,7 +269,7 @@ class StreamWire(asyncio.BufferedProtocol):
         transport.write(b"".join(say(Kind.ERROR, to_wire(error).SerializeToString())))
         # To close while there is something to read would reset the connection, and the client might not read this
         if transport.can_write_eof():
-            transport.write_eof()
+            say_last(transport)
             transport.resume_reading()
         else:
             transport.close()

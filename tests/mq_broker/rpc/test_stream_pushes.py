@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import socket
 import struct
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ from mq_protocol.pem import context, read
 from mq_protocol.quotas import Quota
 from mq_protocol.streams import PREAMBLE, Kind, parsed, say
 from tests.mq_broker.rpc.streaming import DEADLINE_S, Client, Served, connected, opening, run, server_tls, until
-from tests.securing import Certs
+from tests.securing import HOST, Certs
 
 
 def credit(size: int) -> list[Any]:
@@ -180,5 +182,25 @@ def test_what_is_no_request_is_refused_with_a_reason(method: str, said: Any, err
         async with connected(served) as client:  # and the port serves others
             client.say([PREAMBLE], opening("Subscribe"), credit(5))
             assert await kinds(client, 1) == [Kind.MESSAGE]
+
+    run(scenario)
+
+
+def test_who_is_gone_before_the_refusal_fails_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(served: Served) -> None:
+        failed: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+        for _ in range(20):
+            with socket.create_connection((HOST, served.port)) as gone:
+                gone.setblocking(False)
+                heard = b""
+                async with asyncio.timeout(DEADLINE_S):
+                    while len(heard) < len(PREAMBLE):
+                        heard += await asyncio.get_running_loop().sock_recv(gone, len(PREAMBLE))
+                gone.send(PREAMBLE + struct.pack(">II", 0, 5))
+        await until(lambda: not served.server._wires)
+        gc.collect()
+        assert not failed
+        assert not caplog.records
 
     run(scenario)
