@@ -224,7 +224,10 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise click.ClickException(f"{path} cannot be written ({error.strerror}): choose another place") from error
+        raise click.ClickException(
+            f"{path} cannot be written ({error.strerror}): it, its directory and {path}.lock must belong to who runs "
+            "this; or choose another place"
+        ) from error
 
 
 def _make(path: Path, content: KeyFile, name: str) -> None:

@@ -285,7 +285,7 @@ def test_a_snapshot_of_another_partition_or_with_another_key_is_not_served(scene
         (put_right(mine[: 16 + SLOT_BYTES] + theirs[16 + SLOT_BYTES :]), ALTERED),
         (put_right(theirs[: 16 + SLOT_BYTES] + mine[16 + SLOT_BYTES :]), WRONG_KEY),
         (put_right(mine[:16] + slot + mine[16 + SLOT_BYTES :]), ALTERED),
-        (put_right(mine[:-1] + b"\0"), ALTERED),
+        (put_right(flipped(mine, len(mine) - 1)), ALTERED),
     ):
         (disk.at(MINE) / "snapshot").write_bytes(data)
         assert outcome(disk) == expected

@@ -92,6 +92,7 @@ def test_keys_are_replaced_while_leaders_are_killed_and_every_record_is_there_on
     cluster.wait_for_isr(TOPIC, 3, IN_SYNC_S)
     assert count > 500
     check_each_is_there_once(cluster.bootstrap, cluster.security, count)
+    cluster.kill_all()  # so that no file goes away while it is read
     encrypted.check_nothing_is_readable()
 
 

@@ -19,7 +19,7 @@ from mq_protocol.pem import CA_FILE, files_of_broker
 from mq_protocol.streams import PREAMBLE
 from tests.cluster.harness import Cluster
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 ANSWER_S = 30.0
 ALERT = b"\x15\x03"

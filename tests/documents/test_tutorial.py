@@ -31,7 +31,7 @@ SWITCH = "TRITONMQ_TEST_TUTORIAL"
 class Newcomer(Reader):
     """Pastes the blocks where the metrics, the console and Prometheus have ports too."""
 
-    PORTS = (*range(7400, 7410), *range(7420, 7423), 7480, 7490)
+    PORTS = (*range(7400, 7410), *range(7420, 7423), 7480, 7495)
 
 
 def minutes(text: str) -> float:

@@ -31,7 +31,7 @@ KEY_BYTES: Final = 32
 FILE_BYTES_MAX: Final = 1 << 20
 FORMAT: Final = 1
 
-LOCK_DEADLINE_S: Final = 10.0
+LOCK_DEADLINE_S: Final = 30.0
 _LOCK_AGAIN_S: Final = 0.05
 
 

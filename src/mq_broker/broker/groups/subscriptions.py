@@ -381,9 +381,8 @@ class _Session:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            if self._ready and (first := next(iter(self._ready))).partition.journal.sealed:
-                await self._open_apart(first)
             async with self._delivery.held.sending(caller(), *self._next_bytes(), self._over) as room:
+                await self._open_apart(room.bytes)
                 message = None if self._over.is_set() else self._gather(room.bytes)
                 if message is not None:
                     room.took(message_bytes(message))
@@ -400,9 +399,13 @@ class _Session:
         least = self._untold_bytes + next(iter(self._ready)).next_batch_bytes
         return max(self._untold_bytes + chunk_bytes(FETCH_CHUNK_BYTES), least), least
 
-    async def _open_apart(self, subscription: _Subscription) -> None:
-        """What is read next costs the loop little by then, though it lies sealed on the disk."""
-        partition, bytes_max = subscription.partition, chunk_bytes(FETCH_CHUNK_BYTES)
+    async def _open_apart(self, bytes_max: int) -> None:
+        """What is read next costs the loop little by then, though it lies sealed on the disk. Within the room that is
+        held for it, since what is opened is in memory."""
+        subscription = next(iter(self._ready), None)
+        if subscription is None or self._over.is_set() or not subscription.partition.journal.sealed:
+            return
+        partition, bytes_max = subscription.partition, min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
         await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
     def _gather(self, bytes_max: int = FETCH_CHUNK_BYTES) -> Batches | None:

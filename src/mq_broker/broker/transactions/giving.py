@@ -90,6 +90,8 @@ class Giving:
 
 def new_owner(text: str) -> str:
     """`User:etl`, as owners are written. Raises `InvalidRequest` for what no user's name is."""
+    if ":" not in text:
+        raise InvalidRequest(f"{quoted(text)} names no user: write User:NAME")
     named = Principal.parse(text)
     if named.kind != _KIND:
         raise InvalidRequest(f"a transaction belongs to one user, and {quoted(text)} is none: write User:NAME")

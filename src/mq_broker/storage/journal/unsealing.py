@@ -68,7 +68,7 @@ class Kept:
             _, readers = self._frames.get(index, (frame, 0))
             if not readers:
                 if self._bytes and self._bytes + frame.size > OPENED_KEPT_BYTES_MAX:
-                    return  # whoever reads them opens them on the loop
+                    break  # whoever reads the others opens them on the loop
                 self._bytes += frame.size
             self._frames[index] = frame, readers + 1
         self._loop.call_later(OPENED_KEPT_S, self._drop, frames)  # whoever asked may be gone

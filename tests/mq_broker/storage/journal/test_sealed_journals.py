@@ -358,7 +358,7 @@ def test_a_snapshot_is_sealed_and_has_the_three_answers_too(tmp_path: Path) -> N
         with pytest.raises(KeyAbsent):
             bed.open()
         sealed(bed)
-        path.write_bytes(data[:-1] + b"\0")
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
         journal, _, opened = bed.open()
         assert "checksum" in opened.damaged
         await journal.close()

@@ -191,6 +191,12 @@ def test_frames_are_kept_for_each_who_had_them_opened_and_not_beyond_the_bound(
         monkeypatch.setattr("mq_broker.storage.journal.unsealing.OPENED_KEPT_BYTES_MAX", 2 * SIZE + 1_000)
         kept.keep(frames)
         assert [kept.take(index) is not None for index in (1, 2, 3)] == [True, True, False]
+        monkeypatch.setattr("mq_broker.storage.journal.unsealing.OPENED_KEPT_S", 0.01)
+        kept.keep(frames)  # and whoever asked is gone
+        async with asyncio.timeout(30):
+            while kept._bytes:  # noqa: ASYNC110 - what is waited for is a number that falls
+                await asyncio.sleep(0.01)
+        assert kept.take(1) is None
         kept.keep(frames[:1])
         kept.forget()
         assert (kept.take(1), kept._bytes) == (None, 0)
@@ -289,7 +295,8 @@ def test_so_many_messages_wait_and_what_cannot_be_read_does_not_stop_the_others(
     async def test(bed: Bed) -> None:
         async with sealed(bed, 0, 6) as journal:
             segment = segment_path(bed.path, 1)
-            segment.write_bytes(segment.read_bytes()[:-1] + b"\0")
+            data = segment.read_bytes()
+            segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
             follower = Follower(journal)
             follower.send(0, 3)
             follower.send(3, 6)  # damaged

@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,7 +244,12 @@ def test_a_key_that_does_not_unwrap_what_it_wraps_takes_the_place_of_none(tmp_pa
     sealed = Sealed(tmp_path)
     before = {path: path.read_bytes() for path in sealed.data.rglob("*") if path.is_file()}
     real = sealed.provider.wrap
-    for wrong in (lambda *words: real(*words)[:-1] + b"\0", lambda _id, key, context: real(FORMER, key, context)):
+
+    def altered(*words: Any) -> bytes:
+        wrapped = real(*words)
+        return wrapped[:-1] + bytes([wrapped[-1] ^ 1])
+
+    for wrong in (altered, lambda _id, key, context: real(FORMER, key, context)):
         sealed.provider.wrap = wrong  # type: ignore[method-assign]
         with pytest.raises(StorageFailed, match="does not unwrap what it has just wrapped"):
             sealed.rewrap(OsFiles())
