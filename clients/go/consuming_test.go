@@ -270,7 +270,7 @@ func TestAMemberIsLentNoMoreThanItMayHold(t *testing.T) {
 	if err := second.Close(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := second.Take(ctx); !errors.Is(err, errStopped) {
+	if _, err := second.Take(ctx); !errors.Is(err, ErrClosed) {
 		t.Error(err)
 	}
 	if err := other.Ack().Wait(ctx); err == nil {

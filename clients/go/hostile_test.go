@@ -255,7 +255,11 @@ func TestAMalformedAnswerIsNeverTakenForACommit(t *testing.T) {
 				}
 				break
 			}
-			asking, cancel := context.WithTimeout(ctx, 2*time.Second)
+			patience := 30 * time.Second
+			if c.code == pb.ErrorCode_NOT_LEADER {
+				patience = 2 * time.Second // it is asked again until then
+			}
+			asking, cancel := context.WithTimeout(ctx, patience)
 			defer cancel()
 			err = subscription.Commit(asking)
 			if CodeOf(err) != c.code || (err == nil) != (c.code == pb.ErrorCode_OK) {

@@ -200,7 +200,7 @@ func (q *Queue) Records() iter.Seq2[*QueueRecord, error] {
 	return func(yield func(*QueueRecord, error) bool) {
 		for {
 			record, err := q.Take(q.ctx)
-			if errors.Is(err, errStopped) {
+			if errors.Is(err, ErrClosed) {
 				return
 			}
 			if !yield(record, err) || err != nil {
@@ -210,13 +210,16 @@ func (q *Queue) Records() iter.Seq2[*QueueRecord, error] {
 	}
 }
 
-// Take waits for one record until ctx ends.
+// ErrClosed is what Take fails with once the queue was closed, also while Take waited.
+var ErrClosed = newError(pb.ErrorCode_INVALID_REQUEST, "the queue is closed: open a new one")
+
+// Take waits for one record until ctx ends. It fails with ErrClosed once the queue was closed.
 func (q *Queue) Take(ctx context.Context) (*QueueRecord, error) {
 	for {
 		q.mu.Lock()
 		if q.closed {
 			q.mu.Unlock()
-			return nil, errStopped
+			return nil, ErrClosed
 		}
 		err, news := q.err, q.news
 		if err == nil {
