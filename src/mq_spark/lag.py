@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -150,7 +151,7 @@ class LagListener(StreamingQueryListener):
 
     `interval_s`: between measurements of a query that makes no progress. `timeout_ms`: for each question to the
     brokers; what fails is logged and measured again later. Raises `InvalidSetting`; for `topic` also `UnknownTopic`,
-    `Unreachable`, `InvalidRequest`.
+    `Unreachable`, `InvalidRequest`; `ValueError` if another listener has its metrics in `registry`.
     """
 
     def __init__(
@@ -172,15 +173,19 @@ class LagListener(StreamingQueryListener):
         self._interval_s = interval_s
         self._group_prefix = group_prefix
         self._on_lag = on_lag
-        self._connection = Connection(bootstrap, security=security, via=via)
-        self._admin = Admin(bootstrap, timeout_ms, security, via)
-        self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security, via)
         self._changed = threading.Condition()
         self._queries: dict[str, _Query] = {}
         self._latest: dict[str, QueryLag] = {}
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._metrics = None if registry is None else self._register(registry)
+        with ExitStack() as unless_made:
+            self._metrics = None if registry is None else self._register(registry)
+            if self._metrics is not None:
+                unless_made.callback(self._metrics.close)
+            self._connection = Connection(bootstrap, security=security, via=via)
+            self._admin = Admin(bootstrap, timeout_ms, security, via)
+            self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security, via)
+            unless_made.pop_all()
 
     def _register(self, registry: Registry) -> LagMetrics:
         from mq_spark.lag_metrics import LagMetrics

@@ -22,9 +22,10 @@ from mq_client.cluster.credentials import Credentials, current
 from mq_client.cluster.deadline import Deadline
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.addresses import parse_address
 from mq_protocol.limits import MEMORY_HIGH_FLOOR
 from mq_protocol.methods import BROKER
-from mq_protocol.streams import Kind, said, say
+from mq_protocol.streams import PING_S, Kind, said, say
 from mq_protocol.transport import CHANNEL_OPTIONS
 from tests import switch
 
@@ -99,6 +100,8 @@ async def by_grpc(cluster: LocalCluster, method: str) -> AsyncIterator[list[Read
             call = channel.stream_stream(BROKER.path(method), BROKER.methods[method].request.SerializeToString, None)()
             await call.write(METHODS[method].ask(number))
             calls.append(call)
+        for each in calls:
+            assert await each.read()  # that it is one; nothing is read from then on
         yield calls
 
 
@@ -123,8 +126,19 @@ class Line:
                 return message.body + bytes(message.payload)
             assert message.kind is Kind.PING
 
+    def live(self) -> None:
+        """Say that it lives: else it is cut off while others are opened."""
+        self._connection.sendall(b"".join(say(Kind.PONG)))
+
     def cancel(self) -> None:
         self._connection.close()
+
+
+def connections(cluster: LocalCluster, address: str) -> int:
+    """How many the broker has open at that port."""
+    port = parse_address(address)[1]
+    found = psutil.Process(cluster.brokers[1].pid).net_connections("tcp")
+    return sum(each.status == psutil.CONN_ESTABLISHED and each.laddr.port == port for each in found)
 
 
 @contextlib.asynccontextmanager
@@ -133,11 +147,18 @@ async def by_stream_port(cluster: LocalCluster, method: str) -> AsyncIterator[li
     connection.metadata(Deadline(WAIT_S * 1000))
     address = connection.stream_address(cluster.bootstrap)
     with contextlib.ExitStack() as opened:
-        lines: list[Reader] = []
+        lines: list[Line] = []
+        lived_at = time.monotonic()
         for number in range(READERS):
             lines.append(await asyncio.to_thread(Line, address, method, number))
             opened.callback(lines[-1].cancel)
-        yield lines
+            assert await lines[-1].read()  # that it is one; nothing is read from then on
+            if time.monotonic() - lived_at > PING_S / 2 or number == READERS - 1:
+                lived_at = time.monotonic()
+                for line in lines:
+                    line.live()
+        assert connections(cluster, address) >= READERS
+        yield [*lines]
 
 
 def resident(cluster: LocalCluster) -> int:
@@ -197,8 +218,6 @@ def test_what_nobody_reads_is_held_up_to_the_mark_and_who_reads_is_served(
 async def unread(cluster: LocalCluster, method: str, transport: str) -> None:
     readers = METHODS[method]
     async with TRANSPORTS[transport](cluster, method) as calls:
-        for call in calls:
-            assert await call.read()  # that it is one; nothing is read from then on
         before = resident(cluster)
         await asyncio.to_thread(write, cluster, readers)
         assert await most(cluster) - before < GROWN_BYTES_MAX

@@ -163,8 +163,8 @@ def test_a_function_that_raises_says_no_and_is_logged_once(
     assert not consumer._subscriptions._health._thread.is_alive(), "a stopped consumer asks no more"
 
 
-def test_a_function_that_does_not_answer_says_no(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+def test_a_function_that_does_not_answer_says_no_and_it_is_logged(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(health, "LATE_S", 0.1)
     admin.create_topic(topic)
@@ -173,12 +173,17 @@ def test_a_function_that_does_not_answer_says_no(
     def healthy() -> bool:
         return answers.wait(60)
 
-    with Consumer(bootstrap, start="earliest", healthy=healthy) as consumer:
+    with (
+        caplog.at_level(logging.INFO, "mq_client.consuming.health"),
+        Consumer(bootstrap, start="earliest", healthy=healthy) as consumer,
+    ):
         consumer.subscribe(topic)
-        wait_until(lambda: consumer._subscriptions.suspended, "it has not answered")
+        wait_until(lambda: "healthy() has not answered for" in caplog.text, "it has not answered")
+        assert consumer._subscriptions.suspended
         answers.set()
         publish(bootstrap, topic, range(1))
         assert consumer.take(30_000) is not None
+        assert "healthy() says yes again" in caplog.text
 
 
 async def later() -> bool:

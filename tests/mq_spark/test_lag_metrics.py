@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from mq_client import GroupCursor, GroupDescription, InvalidRequest, UnknownGroup
+from mq_client import GroupCursor, GroupDescription, InvalidRequest, InvalidSetting, UnknownGroup
 from mq_spark import asked_lag, lag
 from mq_spark.asked_lag import lag_of
 from mq_spark.lag import LagListener, QueryLag, TopicLag
@@ -52,12 +52,16 @@ def test_queries_that_run_are_metrics_by_their_names() -> None:
     assert generate_latest(registry) == b"", "a listener that is closed leaves nothing"
 
 
-def test_a_registry_takes_one_listener_at_a_time() -> None:
+def test_a_registry_takes_one_listener_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     registry = CollectorRegistry()
     first = listener(registry)
-    with pytest.raises(ValueError, match="Duplicated"):
-        listener(registry)
+    with monkeypatch.context() as patched:
+        patched.setattr(lag, "Connection", lambda *_, **__: pytest.fail("a client was made"))
+        with pytest.raises(ValueError, match="Duplicated"):
+            listener(registry)
     first.close()
+    with pytest.raises(InvalidSetting):
+        LagListener("no address", registry=registry)
     listener(registry).close()
 
 

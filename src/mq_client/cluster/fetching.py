@@ -22,7 +22,7 @@ from mq_client.cluster import streams, tunnels
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.channels import open_fetch as open_by_grpc
 from mq_client.cluster.credentials import current
-from mq_client.cluster.streams import NoStreamPort
+from mq_client.cluster.streams import ByGrpcInstead, NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
@@ -162,6 +162,7 @@ class StreamFetch:
         self._key = key
         self._request = request
         self._by_grpc: Any = None
+        self._cancelled = False
         self._until = None if timeout_s is None else time.monotonic() + timeout_s
         self._generation = current(key[0].security).generation
         self._line = _take(key, self._generation)
@@ -193,6 +194,7 @@ class StreamFetch:
 
     def cancel(self) -> None:
         """Let go of the connection, unless the call is over."""
+        self._cancelled = True
         if self._by_grpc is not None:
             self._by_grpc.cancel()
         line, self._line = self._line, None
@@ -211,6 +213,8 @@ class StreamFetch:
                 raise
             log.debug("%s; by gRPC instead", error)
             self._by_grpc = open_by_grpc(self._address, self._request, self._left_s, client)
+            if self._cancelled:  # just now, when there was nothing to cancel yet
+                self._by_grpc.cancel()
             return None
 
     def _first(self) -> Said:
@@ -266,6 +270,7 @@ def open_fetch(
             return StreamFetch(address, (client, stream_address), request, timeout_s)
         except NoStreamPort as error:
             log.debug("%s; by gRPC instead", error)
-            if not error.of_tunnel:
-                streams.avoid(stream_address)
+            streams.check_not_required(stream_address)
+            call = open_by_grpc(address, request, timeout_s, client)
+            return call if error.of_tunnel else ByGrpcInstead(call, stream_address)
     return open_by_grpc(address, request, timeout_s, client)

@@ -185,6 +185,9 @@ class StreamCall(asyncio.BufferedProtocol):
         """Whether the broker is still there. While nothing is received it may have spoken all the same."""
         self._look = self._loop.call_later(LOOK_S, self._look_after)
         if not self._reading:
+            # A PING of the broker's waits in TCP, and who does not answer it for long is cut off
+            if self._room.is_set():
+                self._send(say(Kind.PONG))
             return
         silent_s = self._loop.time() - self._heard_at
         if silent_s >= SILENCE_S:
@@ -216,7 +219,7 @@ async def dial(stream_address: str, address: str, client: Client) -> StreamCall:
         connection = await _connected(name, port) if not client.via else await _by_tunnel(stream_address, client.via)
         async with asyncio.timeout(GREETING_S):
             _, call = await loop.create_connection(
-                lambda: StreamCall(address),
+                lambda: StreamCall(tunnels.shown(address, client.via)),
                 sock=connection,
                 ssl=credentials.tls,
                 server_hostname=name if credentials.tls is not None else None,

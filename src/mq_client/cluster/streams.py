@@ -18,7 +18,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
@@ -85,11 +86,16 @@ def is_required() -> bool:
     return os.environ.get(VARIABLE) == _STREAM
 
 
+def check_not_required(stream_address: str) -> None:
+    """Before gRPC is tried instead. Raises `Unreachable` if nothing else than a stream port may be."""
+    if is_required():
+        raise Unreachable(f"{VARIABLE}={_STREAM}, and the stream port {stream_address} cannot be reached")
+
+
 def avoid(stream_address: str) -> None:
     """It could not be reached, though the broker could by gRPC: not to be tried again for a while. Raises
     `Unreachable` if nothing else may be tried."""
-    if is_required():
-        raise Unreachable(f"{VARIABLE}={_STREAM}, and the stream port {stream_address} cannot be reached")
+    check_not_required(stream_address)
     with _lock:
         _avoided[stream_address, ""] = time.monotonic() + AVOID_S
 
@@ -111,6 +117,26 @@ class NoStreamPort(Exception):
     def __init__(self, text: str, *, of_tunnel: bool = False) -> None:
         super().__init__(text)
         self.of_tunnel = of_tunnel
+
+
+class ByGrpcInstead:
+    """A call by gRPC to a broker whose stream port could not be reached. Once gRPC has answered, that port is left
+    alone for a while. A broker that nobody reaches may be starting, and its port is tried again."""
+
+    def __init__(self, call: Any, stream_address: str) -> None:
+        self._call = call
+        self._stream_address = stream_address
+
+    def __iter__(self) -> Iterator[Any]:
+        answered = False
+        for message in self._call:
+            if not answered:
+                answered = True
+                avoid(self._stream_address)
+            yield message
+
+    def cancel(self) -> None:
+        self._call.cancel()
 
 
 def open_message(method: str, timeout_ms: int = 0) -> list[Buffer]:

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from mq_client.cluster import streams
+from mq_client.cluster import streams, tunnels
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.channels import open_watch_offsets as open_by_grpc
-from mq_client.cluster.streams import Duplex, NoStreamPort
+from mq_client.cluster.streams import ByGrpcInstead, Duplex, NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.streams import Kind, parsed, say
@@ -25,7 +25,7 @@ class StreamWatch:
 
     def __init__(self, address: str, request: pb.WatchOffsetsRequest, client: Client, stream_address: str) -> None:
         self._stream_address = stream_address
-        self._duplex = Duplex(*streams.dial(stream_address, client), address)
+        self._duplex = Duplex(*streams.dial(stream_address, client), tunnels.shown(address, client.via))
         opened = streams.open_message(METHOD)
         self._duplex.send([*opened, *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)])
 
@@ -54,6 +54,7 @@ def open_watch_offsets(
             return StreamWatch(address, request, client, stream_address)
         except NoStreamPort as error:
             log.debug("%s; by gRPC instead", error)
-            if not error.of_tunnel:
-                streams.avoid(stream_address)
+            streams.check_not_required(stream_address)
+            call = open_by_grpc(address, request, client)
+            return call if error.of_tunnel else ByGrpcInstead(call, stream_address)
     return open_by_grpc(address, request, client)

@@ -48,6 +48,14 @@ class Health:
             no_since = asked_at + LATE_S
         return None if no_since is None else max(0.0, now - no_since)
 
+    def log_answer(self, *, yes: bool) -> None:
+        """Of whoever acts on it, when it is another one than before. What hangs gives none itself."""
+        if yes:
+            log.info("healthy() says yes again")
+        else:
+            said = "says no" if self._no_since is not None else f"has not answered for {LATE_S:.0f} s"
+            log.warning("healthy() %s: this consumer takes no more records until it says yes", said)
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             self._asked_at = time.monotonic()
@@ -56,7 +64,6 @@ class Health:
             now, self._asked_at = time.monotonic(), None
             if yes != (self._no_since is None):
                 self._no_since = None if yes else now
-                log.log(logging.INFO if yes else logging.WARNING, _YES if yes else _NO)
                 self._told()
             self._stopping.wait(EVERY_S)
 
@@ -70,7 +77,3 @@ class Health:
             return False
         self._failed = False
         return yes
-
-
-_NO: Final = "healthy() says no: this consumer takes no more records until it says yes"
-_YES: Final = "healthy() says yes again"

@@ -261,10 +261,12 @@ class Subscriptions:
         if self.suspended == (no_for_s is not None):
             return
         self.suspended = no_for_s is not None
+        if self._health is not None:
+            self._health.log_answer(yes=not self.suspended)
         for waiting in self.queues.values():
             waiting.suspended = self.suspended
         if not self.suspended:
-            self._look, self._left = self._left, False
+            self._look, self._left = self._look or self._left, False
             for session in self._sessions.values():
                 session.give_back(0)
             self.changed.notify_all()

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _REPORT_TIMEOUT_MS: Final = 5_000
 _LAST_REPORT_SECONDS: Final = 1.0
 _GROUP_KIND: Final = "spark"
+_LABELS_MAX: Final = 1_000
 
 
 class Reached(Protocol):
@@ -91,7 +92,7 @@ class Cluster:
         self._connection = Connection(bootstrap, security=security, via=via, from_environment=False)
         self._reader = Reader(self._connection, timeout_ms, read_from=read_from, rack=rack)
         self._reporter = Reporter(self._move_cursors)
-        self._labels: dict[str, str] = {}  # of the groups that were reported
+        self._labels: dict[str, str] = {}  # of the groups that were reported last
 
     # -------------------------------------------------------------- what there is
 
@@ -186,8 +187,13 @@ class Cluster:
 
     def report(self, group: str, positions: Iterable[tuple[str, int, int]], label: str = "") -> None:
         """Let the brokers know `(topic, partition, next offset)` of a group, soon. Returns at once and never raises.
-        `label`: the query's name, if it is known."""
-        self._labels[group] = label
+        `label`: the query's name, if it is known; what was said before stays."""
+        if label:
+            with _lock:
+                self._labels.pop(group, None)
+                self._labels[group] = label
+                while len(self._labels) > _LABELS_MAX:
+                    del self._labels[next(iter(self._labels))]
         self._reporter.report(group, positions)
 
     def flush_reports(self) -> None:

@@ -28,7 +28,7 @@ def with_environment(options: Mapping[str, str]) -> dict[str, str]:
     """The options, and what the driver's environment says if none of them is about certificates or tokens; likewise of
     the tunnel."""
     written = {name.lower() for name in options}
-    via = os.environ.get(VIA_VARIABLE)
+    via = os.environ.get(VIA_VARIABLE, "").strip()
     if via and VIA not in written:
         options = {**options, VIA: via}
     certs = os.environ.get(CERTS_VARIABLE)

@@ -215,7 +215,7 @@ def test_a_connection_that_breaks_or_says_what_is_none_ends_the_call(said_: byte
 
 def test_a_broker_that_has_stopped_is_noticed_and_one_that_answers_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_calls, "PING_S", 0.2)
-    monkeypatch.setattr(stream_calls, "SILENCE_S", 2.0)
+    monkeypatch.setattr(stream_calls, "SILENCE_S", 60.0)
     monkeypatch.setattr(stream_calls, "LOOK_S", 0.1)
 
     async def scenario() -> None:
@@ -224,17 +224,35 @@ def test_a_broker_that_has_stopped_is_noticed_and_one_that_answers_is_not(monkey
             assert (await broker.hear())[0] is Kind.OPEN
             broker.say(say(Kind.PING))
             asked = 0
-            while asked < 15:  # longer than the silence that ends it
+            while asked < 3:
                 kind, _ = await broker.hear()
                 if kind is Kind.PING:
                     asked += 1
+                    heard_at = call._heard_at
                     broker.say(say(Kind.PONG))
-                    await asyncio.sleep(0.1)
+                    while call._heard_at == heard_at:  # noqa: ASYNC110 - the silence begins anew
+                        await asyncio.sleep(0.01)
                 else:
                     assert kind is Kind.PONG
             assert not reading.done()
+            monkeypatch.setattr(stream_calls, "SILENCE_S", 0.5)
             with pytest.raises(Unreachable, match="said nothing"):
                 await reading
+
+    run(scenario)
+
+
+def test_who_has_received_enough_says_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PING waits in TCP behind what is not read."""
+    monkeypatch.setattr(stream_calls, "LOOK_S", 0.1)
+
+    async def scenario() -> None:
+        async with port() as at, called(at) as (call, broker):
+            assert (await broker.hear())[0] is Kind.OPEN
+            broker.say(say(Kind.MESSAGE, b"", [bytes(2 * stream_calls.UNREAD_BYTES)]))
+            while call._reading:  # noqa: ASYNC110 - of what is looked at nothing tells
+                await asyncio.sleep(0.01)
+            assert [(await broker.hear())[0] for _ in range(2)] == [Kind.PONG] * 2
 
     run(scenario)
 

@@ -9,6 +9,7 @@ import pytest
 
 from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.deadline import Deadline
+from mq_client.consuming.health import Health
 from mq_client.errors import NotLeader, UnknownTopic
 from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_subscription import CREDIT, Client, big
@@ -203,3 +204,12 @@ def test_all_that_can_be_taken_or_ends_a_wait_wakes_who_waits_for_records(
     assert wakes.by(lambda: client.subscriptions.remove("t"))
     assert not wakes.by(lambda: client.subscriptions.remove("t"))
     assert wakes.by(lambda: client.subscriptions.stop(Deadline(0), last_is_done=True))
+
+
+def test_a_topic_that_is_new_when_the_program_can_work_again_is_still_to_be_opened(client: Client) -> None:
+    client.subscriptions._health = Health(lambda: True, lambda: None)
+    client.subscriptions.suspended = client.subscriptions._look = True
+    with client.subscriptions.changed:
+        client.subscriptions._heed_health()
+    assert not client.subscriptions.suspended
+    assert client.subscriptions._look

@@ -330,3 +330,19 @@ def test_a_streams_thread_does_not_keep_the_process(calls: queue.SimpleQueue[Cal
     stream = begun(Sender())
     assert stream._thread.daemon
     stream.close(WAIT_S)
+
+
+@pytest.mark.parametrize("of_tunnel", [False, True])
+def test_a_stream_port_is_left_alone_unless_the_tunnel_to_it_was_down(
+    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch, of_tunnel: bool
+) -> None:
+    def dial(address: str, client: Any) -> Any:
+        raise NoStreamPort("nobody answers", of_tunnel=of_tunnel)
+
+    monkeypatch.setattr(streams, "_avoided", {})
+    monkeypatch.setattr(streams, "dial", dial)
+    sender = Sender()
+    ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
+    calls.get(timeout=WAIT_S).cancel()
+    assert sender.broken.get(timeout=WAIT_S)[1]
+    assert streams.usable("b:2") is of_tunnel

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mq_spark.datasource import cluster as cluster_module
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.manifest import WRITE_PREFIX, MicroBatch
 from mq_spark.planning.options import parse_sink
@@ -36,3 +37,13 @@ def test_a_decision_says_whether_its_key_is_for_this_one_alone(once: bool) -> No
     cluster._transactions = SimpleNamespace(decide=lambda *_, **options: told.append(options))  # type: ignore[assignment]
     cluster.decide(MicroBatch(f"{WRITE_PREFIX}1" if once else "q", "t", 0, "run"), [], keep_on_mismatch=False)
     assert told == [{"keep_on_mismatch": False, "once": once}]
+
+
+def test_the_name_of_a_query_stays_where_a_task_does_not_tell_it_and_old_ones_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cluster_module, "_LABELS_MAX", 2)
+    cluster = Cluster("127.0.0.1:1", 1_000)
+    for group, label in (("a", "one"), ("a", ""), ("b", "two"), ("a", "one"), ("c", "three"), ("d", "")):
+        cluster.report(group, [], label)
+    assert cluster._labels == {"a": "one", "c": "three"}

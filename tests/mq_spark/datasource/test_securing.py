@@ -101,6 +101,8 @@ def test_the_drivers_environment_names_the_tunnel_unless_an_option_does(monkeypa
     monkeypatch.setenv("TRITONMQ_VIA", "gateway:7490")
     assert with_environment({"a": "b"}) == {"a": "b", "via": "gateway:7490"}
     assert with_environment({"VIA": "other:1"}) == {"VIA": "other:1"}
+    monkeypatch.setenv("TRITONMQ_VIA", " ")
+    assert with_environment({"a": "b"}) == {"a": "b"}
 
 
 def test_a_token_is_read_on_each_machine_and_its_path_alone_is_sent(root: Path) -> None:

@@ -126,8 +126,8 @@ class Held:
                 else:
                     await _either(waiting, over)
             except asyncio.CancelledError:
-                if waiting.done() and not waiting.cancelled():
-                    self._wake(wish.caller)  # it is another one's turn
+                self._leave(waiting)
+                self._wake(wish.caller)  # it is another one's turn, or one's whose smaller wish waited behind this one
                 raise
             finally:
                 self._leave(waiting)

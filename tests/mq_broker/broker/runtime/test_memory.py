@@ -127,6 +127,31 @@ def test_above_the_mark_who_holds_little_reads_little() -> None:
     asyncio.run(scenario())
 
 
+def test_who_waits_behind_a_larger_wish_of_the_same_caller_goes_on_when_that_is_cancelled() -> None:
+    async def scenario() -> None:
+        held = Held(100, callers_max=4)
+        held.add("greedy", 101)
+        held.add("a", 25)
+        entered: list[int] = []
+
+        async def read(least: int) -> None:
+            async with held.sending("a", least, least):
+                entered.append(least)
+
+        large = asyncio.create_task(read(1 << 20))
+        await turns()
+        small = asyncio.create_task(read(1))
+        await turns()
+        held.free("a", 5)  # it is below its share, and the larger one comes first
+        await turns()
+        assert entered == []
+        large.cancel()
+        await asyncio.wait_for(small, DEADLINE_S)
+        assert entered == [1]
+
+    asyncio.run(scenario())
+
+
 def test_who_was_woken_and_found_the_room_taken_stays_the_first_who_waits_and_leaves_no_task() -> None:
     async def scenario() -> None:
         held = Held(100)
