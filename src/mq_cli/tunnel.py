@@ -18,6 +18,7 @@ import re
 import socket
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -25,7 +26,7 @@ from typing import Final, cast
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_protocol.addresses import parse_address
+from mq_protocol.addresses import origin, parse_address
 from mq_protocol.errors import InvalidSetting, TritonMQError
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,8 @@ HEAD_S: Final = 5.0
 """How long a request may take to arrive."""
 
 CONNECT_S: Final = 1.5
-"""How long a broker may take to be connected. gRPC gives an attempt up after 2 s, and is to hear of it before."""
+"""How long a broker may take to be connected, and the cluster to be asked before for an address that is not known. gRPC
+gives an attempt up after 2 s, and is to hear of it before."""
 
 HALF_OPEN_S: Final = 30.0
 """How long one direction may last once the other one has ended."""
@@ -88,6 +90,7 @@ class Refusal(Enum):
     BROKER = "502 Bad Gateway", "the broker there cannot be reached"
     FULL = "503 Service Unavailable", "there are too many connections"
     SILENT = "504 Gateway Timeout", "the broker there does not answer"
+    UNSURE = "504 Gateway Timeout", "no broker is known there, and the cluster cannot be asked for its brokers"
 
     @property
     def answer(self) -> bytes:
@@ -142,6 +145,11 @@ class Addresses:
             await self._refresh()
             await asyncio.sleep(REFRESH_S)
 
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the cluster could not be asked last."""
+        return bool(self._fault)
+
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
@@ -173,7 +181,7 @@ class Addresses:
             now = loop.time()
             for broker in told.brokers:
                 for address in (broker.address, broker.stream_address):
-                    if address:
+                    with suppress(InvalidSetting):  # there is none, or none that can be dialled
                         self._told[compared(address)] = now
             self._told = {address: when for address, when in self._told.items() if now - when < REMEMBER_S}
         finally:
@@ -287,7 +295,7 @@ class _State(Enum):
 
 
 class Guest(_End):
-    """The end of a client. `host`: where it comes from."""
+    """The end of a client. `host`: where it comes from, of IPv6 the network."""
 
     def __init__(self, tunnel: Tunnel, piece: bytearray) -> None:
         super().__init__(piece)
@@ -304,12 +312,13 @@ class Guest(_End):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self.host = str((self.transport.get_extra_info("peername") or ("",))[0])
+        peer = self.transport.get_extra_info("peername")  # None: it has gone already
+        self.host = origin(peer[0]) if peer else ""
         self._timer = asyncio.get_running_loop().call_later(HEAD_S, self.refuse, Refusal.LATE)
         self._tunnel.came(self)
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        if self._state is _State.JOINED:
+        if self._state in (_State.JOINED, _State.OVER):  # of one that is over all is dropped, in large pieces
             return super().get_buffer(sizehint)
         self._room = bytearray(max(1, HEAD_BYTES_MAX - len(self._head)))
         return self._room
@@ -459,16 +468,22 @@ class Tunnel:
         of_this = self._said_of[guest.host]
         if len(self._said) > self._bounds.connections_max or of_this > self._bounds.connections_per_address_max:
             return Refusal.FULL
-        if not await self._addresses.allow(address):
-            return Refusal.FORBIDDEN
-        host, port = parse_address(address)
         loop = asyncio.get_running_loop()
+        until = loop.time() + CONNECT_S
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout_at(until):
+                allowed = await self._addresses.allow(address)
+        except TimeoutError:
+            return Refusal.UNSURE
+        if not allowed:
+            return Refusal.UNSURE if self._addresses.is_unsure else Refusal.FORBIDDEN
+        host, port = parse_address(address)
+        try:
+            async with asyncio.timeout_at(until):
                 await loop.create_connection(partial(_Far, guest, self._piece), host.strip("[]"), port)
         except TimeoutError:
             return Refusal.SILENT
-        except OSError:
+        except (OSError, UnicodeError):  # the latter of a name that is none, as `b..example`
             return Refusal.BROKER
         return None
 

@@ -24,6 +24,18 @@ def parse_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+_IPV6_PREFIX: Final = 64
+"""One machine has all addresses of such a network."""
+
+
+def origin(address: str) -> str:
+    """From where somebody comes: an address of IPv4, or a network of IPv6, of which one machine has all addresses."""
+    found = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((found, _IPV6_PREFIX), strict=False))
+
+
 ANY_ADDRESS: Final = frozenset({"0.0.0.0", "[::]", "::", ""})  # noqa: S104 - compared with, not bound to
 """Bound to these, every address of the machine is."""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -13,9 +14,11 @@ from typing import Any
 import pytest
 
 from mq_cli import tunnel
-from mq_cli.tunnel import HEAD_BYTES_MAX, PIECE_BYTES, Addresses, Bounds, Refusal, Tunnel, compared, wanted
+from mq_cli.tunnel import HEAD_BYTES_MAX, PIECE_BYTES, Addresses, Bounds, Tunnel
+from mq_client.cluster import streams, tunnels
+from mq_client.cluster.channels import Client
 from mq_client.cluster.connection import Connection
-from mq_client.errors import InvalidSetting, Unreachable
+from mq_client.errors import Unreachable
 from mq_protocol import mq_pb2 as pb
 
 HOST = "127.0.0.1"
@@ -35,9 +38,12 @@ class Cluster(Connection):
         self.streams_are = streams
         self.fails = False
         self.asked = 0
+        self.answers = threading.Event()
+        self.answers.set()
 
     def metadata(self, *_args: Any, **_options: Any) -> pb.MetadataResponse:
         self.asked += 1
+        assert self.answers.wait(WAIT_S)
         if self.fails:
             raise Unreachable("nobody answers")
         told = [pb.BrokerInfo(address=address, stream_address=self.streams_are) for address in self.brokers_are]
@@ -332,6 +338,39 @@ def test_a_broker_that_is_down_and_one_that_is_silent_are_told_apart(monkeypatch
     run(test)
 
 
+def test_an_address_that_nobody_can_dial_harms_no_other() -> None:
+    async def test() -> None:
+        async with bed("b.example", "b..example:1") as made:
+            address = await made.broker()
+            assert await made.refusal("b..example:1") == "502 Bad Gateway"
+            await made.joined(address)
+
+    run(test)
+
+
+def test_a_cluster_that_does_not_answer_is_not_waited_for_longer_than_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "CONNECT_S", 0.3)
+    monkeypatch.setattr(tunnel, "AGAIN_S", 0.0)
+
+    async def test() -> None:
+        async with bed() as made:
+            address = await made.broker()
+            made.cluster.fails = True
+            made.cluster.answers.clear()
+            assert await made.refusal(address) == "504 Gateway Timeout"
+            made.cluster.answers.set()
+            assert await made.refusal(address) == "504 Gateway Timeout"  # nobody knows whether it is one of theirs
+            made.cluster.fails = False
+            monkeypatch.setattr(tunnel, "CONNECT_S", WAIT_S)
+            await made.joined(address)
+
+    run(test)
+
+
+def test_a_broker_is_given_up_before_clients_give_the_tunnel_up() -> None:
+    assert tunnel.CONNECT_S < streams.connect_s(Client((NOBODY,), None, "t:1")) <= tunnels.PROBE_S
+
+
 # ------------------------------------------------------------------ back pressure
 
 
@@ -344,17 +383,20 @@ def test_an_end_that_takes_nothing_holds_the_other_one_up_and_the_tunnel_keeps_o
             piece = bytes(1 << 20)
             written = 0
 
+            [guest] = made.tunnel._said
+            assert guest.other is not None
+            ends = (guest, guest.other)
+
             def stuck() -> bool:
-                return sender.writer.transport.get_write_buffer_size() > 2 << 20
+                held_up = sender.writer.transport.get_write_buffer_size() > 2 << 20
+                return held_up and any(end.transport.get_write_buffer_size() for end in ends)
 
             while not stuck():
                 sender.writer.write(piece)
                 written += len(piece)
                 assert written < 200 << 20, "it takes without end"
                 await asyncio.sleep(0.01)
-            [guest] = made.tunnel._said
-            assert guest.other is not None
-            kept = [end.transport.get_write_buffer_size() for end in (guest, guest.other)]
+            kept = [end.transport.get_write_buffer_size() for end in ends]
             assert 0 < max(kept) <= PIECE_BYTES
             assert min(kept) == 0
             assert sum(map(len, [await silent.hear(1 << 20) for _ in range(written >> 20)])) == written
@@ -392,6 +434,7 @@ def test_an_end_that_takes_nothing_does_not_outlive_the_other_one_for_long(
 
 def test_silent_strangers_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tunnel, "UNSAID_MAX", 8)
+    monkeypatch.setattr(tunnel, "HEAD_S", 4 * WAIT_S)
 
     async def test() -> None:
         async with bed() as made:
@@ -464,6 +507,21 @@ def test_a_request_without_an_end_is_refused_at_its_bound() -> None:
     run(test)
 
 
+def test_what_somebody_who_was_refused_still_sends_is_dropped_in_large_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tunnel, "LINGER_S", WAIT_S)
+
+    async def test() -> None:
+        async with bed() as made:
+            client = await made.client()
+            await until(lambda: made.tunnel.counts == (1, 0), "it has come")
+            [guest] = made.tunnel._unsaid
+            await client.say(b"CONNECT b.example:1 HTTP/1.1\r\nX: " + bytes(b"x" * HEAD_BYTES_MAX))
+            assert status(await client.hear_to_the_end()) == "431 Request Header Fields Too Large"
+            assert len(guest.get_buffer(-1)) == PIECE_BYTES
+
+    run(test)
+
+
 def test_tunnels_are_bounded_in_all_and_for_one_address() -> None:
     async def test() -> None:
         async with bed(bounds=Bounds(3, 2)) as made:
@@ -520,40 +578,3 @@ def test_refusals_are_logged_together(monkeypatch: pytest.MonkeyPatch, caplog: p
     assert len(caplog.messages) == 1
     assert "refused 50 connections" in caplog.messages[0]
     assert "to no.example:1" in caplog.messages[0]
-
-
-@pytest.mark.parametrize(
-    ("head", "found"),
-    [
-        (b"", None),
-        (b"CONN", None),
-        (b"CONNECT b.example:7400 HTTP/1.1\r\nHost: b.example:7400\r\n", None),
-        (b"CONNECT B.Example:7400 HTTP/1.1\r\n\r\n", "b.example:7400"),
-        (b"CONNECT b:7400 HTTP/1.0\r\nany: thing\r\n\r\nrest", "b:7400"),
-        (b"CONNECT [::1]:7400 HTTP/1.1\r\n\r\n", "[::1]:7400"),
-        (b"CONNECT b:07400 HTTP/1.1\r\n\r\n", "b:7400"),
-        (b"CONNECT b HTTP/1.1\r\n\r\n", Refusal.BAD),
-        (b"CONNECT b:99999 HTTP/1.1\r\n\r\n", Refusal.BAD),
-        (b"CONNECT unix:1 HTTP/1.1\r\n\r\n", Refusal.BAD),
-        (b"CONNECT http://b:1/ HTTP/1.1\r\n\r\n", Refusal.BAD),
-        (b"CONNECT b:1  HTTP/1.1\r\n\r\n", Refusal.BAD),
-        (b"CONNECT b:1\r\n\r\n", Refusal.BAD),
-        (b"CONNECT \xff\xfe:1 HTTP/1.1\r\n\r\n", Refusal.BAD),
-        (b"GET / HTTP/1.1\r\n", None),
-        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", Refusal.METHOD),
-        (b"PRI * HTTP/2.0\r\n\r\n", Refusal.METHOD),  # a client without via
-        (b"\x16\x03\x01\x02\x00", Refusal.BAD),  # TLS
-        (b"hello", Refusal.BAD),
-        (b"CONNECT " + b"x" * HEAD_BYTES_MAX, Refusal.LONG),
-        (b"GET " + b"x" * HEAD_BYTES_MAX, Refusal.LONG),
-    ],
-    ids=lambda each: None if isinstance(each, Refusal) else repr(each)[:60],
-)
-def test_what_a_request_wants(head: bytes, found: object) -> None:
-    assert wanted(head) == found
-
-
-def test_addresses_are_compared_in_one_form() -> None:
-    assert compared("B.Example:007") == "b.example:7"
-    with pytest.raises(InvalidSetting):
-        compared("b")

@@ -11,7 +11,6 @@ process has stopped, by its beats (broker/host/contacts.py).
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import math
 import socket
@@ -27,7 +26,7 @@ from google.protobuf.message import DecodeError
 from mq_broker.rpc.wire import HELLO_BYTES_MAX, Hear, LinkMessage, no_hello
 from mq_broker.security.names import ANONYMOUS, Principal, of_certificate
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.addresses import parse_address
+from mq_protocol.addresses import origin, parse_address
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import (
@@ -71,7 +70,6 @@ STRANGERS_MAX: Final = 256
 one ends: at the address (`origin`) that has most of them, the one that is there longest. A broker needs some
 milliseconds and has one or two, so nobody at another address keeps it out, by staying or by coming often."""
 
-_IPV6_PREFIX: Final = 64
 ACCEPT_AGAIN_S: Final = 0.1
 _BACKLOG: Final = 128
 _LEFT: Final = memoryview(bytearray(64 << 10))
@@ -384,14 +382,6 @@ class Accepting(ABC):
 
     def _known(self, task: asyncio.Task[None]) -> None:
         self._strangers.discard(task)
-
-
-def origin(address: str) -> str:
-    """From where somebody comes: an address of IPv4, or a network of IPv6, of which one machine has all addresses."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv4Address):
-        return str(found)
-    return str(found.ipv4_mapped or ipaddress.IPv6Network((found, _IPV6_PREFIX), strict=False))
 
 
 class Strangers:

@@ -158,7 +158,8 @@ class StreamFetch:
     def __init__(
         self, address: str, key: tuple[Client, str], request: pb.FetchRequest, timeout_s: float | None
     ) -> None:
-        self._address = tunnels.shown(address, key[0].via)
+        self._broker = address
+        self._address = tunnels.shown(address, key[0].via)  # as errors have it
         self._key = key
         self._request = request
         self._by_grpc: Any = None
@@ -212,7 +213,7 @@ class StreamFetch:
             if not streams.is_for_grpc(error, stream_address, "Fetch"):
                 raise
             log.debug("%s; by gRPC instead", error)
-            self._by_grpc = open_by_grpc(self._address, self._request, self._left_s, client)
+            self._by_grpc = open_by_grpc(self._broker, self._request, self._left_s, client)
             if self._cancelled:  # just now, when there was nothing to cancel yet
                 self._by_grpc.cancel()
             return None

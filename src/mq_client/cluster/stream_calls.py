@@ -6,15 +6,13 @@ Everything here is on the loop, which must not be held up. What is received wait
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import socket
 from collections import deque
 from typing import Any, Final
 
 from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
 from mq_client.cluster.credentials import current
-from mq_client.cluster.streams import CONNECT_S, NoStreamPort, open_message, raise_error
+from mq_client.cluster.streams import NoStreamPort, connect_s, open_message, raise_error
 from mq_client.cluster.tunnels import TunnelFault
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol.addresses import parse_address
@@ -208,15 +206,14 @@ class StreamCall(asyncio.BufferedProtocol):
 
 async def dial(stream_address: str, address: str, client: Client) -> StreamCall:
     """A connection on which both ends have said what they speak; `StreamCall.open` is next. Raises `NoStreamPort`."""
-    host, port = parse_address(stream_address)
-    name = host.strip("[]")
+    name = parse_address(stream_address)[0].strip("[]")
     credentials = current(client.security)
     if credentials.tls is None and credentials.channel is not None:
         raise NoStreamPort("a token is shown by gRPC alone")
     loop = asyncio.get_running_loop()
     call: StreamCall | None = None
     try:
-        connection = await _connected(name, port) if not client.via else await _by_tunnel(stream_address, client.via)
+        connection = await tunnels.connect_on_loop(stream_address, client.via, connect_s(client))
         async with asyncio.timeout(GREETING_S):
             _, call = await loop.create_connection(
                 lambda: StreamCall(tunnels.shown(address, client.via)),
@@ -227,28 +224,9 @@ async def dial(stream_address: str, address: str, client: Client) -> StreamCall:
             await call.greeted()
             greeted, call = call, None
             return greeted
-    except (OSError, TritonMQError) as error:
+    except (OSError, UnicodeError, TritonMQError) as error:
         of_tunnel = isinstance(error, TunnelFault) and error.is_of_all
         raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}", of_tunnel=of_tunnel) from error
     finally:
         if call is not None:
             call.cancel()
-
-
-async def _by_tunnel(stream_address: str, via: str) -> socket.socket:
-    connection = await asyncio.to_thread(tunnels.connect, stream_address, via, CONNECT_S)
-    connection.setblocking(False)
-    return connection
-
-
-async def _connected(name: str, port: int) -> socket.socket:
-    loop = asyncio.get_running_loop()
-    async with asyncio.timeout(CONNECT_S):
-        [family, _, _, _, where], *_ = await loop.getaddrinfo(name, port, type=socket.SOCK_STREAM)
-        with contextlib.ExitStack() as unless_connected:
-            connection = unless_connected.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            connection.setblocking(False)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(connection, where)
-            unless_connected.pop_all()
-            return connection

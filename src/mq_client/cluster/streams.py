@@ -145,9 +145,15 @@ def open_message(method: str, timeout_ms: int = 0) -> list[Buffer]:
     return say(Kind.OPEN, opened.SerializeToString())
 
 
-def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> tuple[socket.socket, Receiver]:
+def connect_s(client: Client) -> float:
+    """How long a connection may take. A tunnel is given the time to say that it does not reach the port."""
+    return tunnels.PROBE_S if client.via else CONNECT_S
+
+
+def dial(stream_address: str, client: Client, timeout_s: float | None = None) -> tuple[socket.socket, Receiver]:
     """A connection on which both ends have said what they speak, as a blocking socket, and what receives of it. Raises
     `NoStreamPort`."""
+    timeout_s = connect_s(client) if timeout_s is None else timeout_s
     name = parse_address(stream_address)[0].strip("[]")
     credentials = current(client.security)
     tls = credentials.tls
@@ -162,7 +168,7 @@ def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> t
         if tls is not None:
             connection = tls.wrap_socket(connection, server_hostname=name)
         return connection, _greeted(connection, until)
-    except (OSError, TritonMQError) as error:
+    except (OSError, UnicodeError, TritonMQError) as error:
         if connection is not None:
             connection.close()
         of_tunnel = isinstance(error, TunnelFault) and error.is_of_all

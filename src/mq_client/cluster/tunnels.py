@@ -14,13 +14,15 @@ tunnel has said that it does not reach that broker.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import re
 import socket
 import time
 from collections.abc import Collection, Sequence
 from enum import Enum, auto
-from typing import Final
+from typing import Any, Final
 
 from mq_client.errors import InvalidSetting, TritonMQError, Unreachable
 from mq_protocol.addresses import parse_address
@@ -32,6 +34,9 @@ HEAD_BYTES_MAX: Final = 4 << 10
 
 PROBE_S: Final = 2.0
 """For so long a tunnel is looked at that does not do its work. `tritonmq proxy` gives up a broker sooner."""
+
+ADDRESSES_MAX: Final = 4
+"""So many of a host's addresses are tried on an event loop."""
 
 TUNNEL: Final = "the tunnel at "
 """So begins what is said of one."""
@@ -121,49 +126,121 @@ def connect(address: str, via: str, timeout_s: float) -> socket.socket:
     until = time.monotonic() + timeout_s
     connection = _connected(via, timeout_s)
     try:
-        connection.sendall(f"CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode("ascii"))
+        connection.sendall(_request(address))
         _check_answer(_head(connection, until), address, via)
     except TunnelFault:
         connection.close()
         raise
-    except TimeoutError:
-        connection.close()
-        raise TunnelFault(What.SILENT, _silent(address, via)) from None
     except OSError as error:
         connection.close()
-        raise TunnelFault(What.OTHER, _none_there(via, f"it ended the connection ({_words(error)})")) from None
+        raise _no_answer(error, address, via) from None
     connection.settimeout(max(until - time.monotonic(), 0.001))
     return connection
+
+
+async def connect_on_loop(address: str, via: str, timeout_s: float) -> socket.socket:
+    """The same on an event loop, without a thread; the socket does not block."""
+    if not via:
+        return await _dialled(address, timeout_s)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + timeout_s
+    with contextlib.ExitStack() as unless_connected:
+        try:
+            connection = unless_connected.enter_context(await _dialled(via, timeout_s))
+        except OSError as error:
+            raise _not_reached(error, via) from None
+        try:
+            async with asyncio.timeout_at(until):
+                await loop.sock_sendall(connection, _request(address))
+                head = bytearray()
+                while _goes_on(head):
+                    piece = await loop.sock_recv(connection, HEAD_BYTES_MAX)
+                    if not piece:
+                        break
+                    head += piece
+            _check_answer(_some(head), address, via)
+        except TunnelFault:
+            raise
+        except OSError as error:
+            raise _no_answer(error, address, via) from None
+        unless_connected.pop_all()
+    return connection
+
+
+async def _dialled(address: str, timeout_s: float) -> socket.socket:
+    """A connection to one of the addresses that the host has, as `socket.create_connection` makes it: each is given
+    that time. Raises `OSError`."""
+    loop = asyncio.get_running_loop()
+    host, port = parse_address(address)
+    async with asyncio.timeout(timeout_s):
+        found = await loop.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    failed: OSError = ConnectionError("the host has no address")
+    for family, _, _, _, where in found[:ADDRESSES_MAX]:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await _dialled_one(family, where)
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+async def _dialled_one(family: int, where: Any) -> socket.socket:
+    with contextlib.ExitStack() as unless_connected:
+        connection = unless_connected.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(connection, where)
+        unless_connected.pop_all()
+        return connection
+
+
+def _request(address: str) -> bytes:
+    return f"CONNECT {address} HTTP/1.1\r\nHost: {address}\r\n\r\n".encode("ascii")
 
 
 def _connected(via: str, timeout_s: float) -> socket.socket:
     host, port = parse_address(via)
     try:
         return socket.create_connection((host.strip("[]"), port), timeout=timeout_s)
-    except TimeoutError:
-        text = f"{TUNNEL}{via} cannot be reached: it does not answer. {_see(via)}"
-        raise TunnelFault(What.SILENT, text) from None
     except OSError as error:
-        text = f"{TUNNEL}{via} cannot be reached: {_words(error)}. {_see(via)}"
-        raise TunnelFault(What.DEAD, text) from None
+        raise _not_reached(error, via) from None
+
+
+def _not_reached(error: OSError, via: str) -> TunnelFault:
+    what = What.SILENT if isinstance(error, TimeoutError) else What.DEAD
+    why = "it does not answer" if what is What.SILENT else _words(error)
+    return TunnelFault(what, f"{TUNNEL}{via} cannot be reached: {why}. {_see(via)}")
+
+
+def _no_answer(error: OSError, address: str, via: str) -> TunnelFault:
+    if isinstance(error, TimeoutError):
+        return TunnelFault(What.SILENT, _silent(address, via))
+    return TunnelFault(What.OTHER, _none_there(via, f"it ended the connection ({_words(error)})"))
 
 
 def _head(connection: socket.socket, until: float) -> bytes:
     """Of the answer, with the empty line that ends it. Brokers do not speak before they are spoken to, so nothing comes
     behind it."""
     head = bytearray()
-    while b"\r\n\r\n" not in head:
-        if len(head) > HEAD_BYTES_MAX:
-            raise ConnectionError("its answer does not end")
+    while _goes_on(head):
         connection.settimeout(max(until - time.monotonic(), 0.001))
         piece = connection.recv(HEAD_BYTES_MAX)
         if not piece:
-            if head:
-                break
-            raise ConnectionError("without an answer")
-        head += piece
-        if not b"HTTP/1.".startswith(bytes(head[:7])):
             break
+        head += piece
+    return _some(head)
+
+
+def _goes_on(head: bytearray) -> bool:
+    """Whether more of an answer is to come."""
+    if len(head) > HEAD_BYTES_MAX and b"\r\n\r\n" not in head:
+        raise ConnectionError("its answer does not end")
+    return b"\r\n\r\n" not in head and b"HTTP/1.".startswith(bytes(head[:7]))
+
+
+def _some(head: bytearray) -> bytes:
+    if not head:
+        raise ConnectionError("without an answer")
     return bytes(head)
 
 

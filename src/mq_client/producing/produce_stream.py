@@ -100,7 +100,7 @@ class ProduceStream:
                 return Duplex(*streams.dial(self._stream_address, self._client), shown)
             except NoStreamPort as error:
                 log.debug("%s; gRPC is tried", error)
-                tried = not error.of_tunnel
+                tried = streams.is_required() or not error.of_tunnel
         if not connected(self.address, _CONNECT_S, self._client):
             fault = tunnels.fault(self.address, self._client.via) if self._client.via else None
             raise Unreachable(fault.text if fault else f"broker at {self.address} cannot be reached")

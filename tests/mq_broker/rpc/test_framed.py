@@ -21,6 +21,7 @@ from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import EOF
 from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.addresses import origin
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import InvalidSetting, PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import MESSAGE_BYTES_MAX
@@ -172,7 +173,7 @@ def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypat
     ],
 )
 def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(address: str, expected: str) -> None:
-    assert framed.origin(address) == expected
+    assert origin(address) == expected
 
 
 def test_of_too_many_the_oldest_of_the_address_with_most_goes() -> None:

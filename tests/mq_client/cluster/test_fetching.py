@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster import fetching, streams, watching
+from mq_client.cluster import fetching, streams, tunnels, watching
+from mq_client.cluster.channels import Client
 from mq_client.cluster.fetching import StreamFetch, open_fetch
+from mq_client.cluster.tunnels import connect
 from mq_client.cluster.watching import open_watch_offsets
 from mq_client.errors import (
     InvalidRequest,
@@ -267,15 +269,19 @@ def test_a_fetch_that_a_stream_port_does_not_take_goes_by_grpc_at_once(
             self.cancelled = True
 
     instead = ByGrpc(["one", "two"])
-    monkeypatch.setattr(fetching, "open_by_grpc", lambda *given: instead)
+    asked: list[Any] = []
+    monkeypatch.setattr(fetching, "open_by_grpc", lambda *given: asked.append(given) or instead)
+    # Through a tunnel errors name it, and what is dialled is the broker
+    monkeypatch.setattr(tunnels, "connect", lambda address, via, _: connect(address, "", WAIT_S))
 
     def refuse(connection: socket.socket, request: pb.FetchRequest) -> bool:
         connection.sendall(b"".join(say(Kind.ERROR, to_wire(refused).SerializeToString())))
         return False
 
     with broker(refuse) as at:
-        assert list(fetch(at)) == ["one", "two"]
-        assert instead.cancelled
+        client = Client((), None, "t:1")
+        assert list(open_fetch("b:1", pb.FetchRequest(), WAIT_S, client, at.address)) == ["one", "two"]
+        assert (asked[0][0], instead.cancelled) == ("b:1", True)
         assert fetch(at) is instead, "nor is it tried again"
         assert at.connections == 1
 

@@ -3,21 +3,34 @@ do, and no broker is blamed. The test is the tunnel."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mq_client import Admin, Producer, Reader, Unreachable
-from mq_client.cluster import fetching, handshake, streams, tunnels
+from mq_client.cluster import fetching, handshake, stream_calls, streams, tunnels, watching
 from mq_client.cluster.channels import Client, call_unary
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.fetching import open_fetch
-from mq_client.cluster.tunnels import TunnelFault, What, checked_via, connect, fault, fault_of_all, given_via, named
+from mq_client.cluster.tunnels import (
+    TunnelFault,
+    What,
+    checked_via,
+    connect,
+    connect_on_loop,
+    fault,
+    fault_of_all,
+    given_via,
+    named,
+)
+from mq_client.cluster.watching import open_watch_offsets
 from mq_client.errors import InvalidSetting, NotLeader
 from mq_protocol import mq_pb2 as pb
 
@@ -25,7 +38,10 @@ HOST = "127.0.0.1"
 BROKER = "broker-1.hidden:7400"
 """Nobody here knows it: whoever dials it directly is found out."""
 
-WAIT_S = 20.0
+PORT = "broker-1.hidden:1"
+"""Its stream port."""
+
+WAIT_S = 30.0
 
 
 class Listener:
@@ -36,7 +52,7 @@ class Listener:
         self.via = f"{HOST}:{self._listener.getsockname()[1]}"
         self._answer = answer
         self.asked: list[bytes] = []
-        self._kept: list[socket.socket] = []
+        self.kept: list[socket.socket] = []
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
 
@@ -47,21 +63,23 @@ class Listener:
             except OSError:
                 return
             accepted.settimeout(WAIT_S)
-            if self._answer is None:
-                self._kept.append(accepted)
-                continue
-            with contextlib.suppress(ConnectionError), accepted:
-                self.asked.append(accepted.recv(4096))
-                accepted.sendall(self._answer)
-                accepted.shutdown(socket.SHUT_WR)
-                while accepted.recv(4096):
-                    pass
+            self.kept.append(accepted)
+            if self._answer is not None:
+                threading.Thread(target=self._serve, args=(accepted, self._answer), daemon=True).start()
+
+    def _serve(self, accepted: socket.socket, answer: bytes) -> None:
+        with contextlib.suppress(OSError), accepted:
+            self.asked.append(accepted.recv(4096))
+            accepted.sendall(answer)
+            accepted.shutdown(socket.SHUT_WR)
+            while accepted.recv(4096):
+                pass
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(WAIT_S)
-        for each in self._kept:
+        for each in self.kept:
             each.close()
 
 
@@ -107,7 +125,10 @@ def test_what_an_answer_means(listen: Callable[[bytes | None], Listener], answer
     assert found is not None
     assert (found.what, text in str(found)) == (what, True), str(found)
     assert str(found).startswith(f"the tunnel at {there.via} ")
-    assert there.asked == [f"CONNECT {BROKER} HTTP/1.1\r\nHost: {BROKER}\r\n\r\n".encode()]
+    with pytest.raises(TunnelFault) as on_loop:
+        asyncio.run(connect_on_loop(BROKER, there.via, WAIT_S))
+    assert (on_loop.value.what, str(on_loop.value)) == (what, str(found))
+    assert there.asked == [f"CONNECT {BROKER} HTTP/1.1\r\nHost: {BROKER}\r\n\r\n".encode()] * 2
 
 
 def test_one_that_is_dead_one_of_no_host_and_one_that_is_silent(
@@ -215,12 +236,64 @@ def test_what_a_broker_itself_says_stays_as_it_is() -> None:
 def test_a_stream_port_is_not_given_up_since_the_tunnel_was_down(
     listen: Callable[[bytes | None], Listener], nowhere: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class ByGrpc(list[str]):
+        def cancel(self) -> None:
+            self.clear()
+
     monkeypatch.delenv(streams.VARIABLE, raising=False)
-    for via, given_up in ((nowhere, False), (listen(b"HTTP/1.1 403 Forbidden\r\n\r\n").via, True)):
-        monkeypatch.setattr(streams, "_avoided", {})
-        monkeypatch.setattr(fetching, "open_by_grpc", lambda *_: ["answered"])
-        assert list(open_fetch(BROKER, pb.FetchRequest(), 0.1, Client((BROKER,), None, via), "broker-1.hidden:1"))
-        assert bool(streams._avoided) is given_up
+    for module, call in (
+        (fetching, lambda client: open_fetch(BROKER, pb.FetchRequest(), 0.1, client, PORT)),
+        (watching, lambda client: open_watch_offsets(BROKER, pb.WatchOffsetsRequest(), client, PORT)),
+    ):
+        monkeypatch.setattr(module, "open_by_grpc", lambda *_: ByGrpc(["one", "two"]))
+        for via, given_up in ((nowhere, False), (listen(b"HTTP/1.1 403 Forbidden\r\n\r\n").via, True)):
+            monkeypatch.setattr(streams, "_avoided", {})
+            client = Client((BROKER,), None, via)
+            call(client).cancel()
+            assert not streams._avoided, "gRPC has not answered: it may be the broker that is gone"
+            assert list(call(client)) == ["one", "two"]
+            assert bool(streams._avoided) is given_up
+        monkeypatch.setenv(streams.VARIABLE, "stream")
+        with pytest.raises(Unreachable, match=PORT):
+            call(client)
+        monkeypatch.delenv(streams.VARIABLE)
+
+
+def test_many_connections_through_a_silent_tunnel_are_waited_for_at_once_and_none_is_left(
+    listen: Callable[[bytes | None], Listener],
+) -> None:
+    there = listen(None)
+
+    async def scenario() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        client = Client((BROKER,), None, there.via)
+        dialling = [asyncio.create_task(stream_calls.dial(PORT, BROKER, client)) for _ in range(20)]
+        async with asyncio.timeout(WAIT_S):
+            while len(there.kept) < len(dialling):  # noqa: ASYNC110 - of the listener's thread nothing tells
+                await asyncio.sleep(0.01)
+        for each in dialling:
+            each.cancel()
+        await asyncio.gather(*dialling, return_exceptions=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tunnels, "PROBE_S", 4 * WAIT_S)
+        asyncio.run(scenario())
+    for each in there.kept:
+        while each.recv(4096):  # the request, then the end
+            pass
+
+
+def test_all_addresses_of_a_host_are_tried(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        found = [
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (HOST, port))
+            for port in (int(nowhere.partition(":")[2]), listener.getsockname()[1])
+        ]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        asyncio.run(connect_on_loop("b.hidden:1", "", WAIT_S)).close()
+        found.pop()
+        with pytest.raises(ConnectionRefusedError):
+            asyncio.run(connect_on_loop("b.hidden:1", "", WAIT_S))
 
 
 def test_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
