@@ -10,6 +10,7 @@ paths: a key or a token is read where it is used. A token that is given itself i
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -100,7 +101,12 @@ class Security:
             return self.token
         path = Path(os.fspath(self.token_file or ""))
         try:
-            with path.open("rb") as file:
+            fd = os.open(
+                path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            )  # a pipe without a writer would wait for ever
+            with os.fdopen(fd, "rb") as file:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    raise InvalidSetting("it is no ordinary file, and is read again later: write the token into a file")
                 data = file.read(TOKEN_BYTES_MAX + _WHITE_SPACE_MAX)
             return Secret(check_token(data.decode("ascii")))
         except OSError as error:

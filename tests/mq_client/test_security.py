@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -158,6 +159,13 @@ def test_a_file_with_something_else_is_refused_and_not_shown(data: bytes | None,
     with pytest.raises(InvalidSetting, match="token file") as refused:
         Security(ca="c", token_file=file).read_token()
     assert MARKER not in str(refused.value)
+
+
+def test_a_pipe_or_a_directory_in_place_of_a_tokens_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("pipe", "."):
+        with pytest.raises(InvalidSetting, match="token"):
+            Security(ca="c", token_file=tmp_path / name).read_token()
 
 
 def test_the_environment_names_a_token_file_beside_the_authorities(monkeypatch: pytest.MonkeyPatch) -> None:

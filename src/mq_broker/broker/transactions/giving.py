@@ -90,7 +90,7 @@ class Giving:
 
 def new_owner(text: str) -> str:
     """`User:etl`, as owners are written. Raises `InvalidRequest` for what no user's name is."""
-    if ":" not in text:
+    if ":" not in text or text.endswith(":*"):
         raise InvalidRequest(f"{quoted(text)} names no user: write User:NAME")
     named = Principal.parse(text)
     if named.kind != _KIND:

@@ -135,6 +135,7 @@ def test_who_may_give_is_who_may_alter_the_transaction_and_not_who_owns_it(tmp_p
         ("", "names no user"),
         ("etl", "names no user"),
         ("*", "names no user"),
+        ("User:*", "names no user"),
         ("Nobody:etl", "names no principal"),
         ("User:", "name"),
         ("User:e\u202etl", "name"),
