@@ -20,7 +20,7 @@ from tests.cluster.key_commands import KeyCommands, of
 
 DISK_MB = 4_096
 ASK_MS = 4_000
-RECORD = re.compile(rb"p[0-9]\.[0-9]+-[0-9]+\.[0-9]")
+RECORD = re.compile(rb"[jp][0-9]\.[0-9]+[a-z]?-[0-9]+\.[0-9]")
 """What a producer of chaos writes (client.py)."""
 
 _STOP_S = 20.0

@@ -93,6 +93,8 @@ class Outcome:
     applied: list[Applied] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     records: int = 0
+    readable: int = 0
+    """Files of brokers in which a record can be read, at the end."""
     ended: int = 0
     """How often a broker ended by itself, because ZooKeeper did not answer while it started."""
     left_out: list[str] = field(default_factory=list)
@@ -292,8 +294,10 @@ class Run:
         except AssertionError as error:
             problems.append(str(error))
         problems += finish_all(self._of("member", "worker"))
+        readable = cluster.readable()
+        self.outcome.readable = len(readable)
         if self.settings.encrypt:
-            problems += [f"a record can be read in {path}" for path in cluster.readable()]
+            problems += [f"a record can be read in {path}" for path in readable]
         with Recorder(self._parts / "final.jsonl", "final") as final:
             last: list[Callable[[], None]] = [
                 partial(self._read_all, cluster, topic, final) for topic in self.all_topics

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.cluster import RECORD
 from tests.chaos.nemesis import NEMESES
 from tests.chaos.report import story
 from tests.chaos.run import Outcome, Run, Settings
@@ -126,8 +125,7 @@ def test_a_job_that_was_settled_and_that_nobody_did_would_be_reported(lines: lis
 
 
 def test_what_is_searched_for_in_sealed_files_is_found_in_plain_ones(outcome: Outcome) -> None:
-    paths = (outcome.settings.directory / "cluster").glob("broker-*/partitions/*/*.log")
-    assert any(RECORD.search(path.read_bytes()) for path in paths)
+    assert outcome.readable > 0
 
 
 def test_every_nemesis_strikes_and_heals_within_bounds() -> None:

@@ -341,6 +341,11 @@ class Accepting(ABC):
 
     def start(self) -> None:
         self._accepting = asyncio.create_task(self._accept(), name=f"accept {self._name}s")
+        self._accepting.add_done_callback(self._accepts_no_more)
+
+    def _accepts_no_more(self, accepting: asyncio.Task[None]) -> None:
+        if not accepting.cancelled() and (error := accepting.exception()) is not None:
+            log.critical("no more %ss are accepted: restart this broker", self._name, exc_info=error)
 
     async def stop(self) -> None:
         """No connection is made or held any more."""

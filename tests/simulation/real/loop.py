@@ -180,8 +180,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.call_later(self.job_s(), work)
         return done
 
-    async def sock_accept(self, listener: Any) -> tuple[Any, str]:
-        return await listener.accept(), ""
+    async def sock_accept(self, listener: Any) -> tuple[Any, tuple[str, int]]:
+        """From where it comes is not simulated: all have one address."""
+        return await listener.accept(), ("10.0.0.1", 1)
 
     async def connect_accepted_socket(self, factory: Callable[[], Any], sock: Any, **options: Any) -> tuple[Any, Any]:
         assert options.get("ssl") is None, "TLS is not simulated"
