@@ -28,6 +28,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, NotLeader, StorageFailed
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_cli.processes import Command
+from tests.switch import plain_text
 
 MARKER = "THIS-IS-A-PAYLOAD"
 
@@ -176,6 +177,7 @@ def test_cryptography_is_imported_where_it_is_used_alone() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.processes
+@plain_text("it starts a broker by itself; an encrypted cluster is tested over TLS too")
 def test_a_broker_that_is_killed_has_no_payload_in_any_file_and_loses_nothing(tmp_path: Path, keys: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(mode=0o755)
