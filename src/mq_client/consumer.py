@@ -49,7 +49,9 @@ class Consumer(AsyncBlock):
       so, once for a topic. Partitions that are added later are found within seconds, and begin at
       their first record.
     - `idle_ms`: iteration ends when no record has arrived for this time. None: only `stop` ends it.
-    - `buffer_bytes_max`: bytes that each broker may have pushed and that were not taken yet.
+    - `buffer_bytes_max`: bytes that each broker may have pushed and that were not taken yet. Consumers of one process
+      that are in no group and at the same place share a stream; one that becomes too slow for that may hold twice as
+      much for a while.
     - `settle_ms`: how often the group's cursor is sent to the brokers. `timeout_ms`: for each request.
     - `member_id`: the id of this consumer in its group, random unless given. While another live process has it,
       `MemberInUse` is raised after 20 s at most.

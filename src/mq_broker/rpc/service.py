@@ -66,13 +66,14 @@ class Coding(NamedTuple):
     decode: Callable[[Any, type[pb.ProduceHeader], int], Envelope[pb.ProduceHeader]]
     body: Callable[[Any], bytes]  # serialized, of a message without payload
     size: Callable[[Any], int]
+    name: str
 
 
 def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-BY_GRPC: Final = Coding(encode, _as_it_is, decode, _as_it_is, len)
+BY_GRPC: Final = Coding(encode, _as_it_is, decode, _as_it_is, len, "grpc")
 
 
 class Incoming(Generic[T]):
@@ -274,7 +275,7 @@ def sender(
         return send
 
     async def send_records(message: Envelope[Any]) -> None:
-        data = coding.encode(message)
+        data = message.encoded(coding) if isinstance(message, SharedBatches) else coding.encode(message)
         charge(meter, Quota.FETCH, coding.size(data))
         await context.write(data)
 
@@ -284,6 +285,17 @@ def sender(
 def _is_envelope(kind: type[Message]) -> bool:
     """Whether a message carries a payload, which does not pass through protobuf."""
     return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]
+
+
+class SharedBatches(Envelope[pb.BatchesHeader]):
+    """Batches that several streams are sent: encoded once for all that go the same way, not changed afterwards."""
+
+    def encoded(self, coding: Coding) -> Any:
+        """As `coding.encode` has it."""
+        found = self.__dict__.get(coding.name)
+        if found is None:
+            found = self.__dict__[coding.name] = coding.encode(self)
+        return found
 
 
 class RefusedBatch(Envelope[pb.ProduceHeader]):

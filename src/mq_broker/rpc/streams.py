@@ -109,6 +109,10 @@ def _body_of(data: Said) -> bytes:
     return data.body
 
 
+def _envelope(envelope: Envelope[Any]) -> list[Buffer]:
+    return list(joined(say_envelope(envelope)))
+
+
 def _plain(body: bytes) -> list[Buffer]:
     return say(Kind.MESSAGE, body)
 
@@ -119,7 +123,7 @@ def _size_of(message: Said | list[Buffer]) -> int:
     return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in message)
 
 
-FRAMED: Final = Coding(say_envelope, _plain, _message_of, _body_of, _size_of)
+FRAMED: Final = Coding(_envelope, _plain, _message_of, _body_of, _size_of, "framed")
 
 
 class StreamWire(asyncio.BufferedProtocol):

@@ -169,6 +169,10 @@ class EventLoop:
         """On the loop."""
         return self._loop.call_later(seconds, function)
 
+    def now(self) -> float:
+        """The loop's clock, in seconds."""
+        return self._loop.time()
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)
         self._tasks.add(task)

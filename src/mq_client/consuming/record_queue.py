@@ -14,14 +14,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 
 from mq_client.cluster.deadline import Deadline
+from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.errors import TritonMQError
-from mq_protocol.arrow import decode_batch
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
+
+if TYPE_CHECKING:
+    from mq_client.consuming.feeds import Feed
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -72,7 +75,8 @@ class PartitionPlace:
     with. Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`:
     what the broker knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`:
     the broker has said where it begins, or that another member has it. `in_use`: it has said that another process has
-    this member's id; until when that is waited for.
+    this member's id; until when that is waited for. `feed`: where it waits to be fed, or is, `fed` (feeds.py); not
+    before `apart_until`, by the monotonic clock.
     """
 
     topic: str
@@ -89,6 +93,9 @@ class PartitionPlace:
     added: bool = False
     asked: int | None = None
     in_use: tuple[TritonMQError, Deadline] | None = None
+    feed: Feed | None = None
+    fed: bool = False
+    apart_until: float = 0.0
 
     @property
     def to_settle(self) -> int:
@@ -104,27 +111,35 @@ class PartitionPlace:
 
 @dataclass(eq=False, slots=True)
 class Chunk:
-    """A pushed batch from row `row` on. `release(bytes)` gives its credit back."""
+    """A pushed batch from row `row` on, which other consumers may hold too. `release(bytes)` gives its credit back.
+    `fingerprint`: of the schema."""
 
     place: PartitionPlace
-    base_offset: int
-    record_count: int
-    timestamp_us: int
-    payload: memoryview
+    batch: SharedBatch
     schema: pa.Schema
+    fingerprint: int
     typed: bool
     row: int
     release: Callable[[int], None]
     records: Sequence[ConsumerRecord] | None = field(default=None)
 
+    @property
+    def nbytes(self) -> int:
+        return len(self.batch.payload)
+
     def decoded(self) -> Sequence[ConsumerRecord]:
         if self.records is None:
-            batch = decode_batch(self.payload, self.schema)
-            topic, partition = self.place.topic, self.place.partition
-            self.records = batch_to_records(
-                batch, topic, partition, self.base_offset, self.timestamp_us, typed=self.typed
-            )
+            if self.typed:  # values are dicts, which their consumer may change
+                self.records = self._records_of(self.batch.rows(self.schema, self.fingerprint))
+            else:
+                self.records = self.batch.records(self.schema, self.fingerprint, self._records_of)
         return self.records
+
+    def _records_of(self, rows: pa.RecordBatch) -> list[ConsumerRecord]:
+        batch = self.batch
+        return batch_to_records(
+            rows, self.place.topic, self.place.partition, batch.base_offset, batch.timestamp_us, typed=self.typed
+        )
 
 
 def batch_to_records(
@@ -205,7 +220,7 @@ class RecordQueue:
     def qsize(self) -> int:
         """Records that are here."""
         with self._changed:
-            return sum(chunk.record_count - chunk.row for chunk in self._chunks)
+            return sum(chunk.batch.record_count - chunk.row for chunk in self._chunks)
 
     def empty(self) -> bool:
         with self._changed:
@@ -230,9 +245,9 @@ class RecordQueue:
         chunk = self._chunks[0]
         record = chunk.decoded()[chunk.row]
         chunk.row += 1
-        if chunk.row == chunk.record_count:
+        if chunk.row == chunk.batch.record_count:
             self._chunks.popleft()
-            chunk.release(len(chunk.payload))
+            chunk.release(chunk.nbytes)
         chunk.place.taken = record.offset + 1
         self._handed = chunk.place
         return record
@@ -247,11 +262,10 @@ class RecordQueue:
         kept: deque[Chunk] = deque()
         for chunk in self._chunks:
             if chunk.place is place:
-                end = chunk.base_offset + chunk.record_count
-                if below is None or end <= below:
-                    chunk.release(len(chunk.payload))
+                if below is None or chunk.batch.end_offset <= below:
+                    chunk.release(chunk.nbytes)
                     continue
-                chunk.row = max(chunk.row, below - chunk.base_offset)
+                chunk.row = max(chunk.row, below - chunk.batch.base_offset)
             kept.append(chunk)
         self._chunks = kept
         if self._handed is place and below is None:
@@ -261,7 +275,7 @@ class RecordQueue:
         """Forget all that is here, and give its credit back."""
         while self._chunks:
             chunk = self._chunks.popleft()
-            chunk.release(len(chunk.payload))
+            chunk.release(chunk.nbytes)
 
     def close(self) -> None:
         """Hand out nothing any more, neither of what is here nor of what is still pushed: in a group it is given to

@@ -18,9 +18,11 @@ from mq_client.awaiting import Wakeable
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
+from mq_client.consuming.feeding import Feeding
 from mq_client.consuming.health import Health
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped
 from mq_client.consuming.session import Session
+from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.errors import (
     MemberInUse,
     NotAuthenticated,
@@ -101,6 +103,7 @@ class Subscriptions:
         self._sessions: dict[str, Session] = {}
         self._told_of_start: set[str] = set()
         self._held: dict[str, int] = {}  # bytes that are here of what each broker has pushed, on whichever stream
+        self._feeding = Feeding(self)
         self._look = False  # something is to be opened now
         self._failed = False  # something is to be opened again, in its time
         self._stopping = False
@@ -151,7 +154,8 @@ class Subscriptions:
         self.views.pop(topic, None)
         for key in [key for key in self.places if key[0] == topic]:
             place = self.places.pop(key)
-            session = self._sessions.get(place.address or "")
+            session = self._stream_of(place)
+            self._feeding.leave(place)
             if session is not None:
                 session.close_partition(place)
 
@@ -202,7 +206,8 @@ class Subscriptions:
                 deadline = Deadline(_REFRESH_S * 1000 if complete else backoff.next_ms())
                 while not (self._stopping or self._look or deadline.expired or (self._failed and complete)):
                     look_s = _HEALTH_S if self._health is not None else _REFRESH_S
-                    self._work.wait(min(self._settle_s, deadline.remaining_s, look_s))
+                    settle_s = self._settle_s if self.group else _REFRESH_S
+                    self._work.wait(min(settle_s, deadline.remaining_s, look_s))
                     self._settle()
                     self._heed_health()
                 self._look = self._failed = False
@@ -231,19 +236,26 @@ class Subscriptions:
                 address = self.connection.leader_address(self.views[place.topic], place.partition)
                 if address is None:
                     continue
-                session = self._sessions.get(place.address) if place.address is not None else None
-                if place.address == address and session is not None and not session.ended:
+                session = self._stream_of(place)
+                if place.address == address and (place.fed or (session is not None and not session.ended)):
                     continue
+                self._feeding.leave(place)
                 if session is not None:
                     session.close_partition(place)
                 place.address, place.answered = address, False
                 to_open.setdefault(address, []).append(place)
             for address, places in to_open.items():
                 self._session(address).open(places)
-            for address in [
-                known for known in self._sessions if not any(p.address == known for p in self.places.values())
-            ]:
-                self._sessions.pop(address).end()
+            for address in list(self._sessions):
+                self._end_if_empty(address)
+
+    def _stream_of(self, place: PartitionPlace) -> Session | None:
+        """This consumer's own, if the partition is opened on it."""
+        return None if place.fed or place.address is None else self._sessions.get(place.address)
+
+    def _end_if_empty(self, address: str) -> None:
+        if not any(place.address == address and not place.fed for place in self.places.values()):
+            self._sessions.pop(address).end()
 
     # ------------------------------------------------------------------ whether the program can work
 
@@ -356,8 +368,9 @@ class Subscriptions:
             if self._sessions.get(session.address) is not session:
                 return  # another has taken its place
             del self._sessions[session.address]
-            there = [place for place in self.places.values() if place.address == session.address]
+            there = [place for place in self.places.values() if place.address == session.address and not place.fed]
             for place in there:
+                self._feeding.leave(place)
                 place.address = None
             if isinstance(error, PermissionDenied | NotAuthenticated | QuotaExceeded | UnknownTopic):
                 for topic in dict.fromkeys(place.topic for place in there):
@@ -385,6 +398,7 @@ class Subscriptions:
             elif told.active:
                 place.answered, place.in_use = True, None
                 self._activate(place, told.offset)
+                self._feeding.offer(place)
             else:
                 place.answered, place.in_use = True, None
                 if not self.broadcast:  # what a member of a broadcast group was pushed, nobody else is given
@@ -394,11 +408,12 @@ class Subscriptions:
 
     def _is_current(self, session: Session, place: PartitionPlace) -> bool:
         """Whether it is this stream that the partition is opened on: words of a former one do not count."""
-        return place.address == session.address and self._sessions.get(session.address) is session
+        return self._stream_of(place) is session
 
     def _refused(self, place: PartitionPlace, error: TritonMQError) -> None:
         if isinstance(error, NotLeader):
             self.connection.note_leader(place.topic, place.partition, error)
+        self._feeding.leave(place)
         place.address = None
         if not (error.retriable or self._waits_for_id(place, error)):
             self.fail(place.topic, error)  # which raises it for whoever takes records
@@ -488,23 +503,30 @@ class Subscriptions:
                 if end <= place.position:  # held, or taken, since before the stream was opened
                     session.give_back(len(payload))
                     continue
-                view = self.views[place.topic]
-                self.queues[place.topic].put(
-                    Chunk(
-                        place,
-                        stored.base_offset,
-                        stored.record_count,
-                        stored.timestamp_us,
-                        payload,
-                        view.schema,
-                        view.typed,
-                        max(0, place.position - stored.base_offset),
-                        partial(self._released, session.address),
-                    )
-                )
                 self._held[session.address] = self.held(session.address) + len(payload)
-                place.position = end
+                self.put(place, SharedBatch(stored, payload), partial(self._released, session.address))
+                self._feeding.offer(place)
             self.changed.notify_all()
+
+    def put(self, place: PartitionPlace, batch: SharedBatch, release: Callable[[int], None]) -> None:
+        """What came of a partition waits to be taken, from the place's position on."""
+        view, skipped = self.views[place.topic], max(0, place.position - batch.base_offset)
+        chunk = Chunk(place, batch, view.schema, view.fingerprint, view.typed, skipped, release)
+        self.queues[place.topic].put(chunk)
+        place.position = place.pushed = batch.end_offset
+
+    def leave_stream(self, place: PartitionPlace) -> None:
+        """It is fed from now on."""
+        session = self._sessions.get(place.address or "")
+        if session is not None:
+            session.close_partition(place)
+            self._end_if_empty(session.address)
+
+    def open_again(self, *, now: bool = False) -> None:
+        """A partition has no stream: it is opened again, wherever it is led by now."""
+        self._look = self._look or now
+        self._failed = True
+        self._work.notify()
 
     def held(self, address: str) -> int:
         """Bytes that are here of what that broker has pushed."""
@@ -546,6 +568,7 @@ class Subscriptions:
                 self._health.stop()
             for waiting in self.queues.values():
                 waiting.close()
+            self._feeding.close(self.places.values())
             positions: dict[str, dict[int, int]] = {}
             for place in self.places.values():
                 if self.group and place.processed > place.began:  # also one that is just being opened again

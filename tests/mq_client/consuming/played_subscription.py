@@ -13,6 +13,7 @@ from mq_client.cluster import deadline as deadline_module
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming import session
 from mq_client.consuming.record_queue import PartitionPlace
+from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.consuming.subscription import Subscriptions
 from mq_client.producing.batches import records_to_batch
 from mq_protocol import mq_pb2 as pb
@@ -22,6 +23,21 @@ from mq_protocol.error_messages import to_wire
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
 CREDIT = 1_000
+
+
+def shared_batch(
+    payload: memoryview, base: int, count: int, *, partition: int = 0, timestamp_us: int = 0
+) -> SharedBatch:
+    """A batch of topic `t` as it was pushed."""
+    stored = pb.StoredBatch(
+        topic="t",
+        partition=partition,
+        base_offset=base,
+        record_count=count,
+        timestamp_us=timestamp_us,
+        payload_bytes=len(payload),
+    )
+    return SharedBatch(stored, payload)
 
 
 class Stream:

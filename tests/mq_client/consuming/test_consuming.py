@@ -20,6 +20,7 @@ from mq_client.producing.batches import records_to_batch
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
+from tests.mq_client.consuming.played_subscription import shared_batch
 
 
 class Fed:
@@ -42,7 +43,7 @@ class Fed:
         with subscriptions.changed:
             place = subscriptions.places[topic, 0]
             subscriptions.queues[topic].put(
-                Chunk(place, base, len(values), 0, payload, RECORD_SCHEMA, False, 0, lambda count: None)
+                Chunk(place, shared_batch(payload, base, len(values)), RECORD_SCHEMA, 1, False, 0, lambda count: None)
             )
             subscriptions.changed.notify_all()
 

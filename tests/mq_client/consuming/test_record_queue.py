@@ -16,6 +16,7 @@ from mq_client.errors import UnknownTopic
 from mq_client.producing.batches import records_to_batch
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.sql.ddl import parse_schema
+from tests.mq_client.consuming.played_subscription import shared_batch
 
 
 class Pushed:
@@ -32,7 +33,8 @@ class Pushed:
         payload = memoryview(encode_batch(records_to_batch([None] * count, values, [None] * count, [0] * count)))
         self.pushed += len(payload)
         with self.changed:
-            self.queue.put(Chunk(place, base, count, 9, payload, RECORD_SCHEMA, False, row, self._release))
+            batch = shared_batch(payload, base, count, partition=place.partition, timestamp_us=9)
+            self.queue.put(Chunk(place, batch, RECORD_SCHEMA, 1, False, row, self._release))
             self.changed.notify_all()
 
     def _release(self, count: int) -> None:
@@ -211,5 +213,6 @@ def test_a_queue_makes_of_records_what_its_deserializer_says() -> None:
     changed = threading.Condition(threading.RLock())
     made = RecordQueue("t", changed, lambda record: record._replace(value=int(record.value)))
     payload = memoryview(encode_batch(records_to_batch([], [b"7"], [], [0])))
-    made.put(Chunk(PartitionPlace("t", 0), 0, 1, 0, payload, RECORD_SCHEMA, False, 0, lambda count: None))
+    place = PartitionPlace("t", 0)
+    made.put(Chunk(place, shared_batch(payload, 0, 1), RECORD_SCHEMA, 1, False, 0, lambda count: None))
     assert made.get_nowait().value == 7

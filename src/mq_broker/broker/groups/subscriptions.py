@@ -12,10 +12,11 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Final
 
-from mq_broker.broker.data.pushdown import stored
+from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.audiences import Audiences
 from mq_broker.broker.groups.cursors import Mover, note_stranger
 from mq_broker.broker.groups.kinds import check_is_no_queue, check_is_no_stream
+from mq_broker.broker.groups.pushed_once import Pushed, PushedOnce
 from mq_broker.broker.groups.sharing import Share, Shares
 from mq_broker.broker.host.cold_reads import open_apart
 from mq_broker.broker.host.partition import Partition
@@ -57,6 +58,7 @@ class Delivery:
         self.topics = topics
         self.shares = Shares()
         self.audiences = Audiences()
+        self.pushed_once = PushedOnce()
 
     async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
         """One stream, until the client has said its last or goes."""
@@ -297,6 +299,7 @@ class _Session:
             self._remove(self._subscriptions.get(key))
             subscription = self._subscriptions[key] = _Subscription(self, partition, wanted)
             partition.observers.add(subscription.changed)
+            self._delivery.pushed_once.subscribed(partition)
             subscription.changed()
 
     @staticmethod
@@ -362,6 +365,7 @@ class _Session:
         key = (subscription.partition.topic.spec.name, subscription.partition.number)
         if self._subscriptions.get(key) is subscription:
             del self._subscriptions[key]
+            self._delivery.pushed_once.left(subscription.partition)
         subscription.partition.observers.discard(subscription.changed)
         self._ready.pop(subscription, None)
         subscription.leave()
@@ -409,46 +413,54 @@ class _Session:
         await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
     def _gather(self, bytes_max: int = FETCH_CHUNK_BYTES) -> Batches | None:
-        """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch."""
+        """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch.
+        Batches that others are pushed too have a message of their own, which all of them share."""
         if not self._has_news:
             return None
+        room = min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
+        first = next(iter(self._ready), None)
+        if not self._opened and first is not None and self._is_shared(first):
+            del self._ready[first]
+            found = self._read(first, min(room, self._credit))
+            return None if found is None else found.message
         header = pb.BatchesHeader(opened=self._opened)
         self._opened, self._untold_bytes = [], 0
         self._told.set()
         parts: list[Buffer] = []
-        room = min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
         while self._ready and self._credit > 0 and room > 0:
             subscription = next(iter(self._ready))
+            if parts and self._is_shared(subscription):
+                break
             del self._ready[subscription]
-            if subscription.pushing:
-                taken = self._push(subscription, min(room, self._credit), header, parts)
-                room -= taken
-                self._credit -= taken
+            found = self._read(subscription, min(room, self._credit)) if subscription.pushing else None
+            if found is not None:
+                header.batches.extend(found.message.header.batches)
+                parts.extend(found.message.parts)
+                room -= found.bytes
         return Envelope(header, tuple(parts))
 
-    def _push(self, subscription: _Subscription, bytes_max: int, header: pb.BatchesHeader, parts: list[Buffer]) -> int:
+    def _is_shared(self, subscription: _Subscription) -> bool:
+        return subscription.pushing and self._delivery.pushed_once.has_several(subscription.partition)
+
+    def _read(self, subscription: _Subscription, bytes_max: int) -> Pushed | None:
+        """What the subscription is pushed now, paid from the credit; None if nothing can be read, which is told."""
         partition = subscription.partition
+        source = self._delivery.pushed_once if self._is_shared(subscription) else pushed_once
         try:
-            batches = partition.read(subscription.position, subscription.bound, bytes_max)
+            found = source.read(partition, subscription.position, subscription.bound, bytes_max)
         except OffsetOutOfRange as error:
             if error.next_offset > subscription.position:
                 subscription.skip_to(error.next_offset, error)
             else:
                 self.end(subscription, error)
-            return 0
+            return None
         except TritonMQError as error:
             log.warning("%s: cannot be read at offset %d: %s", partition.name, subscription.position, error)
             self.end(subscription, error)
-            return 0
-        taken = 0
-        for batch, payload in batches:
-            described = stored(batch)
-            described.topic, described.partition = partition.topic.spec.name, partition.number
-            header.batches.append(described)
-            parts.append(payload)
-            taken += batch.payload_bytes
-            subscription.position = batch.base_offset + batch.record_count
+            return None
+        subscription.position = found.end
+        self._credit -= found.bytes
         subscription.stand_by_when_done()
         self.mark(subscription)
-        TOPIC_BYTES_OUT.add(partition.topic.spec.name, "push", n=taken)
-        return taken
+        TOPIC_BYTES_OUT.add(partition.topic.spec.name, "push", n=found.bytes)
+        return found

@@ -1,0 +1,296 @@
+"""One stream to each broker for all consumers of a process that want the same: partitions that several are pushed.
+
+A consumer without a group opens its partitions on a stream of its own (session.py). Where two of them, of the same
+cluster and the same user, have come to the same offset of a partition, the partition is opened once more, on a stream
+for all, and whoever is at its offset goes over to that: it is fed. Nobody waits for anybody. Who takes too slowly goes
+on by its own stream, from its own offset, and so do all when the stream for all ends.
+
+All here is on the loop of push_streams.py, but `Feed.leave`. A consumer's part in it is feeding.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Final, NamedTuple, Protocol
+
+from mq_client.cluster.channels import Client
+from mq_client.consuming.push_streams import EventLoop, PushStream
+from mq_client.consuming.record_queue import PartitionPlace
+from mq_client.consuming.shared_batch import SharedBatch
+from mq_client.errors import TritonMQError, Unreachable
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, split
+from mq_protocol.error_messages import from_wire
+
+CREDIT_BYTES: Final = 4 << 20
+"""What may be on its way on a stream for all. It is given again at once, since nobody is waited for."""
+
+AGAIN_S: Final = 30.0
+"""A stream for all that was refused is not asked for again before: a user may have no more streams, say. Consumers work
+without it."""
+
+SOON_S: Final = 1.0
+"""The same of one that broke."""
+
+EMPTY_S: Final = 1.0
+"""A partition that nobody is fed is closed so long afterwards."""
+
+AT_ONCE: Final = 32
+"""After so many consumers were given a batch other work of the loop has its turn."""
+
+
+class Key(NamedTuple):
+    """What consumers have in common that may be fed together."""
+
+    client: Client
+    address: str
+    stream_address: str
+    topic: str
+    topic_id: str
+    partition: int
+
+
+class Consuming(Protocol):
+    """A consumer, on the loop."""
+
+    def join(self, place: PartitionPlace, feed: Feed) -> bool:
+        """It is fed from now on, unless it cannot be just now."""
+
+    def fed(self, place: PartitionPlace, feed: Feed, batches: Sequence[SharedBatch]) -> bool:
+        """Whether it has taken them and is still fed."""
+
+    def let_go(self, place: PartitionPlace, feed: Feed, error: TritonMQError | None) -> None:
+        """It is fed no more, and goes on by itself."""
+
+
+class Feed:
+    """Owns who is fed one partition of one broker, and who waits to be. `position`: the next offset that is fed; -1
+    while the partition is not open."""
+
+    def __init__(self, feeds: Feeds, key: Key) -> None:
+        self.key = key
+        self.position = -1
+        self._feeds = feeds
+        self._waiting: dict[PartitionPlace, Consuming] = {}
+        self._members: dict[PartitionPlace, Consuming] = {}
+        self._stream: _SharedStream | None = None
+        self._empty_since: float | None = None
+        self._not_before = 0.0
+
+    def offer(self, place: PartitionPlace, consumer: Consuming) -> None:
+        """It has its own stream, and can be fed once it is where others are."""
+        self._waiting[place] = consumer
+        if self.position >= 0:
+            self._join(place)
+        elif self._stream is None and self._is_met(place) and self._feeds.loop.now() >= self._not_before:
+            self._stream = self._feeds.open(self, place.position)
+
+    def leave(self, place: PartitionPlace) -> None:
+        """From any thread."""
+        self._feeds.loop.call(self._left, place)
+
+    # ------------------------------------------------------------------ for the stream
+
+    def opened(self, told: pb.PartitionOpened) -> None:
+        if told.HasField("error"):
+            # With an offset to go on at, too: each consumer is told by its own stream what it has lost
+            self._not_before = self._feeds.loop.now() + SOON_S
+            self._close()
+            self.over(from_wire(told.error))
+        elif told.active:
+            self.position = told.offset
+            self._join_all()
+
+    async def push(self, batches: Sequence[SharedBatch]) -> None:
+        self.position = batches[-1].end_offset
+        for count, (place, consumer) in enumerate(list(self._members.items()), 1):
+            if place in self._members and not consumer.fed(place, self, batches):
+                self._members.pop(place, None)
+            if count % AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._join_all()
+        self._close_if_empty()
+
+    def over(self, error: TritonMQError | None) -> None:
+        """The stream has ended, or the partition on it."""
+        self._stream, self.position = None, -1
+        members, self._members = self._members, {}
+        for place, consumer in members.items():
+            consumer.let_go(place, self, error)
+        self._forget_if_done()
+
+    # ------------------------------------------------------------------ private
+
+    def _is_met(self, place: PartitionPlace) -> bool:
+        """Whether somebody else waits at its offset."""
+        return any(other is not place and other.position == place.position for other in self._waiting)
+
+    def _join_all(self) -> None:
+        for place in [place for place in self._waiting if place.position == self.position]:
+            self._join(place)
+
+    def _join(self, place: PartitionPlace) -> None:
+        consumer = self._waiting[place]
+        if place.position == self.position and consumer.join(place, self):
+            del self._waiting[place]
+            self._members[place] = consumer
+            self._empty_since = None
+
+    def _left(self, place: PartitionPlace) -> None:
+        self._waiting.pop(place, None)
+        self._members.pop(place, None)
+        if not self._waiting and not self._members:
+            self._close()
+        self._forget_if_done()
+
+    def _close_if_empty(self) -> None:
+        if self._members:
+            return
+        now = self._feeds.loop.now()
+        if self._empty_since is None:
+            self._empty_since = now
+        elif now - self._empty_since >= EMPTY_S:
+            self._close()
+
+    def _close(self) -> None:
+        stream, self._stream, self.position, self._empty_since = self._stream, None, -1, None
+        if stream is not None:
+            stream.close(self)
+
+    def _forget_if_done(self) -> None:
+        if not self._waiting and not self._members:
+            self._feeds.forget(self)
+
+
+class _SharedStream:
+    """Owns one stream for all, and the feeds that it carries."""
+
+    def __init__(self, feeds: Feeds, key: Key) -> None:
+        self.key = key
+        self.is_over = False
+        self._feeds = feeds
+        self._carried: dict[tuple[str, int], Feed] = {}
+        self._owed = 0
+        self._stream = PushStream(key.address, self._heard, self._over, key.client, key.stream_address)
+        self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=CREDIT_BYTES)))
+
+    def open(self, feed: Feed, offset: int) -> bool:
+        """Whether it can carry this one too."""
+        key = feed.key
+        if self._carried.setdefault((key.topic, key.partition), feed) is not feed:
+            return False
+        wanted = pb.SubscribePartition(topic=key.topic, partition=key.partition, topic_id=key.topic_id, offset=offset)
+        self._stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[wanted])))
+        return True
+
+    def close(self, feed: Feed) -> None:
+        key = feed.key
+        if self._carried.get((key.topic, key.partition)) is not feed:
+            return
+        del self._carried[key.topic, key.partition]
+        place = pb.TopicPartition(topic=key.topic, partition=key.partition)
+        self._stream.say(pb.SubscribeRequest(close=pb.SubscribeClose(partitions=[place])))
+        if not self._carried:
+            self.is_over = True
+            self._stream.say_last()
+
+    async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
+        for told in message.header.opened:
+            feed = self._carried.get((told.topic, told.partition))
+            if feed is not None:
+                feed.opened(told)
+        if not message.header.batches:
+            return
+        for place, batches in _by_partition(message):
+            feed = self._carried.get(place)
+            if feed is not None and feed.position >= 0:
+                self._feeds.keep(batches)
+                await feed.push(batches)
+        self._owed += len(message.payload)
+        if self._owed * 4 >= CREDIT_BYTES and not self.is_over:
+            self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=self._owed)))
+            self._owed = 0
+
+    def _over(self, broke: TritonMQError | None) -> None:
+        ended, self.is_over = self.is_over, True
+        if not ended:
+            self._feeds.broke(self, SOON_S if broke is None or isinstance(broke, Unreachable) else AGAIN_S)
+        carried, self._carried = self._carried, {}
+        for feed in carried.values():
+            feed.over(broke or Unreachable(f"broker at {self.key.address} has ended the stream"))
+
+
+def _by_partition(message: Envelope[pb.BatchesHeader]) -> Iterator[tuple[tuple[str, int], list[SharedBatch]]]:
+    payloads = split(message.payload, (stored.payload_bytes for stored in message.header.batches))
+    shared = (SharedBatch(stored, payload) for stored, payload in zip(message.header.batches, payloads, strict=True))
+    for place, batches in groupby(shared, lambda batch: (batch.topic, batch.partition)):
+        yield place, list(batches)
+
+
+KEPT_DECODED_BYTES: Final = 1 << 20
+"""Of batches whose records are kept for who comes to them next. Whoever is later decodes for itself."""
+
+
+class Feeds:
+    """Owns the feeds of one process, the streams that carry them, and the batches whose records are kept."""
+
+    def __init__(self, loop: EventLoop) -> None:
+        self.loop = loop
+        self._feeds: dict[Key, Feed] = {}
+        self._streams: dict[tuple[Client, str], _SharedStream] = {}
+        self._not_before: dict[tuple[Client, str], float] = {}
+        self._kept: deque[SharedBatch] = deque()
+        self._kept_bytes = 0
+
+    def feed(self, key: Key) -> Feed:
+        found = self._feeds.get(key)
+        if found is None:
+            found = self._feeds[key] = Feed(self, key)
+        return found
+
+    def forget(self, feed: Feed) -> None:
+        """Nobody is fed by it, and nobody waits to be."""
+        if self._feeds.get(feed.key) is feed:
+            del self._feeds[feed.key]
+
+    def open(self, feed: Feed, offset: int) -> _SharedStream | None:
+        """The stream that carries it from now on; None if there is none to be had just now."""
+        to = feed.key.client, feed.key.address
+        if self.loop.now() < self._not_before.get(to, 0.0):
+            return None
+        self._not_before.pop(to, None)
+        found = self._streams.get(to)
+        if found is None or found.is_over:
+            found = self._streams[to] = _SharedStream(self, feed.key)
+        return found if found.open(feed, offset) else None
+
+    def broke(self, stream: _SharedStream, wait_s: float) -> None:
+        """No other one is opened to its broker for so long."""
+        to = stream.key.client, stream.key.address
+        self._not_before[to] = self.loop.now() + wait_s
+        if self._streams.get(to) is stream:
+            del self._streams[to]
+
+    def keep(self, batches: Sequence[SharedBatch]) -> None:
+        """Their records are kept until so many bytes have come after them."""
+        for batch in batches:
+            self._kept.append(batch)
+            self._kept_bytes += len(batch.payload)
+        while self._kept_bytes > KEPT_DECODED_BYTES:
+            last = self._kept.popleft()
+            self._kept_bytes -= len(last.payload)
+            last.keep_no_more()
+
+
+_of_loops: dict[EventLoop, Feeds] = {}
+
+
+def feeds(loop: EventLoop) -> Feeds:
+    """Those of the process whose loop that is. On the loop."""
+    found = _of_loops.get(loop)
+    if found is None:
+        found = _of_loops[loop] = Feeds(loop)
+    return found

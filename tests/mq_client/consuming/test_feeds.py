@@ -1,0 +1,445 @@
+"""Consumers of one process that want the same go over to one stream, and nobody waits for anybody: brokers and the loop
+are played."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mq_client.cluster.channels import Client as Caller
+from mq_client.consuming import feeding, push_streams, session
+from mq_client.consuming import feeds as feeds_module
+from mq_client.consuming.shared_batch import SharedBatch
+from mq_client.errors import NotLeader, OffsetOutOfRange, PermissionDenied, QuotaExceeded, TritonMQError, Unreachable
+from mq_client.producing.batches import records_to_batch
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.sql.ddl import parse_schema
+from tests.mq_client.cluster.scripted import topic_info
+from tests.mq_client.consuming.played_subscription import CREDIT, Client, Stream, shared_batch
+
+
+class Loop:
+    """Calls at once."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
+        function(*arguments)
+
+    def now(self) -> float:
+        return self.time
+
+
+class World:
+    """Owns consumers of topic `t`, their own streams, and those for all."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self.loop = Loop()
+        self.own: list[Stream] = []
+        self.shared: list[Stream] = []
+        monkeypatch.setattr(push_streams, "on_loop", lambda: True)
+        monkeypatch.setattr(push_streams, "this_process", lambda: self.loop)
+        monkeypatch.setattr(feeds_module, "PushStream", self._opener(self.shared))
+        monkeypatch.setattr(feeding, "APART_S", 0.0)
+
+    @staticmethod
+    def _opener(streams: list[Stream]) -> Callable[..., Stream]:
+        def opened(address: str, heard: Any, over: Any, *_: Any) -> Stream:
+            stream = Stream(address, heard, over)
+            streams.append(stream)
+            return stream
+
+        return opened
+
+    def client(self, group: str = "", *, credit_bytes: int = 1 << 20, columns: str = "", **options: Any) -> Client:
+        made = Client(self._monkeypatch, group, **options)
+        self._monkeypatch.setattr(session, "PushStream", self._opener(self.own))
+        made.subscriptions.credit_bytes = credit_bytes
+        if columns:
+            made.say(topic_info(1, 2, schema=parse_schema(columns)))
+        made.subscribe("t")
+        return made
+
+    def stream(self, client: Client, broker: int = 1) -> Stream:
+        """That consumer's own, the newest."""
+        return [
+            stream
+            for stream in self.own
+            if stream.heard.__self__._subscriptions is client.subscriptions and stream.address == f"b:{broker}"
+        ][-1]
+
+    def two(self, credit_bytes: int = 1 << 20) -> tuple[Client, Client]:
+        """At the same place of partition 0, each by itself; a stream for both was asked for. The first holds no more
+        than that."""
+        first, second = self.client(credit_bytes=credit_bytes), self.client()
+        first.opened(self.stream(first), 0, 5)
+        assert not self.shared, "one alone needs none"
+        second.opened(self.stream(second), 0, 5)
+        return first, second
+
+    def met(self, credit_bytes: int = 1 << 20) -> tuple[Client, Client, Stream]:
+        """Both are fed by the stream for all."""
+        first, second = self.two(credit_bytes)
+        [stream] = self.shared
+        first.opened(stream, 0, 5)
+        assert first.place().fed
+        assert second.place().fed
+        return first, second, stream
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(monkeypatch)
+
+
+def opens(stream: Stream) -> list[tuple[int, int]]:
+    return [(place.partition, place.offset) for opened in stream.take("open") for place in opened.partitions]
+
+
+def closes(stream: Stream) -> list[int]:
+    return [place.partition for closed in stream.take("close") for place in closed.partitions]
+
+
+def test_two_at_one_place_go_over_to_one_stream_and_leave_their_own(world: World) -> None:
+    first, second = world.two()
+    [stream] = world.shared
+    assert opens(stream) == [(0, 5)]
+    assert not first.place().fed, "not before the broker has said where the stream begins"
+    first.opened(stream, 0, 5)
+    for client in (first, second):
+        assert client.place().fed
+        assert closes(world.stream(client)) == [0]
+        assert world.stream(client).last_said, "nothing else is on it"
+        assert not world.stream(client, 2).last_said
+    first.push(stream, 0, 5, 2)
+    assert first.taken() == second.taken() == [(0, 5), (0, 6)]
+
+
+def test_each_has_its_own_place_in_what_both_are_given(world: World) -> None:
+    first, second, stream = world.met()
+    first.push(stream, 0, 5, 3)
+    assert first.subscriptions.queues["t"].get_nowait().offset == 5
+    first.push(stream, 0, 8, 1)
+    assert second.taken() == [(0, 5), (0, 6), (0, 7), (0, 8)]
+    assert first.taken() == [(0, 6), (0, 7), (0, 8)]
+
+
+def test_who_comes_to_the_place_later_is_fed_from_there_without_a_gap_or_a_repeat(world: World) -> None:
+    first, _, stream = world.met()
+    late = world.client()
+    late.opened(world.stream(late), 0, 0)
+    first.push(stream, 0, 5, 1)
+    late.push(world.stream(late), 0, 0, 4)
+    assert not late.place().fed
+    assert [offset for _, offset in late.taken()] == list(range(4))
+    late.push(world.stream(late), 0, 4, 2)
+    assert late.place().fed
+    late.push(world.stream(late), 0, 6, 1)  # on its way when it went over
+    first.push(stream, 0, 6, 2)
+    assert [offset for _, offset in late.taken()] == list(range(4, 8))
+
+
+def test_who_is_ahead_of_the_stream_waits_until_it_comes_there(world: World) -> None:
+    first, _, stream = world.met()
+    ahead = world.client()
+    ahead.opened(world.stream(ahead), 0, 7)
+    assert not ahead.place().fed
+    first.push(stream, 0, 5, 2)
+    assert ahead.place().fed
+    first.push(stream, 0, 7, 1)
+    assert ahead.taken() == [(0, 7)]
+
+
+def test_who_begins_within_a_batch_is_given_the_rest_of_it(world: World) -> None:
+    first, second, stream = world.met()
+    first.push(stream, 0, 3, 4)
+    assert first.taken() == second.taken() == [(0, 5), (0, 6)]
+
+
+@pytest.mark.parametrize("options", [{"group": "g"}, {"broadcast": "news"}])
+def test_members_of_groups_are_fed_by_nobody_else(world: World, options: dict[str, Any]) -> None:
+    first, second = world.client(**options), world.client(**options)
+    for client in (first, second):
+        client.opened(world.stream(client), 0, 5)
+    assert not world.shared
+
+
+def test_users_are_kept_apart(world: World) -> None:
+    first, second = world.client(), world.client()
+    second.connection.client = Caller(("b:1",), None, "tunnel:1")
+    for client in (first, second):
+        client.opened(world.stream(client), 0, 5)
+    assert not world.shared
+
+
+def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
+    first = world.client()
+    first.opened(world.stream(first), 0, 5)
+    second = Client(world._monkeypatch)
+    second.say(topic_info(1, 2, topic_id="y"))
+    world._monkeypatch.setattr(session, "PushStream", world._opener(world.own))
+    second.subscribe("t")
+    second.opened(world.stream(second), 0, 5)
+    assert not world.shared
+
+
+def test_who_takes_nothing_goes_on_by_itself_and_the_others_are_fed_on(world: World) -> None:
+    slow, fast, stream = world.met(credit_bytes=2 * CREDIT)
+    base = 5
+    while slow.place().fed:
+        fast.push(stream, 0, base, 1)
+        assert fast.taken() == [(0, base)]
+        base += 1
+        assert base < 30, "what it holds has a bound"
+    assert slow.subscriptions._feeding._held["b:1"] < 3 * CREDIT
+    slow.look()
+    own = world.stream(slow)
+    assert opens(own) == [(0, base - 1)], "from its own place"
+    assert slow.taken() == [(0, offset) for offset in range(5, base - 1)]
+    assert slow.subscriptions._feeding._held["b:1"] == 0
+    slow.opened(own, 0, base - 1)
+    slow.push(own, 0, base - 1, 1)
+    assert slow.place().fed, "it is where the others are"
+    fast.push(stream, 0, base, 1)
+    assert slow.taken() == [(0, base - 1), (0, base)]
+    assert not stream.last_said
+
+
+def test_who_was_too_slow_stays_by_itself_for_some_time(world: World) -> None:
+    slow, fast, stream = world.met(credit_bytes=2 * CREDIT)
+    world._monkeypatch.setattr(feeding, "APART_S", 1e9)
+    base = 5
+    while slow.place().fed:
+        fast.push(stream, 0, base, 1)
+        base += 1
+    slow.look()
+    slow.taken()
+    slow.opened(world.stream(slow), 0, base - 1)
+    slow.push(world.stream(slow), 0, base - 1, 1)
+    assert slow.place().position == base
+    assert not slow.place().fed
+
+
+def test_who_holds_much_is_not_fed_though_it_is_at_the_place(world: World) -> None:
+    first, _, _ = world.met()
+    full = world.client(credit_bytes=2 * CREDIT)
+    own = world.stream(full)
+    full.opened(own, 0, 0)
+    full.push(own, 0, 0, 5, value=bytes(CREDIT))
+    assert full.place().position == first.place().position
+    assert not full.place().fed
+
+
+def test_when_the_stream_for_all_breaks_each_goes_on_by_itself_from_its_own_place(world: World) -> None:
+    first, second, stream = world.met()
+    first.push(stream, 0, 5, 2)
+    stream.over(Unreachable("the broker is gone"))
+    for client in (first, second):
+        assert not client.place().fed
+        client.look()
+        assert opens(world.stream(client)) == [(0, 7)]
+        client.opened(world.stream(client), 0, 7)
+    assert len(world.shared) == 1, "not at once"
+    world.loop.time += feeds_module.SOON_S
+    first.push(world.stream(first), 0, 7, 1)
+    second.push(world.stream(second), 0, 7, 1)
+    assert opens(world.shared[-1]) == [(0, 8)]
+    assert len(world.shared) == 2
+
+
+@pytest.mark.parametrize("error", [QuotaExceeded("no more streams"), PermissionDenied("no right to read")])
+def test_a_stream_that_is_refused_is_not_asked_for_again_soon(world: World, error: TritonMQError) -> None:
+    first, second = world.two()
+    world.shared[0].over(error)
+    world.loop.time += feeds_module.AGAIN_S - 1
+    for base in (5, 6):
+        for client in (first, second):
+            client.push(world.stream(client), 0, base, 1)
+    assert len(world.shared) == 1
+    assert first.taken() == second.taken() == [(0, 5), (0, 6)], "they work without it"
+    world.loop.time += 1
+    for client in (first, second):
+        client.push(world.stream(client), 0, 7, 1)
+    assert len(world.shared) == 2
+
+
+def test_a_right_that_is_taken_away_is_told_each_by_its_own_stream(world: World) -> None:
+    first, second, stream = world.met()
+    stream.over(PermissionDenied("no right to read"))
+    for client in (first, second):
+        assert client.subscriptions.queues["t"].error is None
+        client.look()
+        world.stream(client).over(PermissionDenied("no right to read"))
+        with pytest.raises(PermissionDenied):
+            client.subscriptions.queues["t"].get_nowait()
+
+
+def test_a_new_leader_is_learned_from_the_stream_for_all(world: World) -> None:
+    first, second, stream = world.met()
+    first.opened(stream, 0, error=NotLeader("ask 3", 3, 2), active=False)
+    for client in (first, second):
+        client.look()
+        assert world.stream(client, 3).address == "b:3"
+        assert opens(world.stream(client, 3)) == [(0, 5)]
+    assert stream.last_said, "nothing is left on it"
+
+
+def test_records_that_were_lost_are_told_to_each_by_its_own_stream(world: World) -> None:
+    first, second, stream = world.met()
+    first.opened(stream, 0, 20, error=OffsetOutOfRange("lost", 20))
+    for client in (first, second):
+        client.look()
+        own = world.stream(client)
+        assert opens(own) == [(0, 5)]
+        client.opened(own, 0, 5)
+        client.opened(own, 0, 20, error=OffsetOutOfRange("lost", 20))
+        client.push(own, 0, 20, 1)
+        assert client.taken() == [(0, 20)]
+
+
+def test_a_batch_that_does_not_follow_is_not_taken(world: World) -> None:
+    first, _, stream = world.met()
+    first.push(stream, 0, 6, 1)
+    assert not first.place().fed
+    first.look()
+    assert opens(world.stream(first)) == [(0, 5)]
+
+
+def test_columns_that_one_has_not_heard_of_are_learned_by_its_own_stream(world: World) -> None:
+    first, second = world.client(columns="a long"), world.client(columns="a long")
+    for client in (first, second):
+        client.opened(world.stream(client), 0, 0)
+    [stream] = world.shared
+    first.opened(stream, 0, 0)
+    second.say(topic_info(1, 2, schema=parse_schema("a long, b long")))
+    second.look()
+    push_row(first, stream, a=1, b=2)
+    assert second.subscriptions.queues["t"].get_nowait().value == {"a": 1, "b": 2}
+    assert not first.place().fed
+    first.look()
+    assert opens(world.stream(first)) == [(0, 0)]
+
+
+def test_who_leaves_the_topic_or_stops_is_given_nothing_more(world: World) -> None:
+    first, second, stream = world.met()
+    third = world.client()
+    third.opened(world.stream(third), 0, 5)
+    assert third.place().fed
+    first.subscriptions.remove("t")
+    place = second.place()
+    second.subscriptions._feeding.close(second.subscriptions.places.values())
+    first.push(stream, 0, 5, 1)
+    assert third.taken() == [(0, 5)]
+    assert place.position == 5
+    assert not stream.last_said
+    third.subscriptions.remove("t")
+    assert closes(stream) == [0]
+    assert stream.last_said
+    assert not feeds_module.feeds(world.loop)._feeds  # type: ignore[arg-type]
+
+
+def test_a_consumer_that_has_ended_is_not_offered_again(world: World) -> None:
+    first, second = world.client(), world.client()
+    first.opened(world.stream(first), 0, 5)
+    first.subscriptions._feeding.close(first.subscriptions.places.values())
+    first.push(world.stream(first), 0, 5, 1)
+    second.opened(world.stream(second), 0, 6)
+    assert not world.shared
+
+
+def test_a_partition_that_nobody_is_fed_is_closed_after_some_time(world: World) -> None:
+    first, second, stream = world.met(credit_bytes=CREDIT)
+    second.subscriptions.credit_bytes = CREDIT
+    first.push(stream, 0, 5, 5, value=bytes(CREDIT))
+    base = 10
+    first.push(stream, 0, base, 1)
+    for client in (first, second):
+        assert not client.place().fed
+    for client in (first, second):
+        client.look()
+        client.opened(world.stream(client), 0, 10)
+    assert not stream.last_said
+    world.loop.time += feeds_module.EMPTY_S
+    first.push(stream, 0, base + 1, 1)
+    assert stream.last_said
+
+
+def test_credit_of_the_stream_for_all_is_given_again_though_nobody_has_taken_anything(world: World) -> None:
+    world._monkeypatch.setattr(feeds_module, "CREDIT_BYTES", 1_000)
+    first, _, stream = world.met()
+    assert [credit.bytes for credit in stream.take("credit")] == [1_000]
+    size = first.push(stream, 0, 5, 1)
+    assert size * 4 >= 1_000
+    assert [credit.bytes for credit in stream.take("credit")] == [size]
+
+
+def test_a_leader_that_the_consumer_hears_of_by_itself_counts(world: World) -> None:
+    first, second, stream = world.met()
+    second.say(topic_info(3, 2, epoch=2))
+    second.look()
+    assert not second.place().fed
+    assert opens(world.stream(second, 3)) == [(0, 5)]
+    first.push(stream, 0, 5, 1)
+    assert first.taken() == [(0, 5)]
+    assert second.taken() == []
+
+
+def push_row(client: Client, stream: Stream, **row: Any) -> None:
+    words = ", ".join(f"{name} long" for name in row)
+    payload = memoryview(encode_batch(pa.RecordBatch.from_pylist([row], schema=parse_schema(words))))
+    stored = pb.StoredBatch(topic="t", partition=0, base_offset=0, record_count=1, payload_bytes=len(payload))
+    client.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
+
+
+def records_of(count: int = 2) -> SharedBatch:
+    payload = memoryview(encode_batch(records_to_batch([], [b"v"] * count, [], [0] * count)))
+    return shared_batch(payload, 0, count)
+
+
+def test_records_are_made_once_for_all_and_columns_for_each(world: World) -> None:
+    first, second, stream = world.met()
+    first.push(stream, 0, 5, 1)
+    mine, theirs = first.subscriptions.queues["t"].get_nowait(), second.subscriptions.queues["t"].get_nowait()
+    assert mine is theirs
+
+
+def test_rows_are_each_consumer_s_to_change(world: World) -> None:
+    clients = [world.client(columns="a long"), world.client(columns="a long")]
+    for client in clients:
+        client.opened(world.stream(client), 0, 0)
+    [stream] = world.shared
+    clients[0].opened(stream, 0, 0)
+    push_row(clients[0], stream, a=1)
+    mine, theirs = (client.subscriptions.queues["t"].get_nowait().value for client in clients)
+    mine["a"] = 7
+    assert theirs == {"a": 1}
+
+
+def test_decoded_batches_are_kept_for_a_while_within_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [records_of() for _ in range(3)]
+    monkeypatch.setattr(feeds_module, "KEPT_DECODED_BYTES", 2 * len(batches[0].payload))
+    loop: Any = Loop()
+    kept = feeds_module.Feeds(loop)
+    made: list[int] = []
+
+    def make(rows: pa.RecordBatch) -> list[Any]:
+        made.append(rows.num_rows)
+        return [object()]
+
+    schema = records_to_batch([], [b"v"], [], [0]).schema
+    for batch in batches:
+        kept.keep([batch])
+        batch.records(schema, 1, make)
+        batch.records(schema, 1, make)
+    assert made == [2, 2, 2]
+    batches[0].records(schema, 1, make)
+    batches[2].records(schema, 1, make)
+    assert made == [2, 2, 2, 2], "only the first was too long ago"
+    batches[2].records(schema, 2, make)
+    assert made == [2, 2, 2, 2, 2], "who knows the topic with other columns has them decoded so"

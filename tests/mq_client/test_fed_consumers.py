@@ -1,0 +1,122 @@
+"""Consumers of one process against a real broker: fed by one stream, each has every record once and in order."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mq_client import Admin, Consumer, Producer
+from mq_dev.local_cluster import LocalCluster
+from tests.cluster.harness import wait_until
+
+CONSUMERS = 8
+
+
+def publish(bootstrap: str, topic: str, numbers: range) -> None:
+    with Producer(bootstrap, batch_bytes_max=2_000) as producer:
+        for number in numbers:
+            producer.publish(topic, b"%d" % number, partition=number % 2)
+
+
+def is_fed(consumer: Consumer) -> bool:
+    with consumer._subscriptions.changed:
+        return all(place.fed for place in consumer._subscriptions.places.values())
+
+
+def values(consumer: Consumer, count: int) -> list[int]:
+    taken: list[int] = []
+    while len(taken) < count:
+        record = consumer.take(30_000)
+        assert record is not None, f"only {len(taken)} of {count} came"
+        taken.append(int(record.value))
+    return taken
+
+
+def check(taken: list[int], numbers: range) -> None:
+    assert sorted(taken) == list(numbers)
+    for partition in (0, 1):
+        mine = [number for number in taken if number % 2 == partition]
+        assert mine == sorted(mine)
+
+
+@pytest.fixture
+def consumers(admin: Admin, bootstrap: str, topic: str) -> Any:
+    admin.create_topic(topic, partitions=2)
+    made = [Consumer(bootstrap) for _ in range(CONSUMERS)]
+    for consumer in made:
+        consumer.subscribe(topic)
+        consumer.start()
+    yield made
+    for consumer in made:
+        consumer.stop()
+
+
+def test_consumers_of_one_process_share_a_stream_and_each_has_every_record(
+    consumers: list[Consumer], bootstrap: str, topic: str
+) -> None:
+    wait_until(lambda: all(map(is_fed, consumers)), "all are fed")
+    assert not any(consumer._subscriptions._sessions for consumer in consumers), "none has a stream of its own"
+    publish(bootstrap, topic, range(2_000))
+    for consumer in consumers:
+        check(values(consumer, 2_000), range(2_000))
+        assert consumer.take(10) is None
+
+
+def test_who_comes_while_others_are_fed_begins_where_it_is_told(
+    consumers: list[Consumer], bootstrap: str, topic: str
+) -> None:
+    publish(bootstrap, topic, range(1_000))
+    publishing = threading.Thread(target=publish, args=(bootstrap, topic, range(1_000, 3_000)))
+    publishing.start()
+    with Consumer(bootstrap, start="earliest") as late:
+        late.subscribe(topic)
+        check(values(late, 3_000), range(3_000))
+        publishing.join()
+        with Consumer(bootstrap) as latest:
+            latest.subscribe(topic)
+            wait_until(lambda: is_fed(late) and is_fed(latest), "both are fed")
+            publish(bootstrap, topic, range(3_000, 3_100))
+            check(values(latest, 100), range(3_000, 3_100))
+        check(values(late, 100), range(3_000, 3_100))
+    for consumer in consumers:
+        check(values(consumer, 3_100), range(3_100))
+
+
+def test_one_that_takes_nothing_holds_up_nobody_and_misses_nothing(
+    consumers: list[Consumer], bootstrap: str, topic: str
+) -> None:
+    with Consumer(bootstrap, buffer_bytes_max=4_000) as slow:
+        slow.subscribe(topic)
+        wait_until(lambda: all(map(is_fed, [*consumers, slow])), "all are fed")
+        publish(bootstrap, topic, range(2_000))
+        for consumer in consumers:
+            check(values(consumer, 2_000), range(2_000))
+        assert not is_fed(slow)
+        held = sum(slow._subscriptions._feeding._held.values()) + sum(slow._subscriptions._held.values())
+        assert held < 4 * 4_000 + 4 * 2_000, "what it holds has a bound"
+        check(values(slow, 2_000), range(2_000))
+
+
+@pytest.mark.cluster
+def test_a_broker_that_is_killed_is_neither_a_gap_nor_a_repeat_for_who_is_fed(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
+        admin.create_topic("t", partitions=2)
+        consumers = [Consumer(cluster.bootstrap) for _ in range(3)]
+        for consumer in consumers:
+            consumer.subscribe("t")
+            consumer.start()
+        wait_until(lambda: all(map(is_fed, consumers)), "all are fed")
+        publish(cluster.bootstrap, "t", range(100))
+        taken = [values(consumer, 40 * number) for number, consumer in enumerate(consumers)]
+        cluster.kill(1)
+        cluster.restart(1)
+        publish(cluster.bootstrap, "t", range(100, 200))
+        wait_until(lambda: all(map(is_fed, consumers)), "all are fed again")
+        publish(cluster.bootstrap, "t", range(200, 300))
+        for before, consumer in zip(taken, consumers, strict=True):
+            check(before + values(consumer, 300 - len(before)), range(300))
+            assert consumer.take(10) is None
+            consumer.stop()
