@@ -106,8 +106,8 @@ chaos: $(VENV)/.ready         ## real processes under fire, judged: make chaos M
 	$(BIN)/python -m tests.chaos --minutes $(MINUTES)
 
 ROLL ?= all
-rolling: $(VENV)/.ready       ## a cluster under load from the last release to this one, back, and again: make rolling ROLL=one is shorter
-	TRITONMQ_ROLL=$(ROLL) $(BIN)/python -m pytest tests/cluster/test_rolling_upgrade.py
+rolling: $(VENV)/.ready       ## a cluster under load goes to this release and back, and is restarted as by Kubernetes with a Spark query: make rolling ROLL=one is shorter
+	TRITONMQ_ROLL=$(ROLL) $(BIN)/python -m pytest tests/cluster/test_rolling_upgrade.py tests/cluster/test_rolling_restart.py
 
 rotation: $(VENV)/.ready      ## certificates and authorities are replaced under load for so long: make rotation MINUTES=n
 	TRITONMQ_ROTATION_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/cluster/test_secure_cluster.py -k under_load

@@ -35,13 +35,21 @@ class FireCluster(Cluster):
     """
 
     def __init__(
-        self, directory: Path, brokers: int = 3, *, session_ms: int = 2_000, disks: bool = False, encrypt: bool = False
+        self,
+        directory: Path,
+        brokers: int = 3,
+        *,
+        session_ms: int = 2_000,
+        disks: bool = False,
+        encrypt: bool = False,
+        http: bool = False,
     ) -> None:
         self.keys = KeyCommands(directory / "keys") if encrypt else None
         """Those that the brokers seal with; None: they do not."""
 
         sealing = ("--encrypt", self.keys.reference) if self.keys is not None else ()
-        super().__init__(directory, brokers, arguments=("--session-timeout-ms", str(session_ms), *sealing))
+        arguments = ("--session-timeout-ms", str(session_ms), *sealing)
+        super().__init__(directory, brokers, arguments=arguments, http=http)
         assert self.zookeeper is not None
         self.session_ms = session_ms
         self.network = Network(lambda: {str(number): broker.pid for number, broker in self.brokers.items()})

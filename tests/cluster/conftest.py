@@ -16,17 +16,19 @@ _CLUSTERS = pytest.StashKey[list[Cluster]]()
 
 @pytest.fixture
 def start_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """`start_cluster(brokers=3, **options)`: a cluster that serves; it is stopped when the test ends.
+    """`start_cluster(brokers=3, **options)`: a cluster that serves; it is stopped when the test ends. `prepare`: is
+    given it before it starts.
 
     It has a root of its own in the ZooKeeper of all tests. `zookeeper=True`: a ZooKeeper of its own, to be hurt.
     """
     clusters = request.node.stash.setdefault(_CLUSTERS, [])
 
-    def start(brokers: int = 3, **options: Any) -> Cluster:
+    def start(brokers: int = 3, prepare: Callable[[Cluster], object] = lambda _: None, **options: Any) -> Cluster:
         if "zookeeper" not in options:
             options["zookeeper"] = f"{request.getfixturevalue('zookeeper')}/{uuid.uuid4().hex}"
         cluster = Cluster(tmp_path / f"cluster-{len(clusters)}", brokers, **options)
         clusters.append(cluster)
+        prepare(cluster)
         cluster.start()
         return cluster
 
