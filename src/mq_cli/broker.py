@@ -134,6 +134,15 @@ class _BrokerId(click.IntRange):
     help="Address that they connect to for that. Default: --stream-listen.",
 )
 @click.option(
+    "--flight",
+    default="",
+    metavar="HOST:PORT",
+    help="Serve clients of Arrow Flight here, which may only read (docs/flight.md). Default: not at all.",
+)
+@click.option(
+    "--flight-advertise", default="", metavar="HOST:PORT", help="Address that they connect to. Default: --flight."
+)
+@click.option(
     "--certs",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
@@ -370,6 +379,7 @@ def broker(
     peer_advertise: str,
     link_advertise: str,
     stream_advertise: str,
+    flight_advertise: str,
     data: Path,
     zookeeper: str | None,
     standalone: bool,
@@ -408,6 +418,7 @@ def broker(
             peer_advertised=peer_advertise,
             link_advertised=link_advertise,
             stream_advertised=stream_advertise,
+            flight_advertised=flight_advertise,
             auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
             memory_high=memory_high or 0,
             **fields,

@@ -71,6 +71,9 @@ class BrokerProcess:
         self.http = ""
         """Where it serves its metrics; empty: nowhere."""
 
+        self.flight = ""
+        """Where it serves clients of Arrow Flight; empty: nowhere."""
+
         self.module = "mq_cli.main"
         """What runs: tests put here one of their own, a broker that can be held still at chosen points."""
 
@@ -152,7 +155,8 @@ class LocalCluster:
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
-    port; a number is the first one's port, if these are free. `arguments` go to every broker's command line as they
+    port; a number is the first one's port, if these are free. `flight`: each serves Arrow Flight at `flight`, of a free
+    port. `arguments` go to every broker's command line as they
     are. With `certs` everything is over TLS, a ZooKeeper of its own too: what that directory lacks of certificates is
     made, and `security` is what clients need. `closed`: only the brokers may read and write their nodes in ZooKeeper,
     by a credential that is made in `directory`.
@@ -176,6 +180,7 @@ class LocalCluster:
         zookeeper: bool | str | None = None,
         arguments: Sequence[str] = (),
         http: bool | int = False,
+        flight: bool = False,
         certs: Path | None = None,
         closed: bool = False,
     ) -> None:
@@ -221,6 +226,10 @@ class LocalCluster:
             for broker, number in zip(self.brokers.values(), ports, strict=True):
                 broker.http = f"{HOST}:{number}"
                 broker.arguments += ["--http", broker.http]
+        if flight:
+            for broker in self.brokers.values():
+                broker.flight = f"{HOST}:{free_port(HOST)}"
+                broker.arguments += ["--flight", broker.flight]
 
     def __enter__(self) -> LocalCluster:
         try:

@@ -309,6 +309,13 @@ FILTERS_AT_ONCE_MAX: Final = 2
 """Fetches whose rows a broker filters at the same time, in threads: more would take the processors from its own
 work."""
 
+FLIGHT_REQUEST_BYTES_MAX: Final = 64 << 10
+"""One message to a Flight port: a ticket with the names of all columns of a wide topic. Whoever reads says no more."""
+
+FLIGHT_GATHER_BYTES: Final = 256 << 10
+"""Stored batches below this are sent together by Flight: each message takes gRPC some 100 microseconds, whatever is in
+it."""
+
 PRODUCE_IN_FLIGHT_BYTES_MAX: Final = 64 << 20
 """What one Produce stream may have unanswered; more waits in TCP, not in the broker's memory."""
 

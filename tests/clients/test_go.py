@@ -130,9 +130,14 @@ def _place(offset: int, *, duplicate: bool) -> dict[str, Any]:
 
 
 def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) -> None:
-    cluster = start_cluster(brokers=1)
-    environment = {**os.environ, "TRITONMQ_GO_BOOTSTRAP": cluster.bootstrap}
+    cluster = start_cluster(brokers=1, flight=True)
+    environment = {
+        **os.environ,
+        "TRITONMQ_GO_BOOTSTRAP": cluster.bootstrap,
+        "TRITONMQ_GO_FLIGHT": cluster.brokers[1].flight,
+    }
     cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")
+    cluster.admin.create_topic("flights", schema="n long, name string")
     cluster.admin.create_topic("records", partitions=3)
     race = [] if os.environ.get("TRITONMQ_GO_RACE") == "0" else ["-race"]
     command = [go(), "test", *race, "-count=1", "./..."]

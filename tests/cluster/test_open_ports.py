@@ -87,7 +87,8 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
     broker = cluster.brokers[1]
     own = files_of_broker(certs, 1)
     stranger, known = trusting(certs), trusting(certs, own.certificate, own.key)
-    ours, of_tokens, plain, plain_peers, http = list(broker.arguments), *(free_port(HOST) for _ in range(4))
+    ours, *chosen = list(broker.arguments), *(free_port(HOST) for _ in range(5))
+    of_tokens, of_flight, plain, plain_peers, http = chosen
 
     def open_ports(*options: str) -> set[int]:
         broker.terminate()
@@ -98,9 +99,9 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
         return listening(psutil.Process(broker.pid))
 
     with Admin(broker.address, security=Security(certs, ADMIN)) as admin:
-        ports = open_ports("--listen-token", f"{HOST}:{of_tokens}")
-        assert {broker.port, of_tokens} < ports
-        assert len(ports) == 5, "for clients, tokens, streams, other brokers' calls, and links"
+        ports = open_ports("--listen-token", f"{HOST}:{of_tokens}", "--flight", f"{HOST}:{of_flight}")
+        assert {broker.port, of_tokens, of_flight} < ports
+        assert len(ports) == 6, "for clients, tokens, streams, Flight, other brokers' calls, and links"
         assert [port for port in ports if speaks_plain_text(port)] == []
         assert {port for port in ports if lets_in(port, stranger)} == {of_tokens}
         assert {port for port in ports if lets_in(port, known)} == ports

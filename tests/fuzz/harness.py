@@ -30,6 +30,7 @@ TARGETS: Final = (
     "documents",
     "envelopes",
     "filters",
+    "flights",
     "frames",
     "issuers",
     "key_files",

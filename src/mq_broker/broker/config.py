@@ -59,7 +59,8 @@ class BrokerConfig:
     port of the same host; `peer_advertised` is what they dial. `link_listen` is where they hold their links, by default
     a free port of the host of `peer_listen`; `link_advertised` is what they dial for that. A broker that stands alone
     has no such ports. `stream_listen` is where clients of TritonMQ send and read records without gRPC, by default a
-    free port of the host of `listen`; `stream_advertised` is what they dial for that. `zookeeper` is `host:port,…`;
+    free port of the host of `listen`; `stream_advertised` is what they dial for that. `flight` is where clients of
+    Arrow Flight read; empty: nowhere. `flight_advertised` is what they dial. `zookeeper` is `host:port,…`;
     empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over
     leadership at a clean stop. `message_bytes_max`: of one message from a client.
     `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
@@ -104,6 +105,8 @@ class BrokerConfig:
     link_advertised: str = ""
     stream_listen: str = ""
     stream_advertised: str = ""
+    flight: str = ""
+    flight_advertised: str = ""
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
     connections_max: int = CONNECTIONS_MAX
     memory_high: int = 0
@@ -143,6 +146,8 @@ class BrokerConfig:
             (self.link_advertised, "--link-advertise"),
             (self.stream_listen, "--stream-listen"),
             (self.stream_advertised, "--stream-advertise"),
+            (self.flight, "--flight"),
+            (self.flight_advertised, "--flight-advertise"),
             (self.also_plaintext, "--also-plaintext"),
             (self.also_plaintext_peer, "--also-plaintext-peer"),
             (self.listen_token, "--listen-token"),
@@ -150,6 +155,8 @@ class BrokerConfig:
         ):
             if address:
                 _split(address, option)
+        if self.flight_advertised and not self.flight:
+            raise InvalidSetting("--flight-advertise goes with --flight")
         check_rack(self.rack)
         if self.http and not is_loopback(_split(self.http, "--http")[0]):
             raise InvalidSetting(
@@ -215,6 +222,7 @@ class BrokerConfig:
                 ("--peer-listen", self.peer_listen),
                 ("--link-listen", self.link_listen),
                 ("--stream-listen", self.stream_listen),
+                ("--flight", self.flight),
             )
         )
         return tuple(
@@ -288,6 +296,16 @@ class BrokerConfig:
             host, advertised = _split(self.advertised, "--advertise")
             if advertised != clients_port and not self.stream_listen:
                 return ""
+        return f"{_dialled(host)}:{port}"
+
+    def flight_address(self, port: int) -> str:
+        """What clients of Flight dial, given the port that was bound: that host, or the one that other clients dial if
+        it is any address."""
+        if self.flight_advertised:
+            return self.flight_advertised
+        host, _ = _split(self.flight, "--flight")
+        if self.advertised and host in ANY_ADDRESS:
+            host, _ = _split(self.advertised, "--advertise")
         return f"{_dialled(host)}:{port}"
 
     def plain_address(self, port: int) -> str:

@@ -3,7 +3,8 @@ them.
 
 With certificates the ports that `--listen` and `--peer-listen` name speak TLS. While a cluster is being secured there
 are two further ones without it (`--also-plaintext`). Clients that show a token have a port of their own
-(`--listen-token`).
+(`--listen-token`). So have clients of Arrow Flight (`--flight`), which speaks TLS alone if there are certificates; who
+shows a token asks it at the port for tokens.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mq_broker.rpc.service import Conversation
 from mq_broker.rpc.streams import StreamServer
 from mq_broker.rpc.token_port import TokenDoor, TokenHandlers
 from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.versions import ours
 
 log = logging.getLogger(__name__)
@@ -52,17 +54,20 @@ class Ports:
         self._clients: list[aio.Server] = []
         self._with_tokens: list[aio.Server] = []
         self._peers: list[aio.Server] = []
+        self._flight: list[aio.Server] = []
         self._links: LinkServer | None = None
         self._link_listener: socket.socket | None = None
         self.address = self.tls_address = self.peer_address = self.tls_peer_address = ""
         self.link_address = self.tls_link_address = self.token_address = ""
         self.stream_address = self.tls_stream_address = ""
+        self.flight_address = self.tls_flight_address = ""
         self._streams: StreamServer | None = None
         self._stream_listener: socket.socket | None = None
         for_clients = rpc_server.client_options(config.message_bytes_max, config.connections_max)
         if self.certificates is None:
             clients_port = self._open(self._clients, config.listen, "--listen", for_clients)
             self.address = config.address(clients_port)
+            self.flight_address = self._open_flight(())
             if not alone:
                 port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.SERVER_OPTIONS)
                 self.peer_address = config.peer_address(port)
@@ -74,6 +79,7 @@ class Ports:
         given = self.certificates.server_credentials()
         clients_port = self._open(self._clients, config.listen, "--listen", aged, given)
         self.address = self.tls_address = config.address(clients_port)
+        self.tls_flight_address = self._open_flight(rpc_server.aged(config.connection_age_ms))
         if not alone:
             port = self._open(
                 self._peers,
@@ -102,6 +108,16 @@ class Ports:
                 self._link_listener.close()
             raise
         return self._config.stream_address(port, clients_port)
+
+    def _open_flight(self, options: tuple[tuple[str, int], ...]) -> str:
+        """What clients of Flight dial; empty if they are not served."""
+        config = self._config
+        if not config.flight:
+            return ""
+        bounds = rpc_server.client_options(FLIGHT_REQUEST_BYTES_MAX, config.connections_max)
+        given = self.certificates.server_credentials() if self.certificates is not None else None
+        port = self._open(self._flight, config.flight, "--flight", (*bounds, *options), given)
+        return config.flight_address(port)
 
     def _open_plain(self, for_clients: tuple[tuple[str, int], ...], *, alone: bool) -> None:
         config = self._config
@@ -133,9 +149,11 @@ class Ports:
         links: Converse,
         streams: Mapping[str, Conversation],
         door: TokenDoor,
+        flight: tuple[Any, ...],
     ) -> None:
         """What is served, to be called before `start`: handlers of gRPC, and what holds links and clients' streams.
-        `door`: what stands before those for clients at the port for tokens."""
+        `door`: what stands before those for clients at the port for tokens. `flight`: handlers of the port for
+        Flight."""
         config = self._config
         tls = self.certificates.server_context if self.certificates is not None else None
         if self._link_listener is not None:
@@ -146,13 +164,16 @@ class Ports:
             self._streams = StreamServer(self._stream_listener, streams, *bounds, tls, age_ms)
         for server in self._clients:
             server.add_generic_rpc_handlers(for_clients)
+        by_token = (*for_clients, *flight) if config.flight else for_clients
         for server in self._with_tokens:
-            server.add_generic_rpc_handlers((TokenHandlers(for_clients, door),))
+            server.add_generic_rpc_handlers((TokenHandlers(by_token, door),))
+        for server in self._flight:
+            server.add_generic_rpc_handlers(flight)
         for server in self._peers:
             server.add_generic_rpc_handlers((for_peers,))
 
     async def start(self) -> None:
-        for server in (*self._clients, *self._with_tokens, *self._peers):
+        for server in (*self._clients, *self._with_tokens, *self._flight, *self._peers):
             await server.start()
         if self._links is not None:
             self._links.start()
@@ -164,7 +185,7 @@ class Ports:
             await self._links.stop()
         if self._streams is not None:
             await self._streams.stop()
-        servers = (*self._clients, *self._with_tokens, *self._peers)
+        servers = (*self._clients, *self._with_tokens, *self._flight, *self._peers)
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
 
     async def keep(self) -> None:
@@ -212,6 +233,8 @@ class Ports:
             judges=config.judges,
             stream_address=self.stream_address,
             tls_stream_address=self.tls_stream_address,
+            flight_address=self.flight_address,
+            tls_flight_address=self.tls_flight_address,
             plain_http=bool(config.http),
             insecure=bool(config.plain_to_others),
         )

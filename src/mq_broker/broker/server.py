@@ -14,7 +14,9 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import grpc
 
 from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
@@ -30,6 +32,7 @@ from mq_broker.broker.administration.tokens import TokenSettings
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig, http_listener
 from mq_broker.broker.data.fetch import Reading
+from mq_broker.broker.data.flight import Flights
 from mq_broker.broker.data.produce import Producing
 from mq_broker.broker.data.scheduled import Scheduled
 from mq_broker.broker.groups.cursors import Groups
@@ -77,6 +80,7 @@ from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.flight import flight_handlers
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.health import health_handler
 from mq_broker.rpc.links import Links, PeerAddress
@@ -277,7 +281,12 @@ class _Broker:
         streams = rpc_service.conversations(services, self._gate, room, FRAMED, METHODS)
         for_peers = peer_handlers(services, self._links, proof, refusals)
         door = TokenDoor(self._authenticators(config), self._audit)
-        self._ports.serve(for_clients, for_peers, self._links.accept, streams, door)
+        self._ports.serve(for_clients, for_peers, self._links.accept, streams, door, self._flight(room))
+
+    def _flight(self, room: rpc_service.Room) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+        """What is served at the port for Arrow Flight."""
+        flights = Flights(self._shell, self._topics, self.cluster, self._admin, self._reading)
+        return flight_handlers(flights, self._gate, room), health_handler(self._readiness.why_not)
 
     def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:
         """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
@@ -464,12 +473,13 @@ class _Broker:
         spawn(self._readiness.watch(), "readiness")
         spawn(self._systemd.keep(self._readiness), "systemd")
         log.info(
-            "broker %d serves at %s, streams at %s, other brokers at %s, links at %s",
+            "broker %d serves at %s, streams at %s, other brokers at %s, links at %s, Flight at %s",
             self._shell.broker,
             self.address,
             self._ports.tls_stream_address or self._ports.stream_address or "no port that is told",
             self._ports.tls_peer_address or self._ports.peer_address or "no port",
             self._ports.tls_link_address or self._ports.link_address or "no port",
+            self._ports.tls_flight_address or self._ports.flight_address or "no port",
         )
 
     def _begin_to_judge(self) -> None:

@@ -197,6 +197,7 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
 
 _FURTHER_ADDRESSES: Final = (
     "tls_address", "tls_peer_address", "tls_link_address", "token_address", "stream_address", "tls_stream_address",
+    "flight_address", "tls_flight_address",
 )  # fmt: skip
 _SAID: Final = ("zookeeper_auth", "judges", "plain_http", "insecure")
 

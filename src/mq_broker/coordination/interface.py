@@ -36,7 +36,8 @@ class BrokerRegistration:
     empty if it has none. Then `address` and `peer_address` are those of its ports in plain text, which it has while a
     cluster is being secured, or else the same ones; and there is neither `link_address` nor `stream_address`.
 
-    `token_address`: where clients reach it that show a token; empty if they do not.
+    `token_address`: where clients reach it that show a token; empty if they do not. `flight_address` and
+    `tls_flight_address`: where clients of Arrow Flight reach it, without and with TLS; empty if they do not.
 
     `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights. `plain_http`: it serves metrics in
     plain text. `insecure`: other machines reach one of its ports in plain text."""
@@ -59,11 +60,13 @@ class BrokerRegistration:
     tls_stream_address: str = ""
     plain_http: bool = False
     insecure: bool = False
+    flight_address: str = ""
+    tls_flight_address: str = ""
 
     @property
     def is_tls_alone(self) -> bool:
         """Whether none of its ports is in plain text, as far as it says."""
-        plain = self.link_address or self.stream_address or self.plain_http
+        plain = self.link_address or self.stream_address or self.flight_address or self.plain_http
         secured = self.address == self.tls_address and self.peer_address == self.tls_peer_address
         return bool(self.tls_address) and secured and not plain
 
@@ -90,6 +93,16 @@ class BrokerRegistration:
                 return self.tls_stream_address
             case ClientPort.TOKEN:
                 return ""
+
+    def flight_address_for(self, port: ClientPort) -> str:
+        """Where such clients ask it by Flight; empty if they cannot."""
+        match port:
+            case ClientPort.PLAIN:
+                return self.flight_address
+            case ClientPort.TLS:
+                return self.tls_flight_address
+            case ClientPort.TOKEN:
+                return self.token_address if self.tls_flight_address else ""
 
     def peer_address_for(self, *, tls: bool) -> str:
         """Where other brokers reach it, likewise."""

@@ -111,9 +111,10 @@ class Gate:
         self._look_once_more = False
         authority.changed.append(self._rules_changed)
 
-    def door(self, method: Method) -> Door:
-        """Raises `LookupError` for a method that has no row: it is not served."""
-        return Door(self, method)
+    def door(self, method: Method, name: str = "") -> Door:
+        """`name`: what the audit log calls it, if it is asked in another way than by the method itself. Raises
+        `LookupError` for a method that has no row: it is not served."""
+        return Door(self, method, name)
 
     def greet(self, context: aio.ServicerContext[Any, Any], method: str) -> Asker:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
@@ -238,9 +239,9 @@ class Gate:
 class Door:
     """The gate before one method."""
 
-    def __init__(self, gate: Gate, method: Method) -> None:
+    def __init__(self, gate: Gate, method: Method, name: str = "") -> None:
         self._gate = gate
-        self._name = method.name
+        self._name = name or method.name
         self._row = row_of(method.name)
         self._lends = self._row.waits and method.kind is MethodKind.UNARY
         self._may_settle = "settles" in method.request.DESCRIPTOR.fields_by_name

@@ -159,7 +159,7 @@ async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exce
         raise asyncio.CancelledError from gone  # else gRPC logs a page for each
 
 
-def _edge(method: str, handle: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
+def edge(method: str, handle: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
     """The handler that gRPC is given: the edge of the process. Whatever is raised is answered, and the message of the
     call is free then.
 
@@ -168,7 +168,7 @@ def _edge(method: str, handle: Callable[[Any, Any], Awaitable[Any]]) -> Callable
     calls. So neither is held here when that is raised.
     """
 
-    async def edge(message: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+    async def guarded(message: Any, context: aio.ServicerContext[Any, Any]) -> Any:
         try:
             return await handle(message, context)
         except Exception as error:  # noqa: BLE001 - _fail logs and answers, nothing is swallowed
@@ -184,7 +184,7 @@ def _edge(method: str, handle: Callable[[Any, Any], Awaitable[Any]]) -> Callable
         finally:
             del ended
 
-    return edge
+    return guarded
 
 
 class Entrance(Protocol):
@@ -232,7 +232,7 @@ def unary_handler(method: Method, service: object, entrance: Entrance) -> grpc.R
             charge(asker.meter, Quota.FETCH, len(answered))
             return answered
 
-    return grpc.unary_unary_rpc_method_handler(_edge(name, handle))
+    return grpc.unary_unary_rpc_method_handler(edge(name, handle))
 
 
 def stream_handler(name: str, converse: Conversation) -> grpc.RpcMethodHandler[Any, Any]:
@@ -250,17 +250,17 @@ def _conversation_handler(name: str, hold: Conversation) -> grpc.RpcMethodHandle
         with Measured(name, stream=True):
             await hold(context)
 
-    return grpc.stream_stream_rpc_method_handler(_edge(name, handle))
+    return grpc.stream_stream_rpc_method_handler(edge(name, handle))
 
 
-def _answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]]) -> grpc.RpcMethodHandler[Any, Any]:
+def answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]]) -> grpc.RpcMethodHandler[Any, Any]:
     """One request, a stream of answers."""
 
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
         with Measured(name, stream=True):
             await answer(data, context)
 
-    return grpc.unary_stream_rpc_method_handler(_edge(name, handle))
+    return grpc.unary_stream_rpc_method_handler(edge(name, handle))
 
 
 def sender(
@@ -321,7 +321,7 @@ def handlers(service: object, gate: Gate, room: Room | None = None) -> grpc.Gene
                 methods[name] = unary_handler(method, service, door)
             case Kind.ANSWERS:
                 given = _answering(method, getattr(service, method.attribute), door, room)
-                methods[name] = _answers_handler(name, given)
+                methods[name] = answers_handler(name, given)
             case Kind.CONVERSATION:
                 held = _conversing(method, getattr(service, method.attribute), door, room)
                 methods[name] = _conversation_handler(name, held)

@@ -40,6 +40,9 @@ def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> Broke
         ({"link_advertised": "there"}, "--link-advertise"),
         ({"stream_listen": "there:port"}, "--stream-listen"),
         ({"stream_advertised": "there"}, "--stream-advertise"),
+        ({"flight": "there:port"}, "--flight"),
+        ({"flight": "127.0.0.1:0", "flight_advertised": "there"}, "--flight-advertise"),
+        ({"flight_advertised": "there:1"}, "--flight-advertise goes with --flight"),
         ({"peer_advertised": "there:70000"}, "--peer-advertise"),
         ({"rack": "r" * (NAME_BYTES_MAX + 1)}, "rack"),
         ({"message_bytes_max": CLIENT_MESSAGE_BYTES_MAX - 1}, "--message-bytes-max"),
@@ -147,3 +150,11 @@ def test_clients_streams_are_held_at_a_free_port_of_the_host_of_clients_unless_a
 def test_a_stream_port_behind_something_that_stands_before_the_clients_port_is_not_told() -> None:
     assert config("127.0.0.1:7400", advertised="there:9").stream_address(8, 7400) == ""
     assert config("127.0.0.1:0", advertised="there:9").stream_address(8, 30_000) == ""
+
+
+def test_clients_of_flight_are_told_the_host_of_its_port_or_what_stands_before_it() -> None:
+    assert config(flight="10.0.0.3:7").flight_address(7) == "10.0.0.3:7"
+    assert config(flight="10.0.0.3:0").flight_address(8) == "10.0.0.3:8"
+    assert config(flight="0.0.0.0:7").flight_address(7) == f"{HERE}:7"
+    assert config("0.0.0.0:7400", advertised="there:9", flight="0.0.0.0:7").flight_address(7) == "there:7"
+    assert config(flight="10.0.0.3:7", flight_advertised="elsewhere:5").flight_address(7) == "elsewhere:5"

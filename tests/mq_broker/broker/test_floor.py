@@ -431,6 +431,8 @@ SECURED = BrokerRegistration(
         (dataclasses.replace(SECURED, link_address="h:9"), set()),
         (dataclasses.replace(SECURED, stream_address="h:9"), set()),
         (dataclasses.replace(SECURED, plain_http=True), set()),
+        (dataclasses.replace(SECURED, flight_address="h:9"), set()),
+        (dataclasses.replace(SECURED, tls_flight_address="h:9"), {"tls"}),
         (BrokerRegistration(1, 1, "h:1", judges=True, zookeeper_auth=True), {"authorize", "zk_auth"}),
     ],
 )
@@ -470,7 +472,8 @@ def test_everybody_is_told_which_brokers_other_machines_reach_in_plain_text(tmp_
             ("loopback", f"{HOST}:0", {}, ()),
             ("insecure", anywhere, {"insecure": True}, (1,)),
             ("links", f"{HOST}:0", {"insecure": True, "stream_listen": anywhere}, (1,)),
-            ("secure", anywhere, secure, ()),
+            ("flight", f"{HOST}:0", {"insecure": True, "flight": anywhere}, (1,)),
+            ("secure", anywhere, {**secure, "flight": anywhere}, ()),
             ("both", f"{HOST}:0", {**secure, "also_plaintext": anywhere}, (1,)),
             ("beside", anywhere, {**secure, "also_plaintext": f"{HOST}:0"}, ()),
         ):

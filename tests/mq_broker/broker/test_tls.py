@@ -346,6 +346,7 @@ def test_what_is_open_to_other_machines_needs_certificates_or_a_word(tmp_path: P
         ("--peer-listen", {"peer_listen": "0.0.0.0:1"}),
         ("--link-listen", {"link_listen": ":1"}),
         ("--stream-listen", {"stream_listen": ":1"}),
+        ("--flight", {"flight": ":1"}),
     ):
         with pytest.raises(InvalidSetting, match=option):
             config(**fields)

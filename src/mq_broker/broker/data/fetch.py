@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import islice
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from mq_broker.broker.data.pushdown import Pushdown, stored
 from mq_broker.broker.host.cold_reads import open_apart
@@ -40,6 +40,8 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES, FILTERS_AT_ONCE_MAX, YIELD_EVERY
 
+T = TypeVar("T")
+
 CHUNK_BYTES_CEILING: Final = 4 * FETCH_CHUNK_BYTES
 PUSHDOWN_READ_BYTES: Final = 4 * FETCH_CHUNK_BYTES
 """What is read at once to send a part of it: little of it may be left."""
@@ -59,6 +61,10 @@ class Reading:
     def close(self) -> None:
         """Nothing is filtered any more."""
         self._filtering.close()
+
+    def apart(self, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
+        """What the work returns or raises, done where rows are filtered: in turns with others who ask."""
+        return self._filtering.run(caller(), work, *arguments)
 
     # ------------------------------------------------------------------ fetch
 
@@ -114,7 +120,7 @@ class Reading:
                     f"this broker has only now heard of columns added to {request.topic}: ask again"
                 )
             # A broker has other work: what columns and rows cost is paid beside the loop, in turns with others who ask.
-            sent = await self._filtering.run(caller(), pushdown.apply, batches)
+            sent = await self.apart(pushdown.apply, batches)
         last = batches[len(sent) - 1][0]
         header = pb.BatchesHeader(batches=[described for described, _ in sent], leader_epoch=epoch)
         return last.base_offset + last.record_count, Envelope(header, tuple(payload for _, payload in sent))

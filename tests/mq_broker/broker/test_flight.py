@@ -1,0 +1,450 @@
+"""Arrow Flight at a broker: Arrow's own client reads what was written, and may do nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.data.flight import _Shape
+from mq_broker.measured import QUOTA_WAITS
+from mq_client import AclRule, Admin, Producer, Reader, Security
+from mq_dev.embedded_zookeeper import free_port
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
+from mq_protocol.errors import CoordinationUnavailable
+from mq_protocol.flight import SERVICE, Wanted
+from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
+from mq_protocol.pem import files_of_broker, read
+from tests.mq_broker.broker.by_token import Place, broker_with_tokens
+from tests.mq_broker.broker.cluster import Broker
+from tests.securing import HOST, Certs
+
+SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("word", pa.string()), pa.field("list", pa.list_(pa.int32()))])
+DDL = "n long, word string, list array<int>"
+
+
+def rows(start: int, end: int) -> pa.RecordBatch:
+    numbers = range(start, end)
+    words = [None if n % 7 == 0 else f"word {n}" for n in numbers]
+    return pa.record_batch([pa.array(numbers), words, [list(range(n % 4)) for n in numbers]], schema=SCHEMA)
+
+
+class Served:
+    """A broker in plain text, and a client of Flight to it."""
+
+    def __init__(self, broker: str, uri: str) -> None:
+        self.broker, self.uri = broker, uri
+        self.client = flight.connect(uri)
+
+    def admin(self) -> Admin:
+        return Admin(self.broker)
+
+    def table(self, **wanted: Any) -> pa.Table:
+        return self.client.do_get(ticket(**wanted)).read_all()
+
+
+def ticket(**wanted: Any) -> flight.Ticket:
+    return flight.Ticket(json.dumps({"topic": "t", "partition": 0, **wanted}))
+
+
+def beside(tmp_path: Path, job: Callable[[Served], None], **fields: Any) -> None:
+    """Run the job, which is synchronous as clients are, beside such a broker."""
+
+    async def scenario() -> None:
+        port = free_port(HOST)
+        broker = await Broker(
+            BrokerConfig(1, f"{HOST}:0", tmp_path / "data", flight=f"{HOST}:{port}", **fields)
+        ).start()
+        served = Served(broker.address, f"grpc+tcp://{HOST}:{port}")
+        try:
+            await asyncio.to_thread(job, served)
+        finally:
+            served.client.close()
+            await broker.stop()
+
+    asyncio.run(scenario())
+
+
+def written(served: Served, sizes: list[int], compression: str | None = None) -> pa.Table:
+    """A topic `t` with batches of these sizes."""
+    with served.admin() as admin:
+        admin.create_topic("t", schema=DDL, durability="memory")
+    at = 0
+    with Producer(served.broker, compression=compression) as producer:
+        for size in sizes:
+            producer.publish_batch("t", rows(at, at + size), partition=0).result(30)
+            at += size
+    return pa.Table.from_batches([rows(0, at)])
+
+
+def chunks(reader: flight.FlightStreamReader) -> Iterator[tuple[pa.RecordBatch, dict[str, int]]]:
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        yield chunk.data, json.loads(chunk.app_metadata.to_pybytes())
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_each_range_has_its_rows_and_no_others_and_says_where_it_is(compression: str | None, tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        chance = random.Random(3)
+        # Small ones, which are joined, and some above what is joined
+        sizes = [chance.choice([1, 2, 3, 50, 700]) for _ in range(60)] + [40_000, 1, 40_000, 1, 1]
+        whole = written(served, sizes, compression)
+        end = whole.num_rows
+        assert served.table().equals(whole)
+        places = {0, end, *(chance.randrange(end) for _ in range(40)), sum(sizes[:61]), sum(sizes[:62])}
+        for start in places:
+            for stop in sorted(place for place in places if place >= start)[:6]:
+                expected = whole.slice(start, stop - start)
+                assert served.table(start=start, end=stop).equals(expected), (start, stop)
+                found = served.table(start=start, end=stop, columns=["list", "n"])
+                assert found.equals(expected.select(["list", "n"])), (start, stop)
+                found = served.table(start=start, end=stop, columns=["word"], filter=f"n >= {start + 3} AND n != 40000")
+                mask = [n >= start + 3 and n != 40_000 for n in expected["n"].to_pylist()]
+                assert found.equals(expected.filter(pa.array(mask, pa.bool_())).select(["word"])), (start, stop)
+        reader = served.client.do_get(ticket(start=5, end=end - 5))
+        told = {key.decode(): value.decode() for key, value in reader.schema.metadata.items()}
+        assert told == {
+            "tritonmq.topic": "t",
+            "tritonmq.partition": "0",
+            "tritonmq.start": "5",
+            "tritonmq.end": str(end - 5),
+        }
+        at, messages = 5, 0
+        for batch, about in chunks(reader):
+            assert (about["start"], about["end"] - about["start"]) == (at, batch.num_rows)
+            assert about["timestamp_us"] > 1_700_000_000_000_000
+            at, messages = about["end"], messages + 1
+        assert at == end - 5
+        assert messages < 12, "small batches are joined"
+
+    beside(tmp_path, job)
+
+
+def test_what_was_written_before_a_column_was_added_is_null_there(tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        written(served, [10])
+        with served.admin() as admin:
+            admin.alter_topic("t", add_columns="more double, s struct<a:int>")
+        alone = served.table().to_pylist()
+        assert [(row["n"], row["more"], row["s"]) for row in alone] == [(n, None, None) for n in range(10)]
+        with Producer(served.broker) as producer:
+            producer.publish("t", {"n": 10, "more": 0.5, "s": {"a": 1}}, partition=0).result(30)
+        found = served.table(columns=["more", "n", "s"]).to_pylist()
+        assert found == [
+            *({"more": None, "n": n, "s": None} for n in range(10)),
+            {"more": 0.5, "n": 10, "s": {"a": 1}},
+        ]
+        assert served.table(start=3, end=5).to_pylist()[0]["more"] is None
+        assert served.table(filter="more > 0", columns=["n"]).to_pylist() == [{"n": 10}]
+
+    beside(tmp_path, job)
+
+
+def test_a_batch_with_columns_that_the_broker_has_not_heard_of_yet_is_to_be_asked_for_again() -> None:
+    known = pa.schema([SCHEMA.field("n")])
+    stored = pb.StoredBatch(base_offset=0, record_count=3)
+    shape = _Shape(known, 0, 3, filtered=False)
+    batches = [(stored, memoryview(encode_batch(rows(0, 3))))]
+    assert not shape.is_as_stored(batches)
+    with pytest.raises(CoordinationUnavailable, match="ask again"):
+        list(shape.messages(batches))
+
+
+def test_a_topic_of_records_is_read_by_its_four_columns(tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        with served.admin() as admin:
+            admin.create_topic("t", durability="memory")
+        with Producer(served.broker) as producer:
+            for n in range(500):
+                producer.publish("t", b"value %d" % n, key=b"k", partition=0)
+        found = served.table()
+        assert found.schema.equals(RECORD_SCHEMA)
+        assert found["value"].to_pylist() == [b"value %d" % n for n in range(500)]
+        with Reader(served.broker) as reader:
+            stored = pa.Table.from_batches(list(reader.read("t", 0, 0, 500)))
+        assert found.select(["key", "value"]).equals(stored.select(["key", "value"]))
+        with pytest.raises(pa.ArrowInvalid, match="filter needs a topic with columns of its own"):
+            served.table(filter="value = 1")
+
+    beside(tmp_path, job)
+
+
+def test_topics_are_listed_and_told_with_their_tickets(tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        with served.admin() as admin:
+            admin.create_topic("a", schema="n long")
+            admin.create_topic("t", partitions=3, schema=DDL)
+            admin.create_topic("tu")
+        listed = {json.loads(info.descriptor.command)["topic"]: info for info in served.client.list_flights()}
+        assert list(listed) == ["a", "t", "tu"]
+        assert [len(info.endpoints) for info in listed.values()] == [1, 3, 1]
+        assert [info.schema for info in listed.values()] == [pa.schema([("n", pa.int64())]), SCHEMA, RECORD_SCHEMA]
+        named = [json.loads(info.descriptor.command)["topic"] for info in served.client.list_flights(b"t")]
+        assert named == ["t", "tu"]
+        info = served.client.get_flight_info(flight.FlightDescriptor.for_path("t"))
+        assert [json.loads(each.ticket.ticket)["partition"] for each in info.endpoints] == [0, 1, 2]
+        assert {str(uri.uri.decode()) for each in info.endpoints for uri in each.locations} == {served.uri}
+        one = served.client.get_flight_info(flight.FlightDescriptor.for_path("t", "2"))
+        assert [json.loads(each.ticket.ticket)["partition"] for each in one.endpoints] == [2]
+        wanted = {"topic": "t", "columns": ["word"], "filter": "n > 3", "end": 0}
+        told = served.client.get_flight_info(flight.FlightDescriptor.for_command(json.dumps(wanted)))
+        assert told.schema == pa.schema([SCHEMA.field("word")])
+        assert {key: json.loads(told.endpoints[1].ticket.ticket)[key] for key in wanted} == wanted
+        assert served.client.do_get(told.endpoints[1].ticket).read_all().num_rows == 0
+        assert served.client.get_schema(flight.FlightDescriptor.for_path("t")).schema == SCHEMA
+        with served.admin() as admin:
+            admin.delete_topic("t")
+            admin.create_topic("t", schema=DDL)
+        with pytest.raises(pa.ArrowKeyError, match="was deleted and made again"):
+            served.client.do_get(told.endpoints[0].ticket).read_all()
+
+    beside(tmp_path, job)
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a topic that is not there": ({"topic": "absent"}, "there is no topic 'absent'"),
+    "a topic that cannot be there": ({"topic": ""}, "topic name"),
+    "a partition that is not there": ({"partition": 1}, "has partitions 0 to 0"),
+    "an end below the start": ({"start": 5, "end": 4}, "give start <= end"),
+    "a start beyond the end": ({"start": 11}, "beyond the end of the log"),
+    "an end that is not written": ({"end": 11}, "ends at offset 10 now"),
+    "a column that is not there": ({"columns": ["words"]}, "did you mean 'word'"),
+    "a column twice": ({"columns": ["n", "n"]}, "name each once"),
+    "a filter that is none": ({"filter": "n >"}, "filter"),
+    "a key that means nothing": ({"offset": 1}, "has a key 'offset'"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_ticket_that_cannot_be_served_is_refused_by_what_is_wrong_with_it(what: str, tmp_path: Path) -> None:
+    said, why = WRONG[what]
+
+    def job(served: Served) -> None:
+        written(served, [10])
+        with pytest.raises(pa.ArrowException, match=why):
+            served.table(**said)
+        assert served.table().num_rows == 10
+
+    beside(tmp_path, job)
+
+
+def test_what_was_dropped_by_retention_is_out_of_range_and_reading_begins_behind_it(tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        written(served, [10, 10])
+        with served.admin() as admin:
+            admin.purge("t", 0, before=10)
+        assert served.table()["n"].to_pylist() == list(range(10, 20))
+        with pytest.raises(pa.ArrowException, match="it starts at 10: read there"):
+            served.table(start=0)
+
+    beside(tmp_path, job)
+
+
+def test_whatever_would_change_something_is_refused_unread(tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        written(served, [1])
+        client, where = served.client, flight.FlightDescriptor.for_path("t")
+        refused = pytest.raises(pa.ArrowNotImplementedError, match="read only")
+        with refused:
+            writer, _ = client.do_put(where, SCHEMA)
+            writer.write_batch(rows(1, 2))
+            writer.close()
+        with refused:
+            _, reader = client.do_exchange(where)
+            reader.read_chunk()
+        with refused:
+            list(client.do_action(flight.Action("drop", b"t")))
+        with refused:
+            list(client.list_actions())
+        with refused:
+            client.authenticate_basic_token("user", "password")
+        assert served.table().num_rows == 1
+
+    beside(tmp_path, job)
+
+
+def test_a_message_above_64_kib_is_not_taken(tmp_path: Path) -> None:
+    def job(served: Served) -> None:
+        written(served, [1])
+        with pytest.raises(pa.ArrowException, match="larger than max"):
+            served.client.do_get(flight.Ticket(b" " * FLIGHT_REQUEST_BYTES_MAX)).read_all()
+        assert served.table().num_rows == 1
+
+    beside(tmp_path, job)
+
+
+def test_a_broker_without_the_option_serves_no_flight_and_one_with_it_serves_health_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()
+        with pytest.raises(pa.ArrowNotImplementedError):
+            await asyncio.to_thread(lambda: list(flight.connect(f"grpc+tcp://{broker.address}").list_flights()))
+        await broker.stop()
+
+    asyncio.run(scenario())
+
+    def job(served: Served) -> None:
+        with grpc.insecure_channel(served.uri.removeprefix("grpc+tcp://")) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+            assert check(b"", timeout=30) == b"\x08\x01"
+            fetch = channel.unary_stream("/tritonmq.v1.Broker/Fetch", None, None)
+            with pytest.raises(grpc.RpcError) as error:
+                list(fetch(b"", timeout=30))
+            assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
+
+    beside(tmp_path, job)
+
+
+# ------------------------------------------------------------------ over TLS
+
+
+def secured(tmp_path: Path, job: Callable[[Place, str], None], **fields: Any) -> None:
+    async def scenario() -> None:
+        at = f"{HOST}:{free_port(HOST)}"
+        async with broker_with_tokens(tmp_path, flight=at, **fields) as place:
+            await asyncio.to_thread(job, place, f"grpc+tls://{at}")
+
+    asyncio.run(scenario())
+
+
+def by_certificate(place: Place, uri: str, security: Security) -> flight.FlightClient:
+    pem = read(security.files())
+    return flight.connect(uri, tls_root_certs=place.certs.ca, cert_chain=pem.certificate, private_key=pem.key)
+
+
+def by_token(place: Place, token: str) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
+    client = flight.connect(f"grpc+tls://{place.tokens}", tls_root_certs=place.certs.ca)
+    return client, flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
+
+
+def filled(place: Place, rights: tuple[str, ...] = (), count: int = 10, batches: int = 1) -> None:
+    with place.admin() as admin:
+        admin.create_topic("t", schema=DDL, durability="memory")
+        if rights:
+            admin.alter_acls([AclRule("User:etl", each, "Topic", "t") for each in rights])
+    with Producer(place.broker, security=place.certs.user("admin")) as producer:
+        for _ in range(batches):
+            producer.publish_batch("t", rows(0, count), partition=0).result(30)
+
+
+def notes(place: Place, **like: str) -> list[dict[str, str]]:
+    lines = map(json.loads, (place.data / "audit.log").read_text().splitlines())
+    return [line for line in lines if all(line.get(key) == value for key, value in like.items())]
+
+
+@pytest.mark.parametrize(
+    ("rights", "described", "read_"),
+    [((), pa.ArrowKeyError, pa.ArrowKeyError), (("Describe",), None, flight.FlightUnauthorizedError)],
+)
+def test_rights_are_judged_by_the_name_in_the_certificate(
+    rights: tuple[str, ...], described: Any, read_: Any, tmp_path: Path
+) -> None:
+    def job(place: Place, uri: str) -> None:
+        filled(place, rights)
+        with by_certificate(place, uri, place.certs.user("etl")) as etl:
+            assert len(list(etl.list_flights())) == (described is None)
+            where = flight.FlightDescriptor.for_path("t")
+            for ask in (etl.get_flight_info, etl.get_schema):
+                if described is None:
+                    assert ask(where).schema == SCHEMA
+                else:
+                    with pytest.raises(described, match="there is no topic 't'"):
+                        ask(where)
+            with pytest.raises(read_):
+                etl.do_get(ticket()).read_all()
+            with place.admin() as admin:
+                admin.alter_acls([AclRule("User:etl", "Read", "Topic", "t")])
+            info = etl.get_flight_info(where)
+            assert [each.uri.decode() for each in info.endpoints[0].locations] == [uri]
+            assert etl.do_get(info.endpoints[0].ticket).read_all().num_rows == 10
+        assert notes(place, verdict="denied", method="DoGet", principal="User:etl", operation="Read")
+        assert notes(place, verdict="allowed", method="DoGet", principal="User:etl", operation="Read")
+
+    secured(tmp_path, job, audit_reads=True)
+
+
+def test_nobody_is_served_without_a_certificate_or_with_one_of_a_strangers_authority(tmp_path: Path) -> None:
+    stranger = Certs(tmp_path / "strangers", 1)
+
+    def job(place: Place, uri: str) -> None:
+        filled(place, ("Read",))
+        pem = read(stranger.user("etl").files())
+        for shown in ({}, {"cert_chain": pem.certificate, "private_key": pem.key}):
+            refused = pytest.raises(flight.FlightUnavailableError)
+            with flight.connect(uri, tls_root_certs=place.certs.ca, **shown) as client, refused:
+                client.do_get(ticket(), flight.FlightCallOptions(timeout=20)).read_all()
+        with flight.connect(uri.replace("+tls", "+tcp")) as client, pytest.raises(flight.FlightUnavailableError):
+            client.do_get(ticket(), flight.FlightCallOptions(timeout=20)).read_all()
+        own = files_of_broker(place.certs.path, 1)
+        broker = Security(ca=own.ca, certificate=own.certificate, key=own.key)
+        refused = pytest.raises(flight.FlightUnauthorizedError, match="no user's")
+        with by_certificate(place, uri, broker) as client, refused:
+            client.do_get(ticket()).read_all()
+
+    secured(tmp_path, job)
+
+
+def test_who_shows_a_token_reads_at_the_port_for_tokens(tmp_path: Path) -> None:
+    def job(place: Place, uri: str) -> None:
+        filled(place, ("Read",))
+        made = place.made()
+        client, shown = by_token(place, made.secret.reveal())
+        with client:
+            info = client.get_flight_info(flight.FlightDescriptor.for_path("t"), shown)
+            assert [each.uri.decode() for each in info.endpoints[0].locations] == [f"grpc+tls://{place.tokens}"]
+            assert client.do_get(info.endpoints[0].ticket, shown).read_all().num_rows == 10
+            for wrong in ([], [(b"authorization", b"Bearer tmq_none")]):
+                with pytest.raises(flight.FlightUnauthenticatedError, match="not authenticated"):
+                    client.do_get(ticket(), flight.FlightCallOptions(headers=wrong)).read_all()
+            with pytest.raises(pa.ArrowNotImplementedError, match="read only"):
+                list(client.do_action(flight.Action("drop", b"t"), shown))
+        assert "no token" in place.audited("DoGet")
+
+    secured(tmp_path, job)
+
+
+def test_a_stream_ends_when_the_right_is_taken_away(tmp_path: Path) -> None:
+    def job(place: Place, uri: str) -> None:
+        filled(place, ("Read",), count=50_000, batches=60)  # more than a client's connection takes at once
+        with by_certificate(place, uri, place.certs.user("etl")) as etl:
+            reader = etl.do_get(ticket())
+            reader.read_chunk()
+            with place.admin() as admin:
+                admin.alter_acls(remove=[AclRule("User:etl", "Read", "Topic", "t")])
+            with pytest.raises(pa.ArrowKeyError, match="there is no topic 't'"):
+                reader.read_all()
+        assert notes(place, method="DoGet", reason="the right was taken away")
+
+    secured(tmp_path, job)
+
+
+def test_bytes_that_are_read_count_for_the_quota_of_who_reads_them(tmp_path: Path) -> None:
+    def job(place: Place, uri: str) -> None:
+        filled(place, ("Read",), count=100_000)
+        with place.admin() as admin:
+            admin.set_quotas("User:etl", fetch="1MiB/s")
+        with by_certificate(place, uri, place.certs.user("etl")) as etl:
+            before = sum(QUOTA_WAITS.rows().values())
+            for _ in range(2):
+                assert etl.do_get(ticket()).read_all().num_rows == 100_000
+            assert sum(QUOTA_WAITS.rows().values()) > before
+
+    secured(tmp_path, job)
+
+
+def test_the_service_is_called_as_arrows_is() -> None:
+    assert SERVICE == "arrow.flight.protocol.FlightService"
+    assert json.loads(Wanted("t", 0).to_bytes()) == {"topic": "t", "partition": 0}
