@@ -8,9 +8,11 @@ left out of such a run: nothing would be different.
 from __future__ import annotations
 
 import os
+import ssl
 import sys
+import urllib.request
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -18,8 +20,9 @@ from mq_broker.coordination.credential import Credential
 from mq_client import AclRule, Admin, Security
 from mq_client.cluster.channels import Client
 from mq_client.security import given
-from mq_dev.certificates import ADMIN, make_missing, make_user
+from mq_dev.certificates import ADMIN, client_file, make_missing, make_user
 from mq_dev.local_cluster import CREDENTIAL_FILE, HOST, LocalCluster
+from mq_protocol.pem import CA_FILE
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind
 
 VARIABLE: Final = "TRITONMQ_TEST_SECURE"
@@ -93,6 +96,26 @@ def script(path: Path, *arguments: str) -> list[str]:
         return [sys.executable, str(path), *arguments]
     run = f"{words()}; import runpy; runpy.run_path({str(path)!r}, run_name='__main__')"
     return [sys.executable, "-c", run, *arguments]
+
+
+def opened(address: str, path: str, timeout_s: float) -> Any:
+    """A page that a broker serves at `--http`, as `urllib` opens it."""
+    certs = LocalCluster.certs_by_default
+    if certs is None:
+        return urllib.request.urlopen(f"http://{address}{path}", timeout=timeout_s)
+    shown = ssl.create_default_context(cafile=certs / CA_FILE)
+    shown.load_cert_chain(certs / f"{client_file(USER)}.crt", certs / f"{client_file(USER)}.key")
+    return urllib.request.urlopen(f"https://{address}{path}", timeout=timeout_s, context=shown)
+
+
+def scraped() -> dict[str, Any]:
+    """What Prometheus is told of brokers' ports beside their addresses."""
+    certs = LocalCluster.certs_by_default
+    if certs is None:
+        return {}
+    pair = certs / client_file(USER)
+    files = {"ca_file": str(certs / CA_FILE), "cert_file": f"{pair}.crt", "key_file": f"{pair}.key"}
+    return {"scheme": "https", "tls_config": files}
 
 
 def zookeeper_options() -> list[str]:

@@ -311,7 +311,7 @@ class _BrokerId(click.IntRange):
     default="",
     metavar="HOST:PORT",
     help=(
-        "Serve /metrics, /livez, /readyz and /observation here, by HTTP. HOST is a loopback address. "
+        "Serve /metrics, /livez, /readyz and /observation here: by HTTPS with --certs, else by HTTP. "
         "Default: not at all."
     ),
 )

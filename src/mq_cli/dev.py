@@ -103,8 +103,9 @@ def dev(
                 _make_trial_user(cluster)
             click.echo(f"ready bootstrap={cluster.bootstrap}" + (f" certs={cluster.certs}" if secure else ""))
             sys.stdout.flush()
+            scheme = "https" if cluster.certs is not None else "http"
             for broker in cluster.brokers.values():
-                say(f"broker {broker.id}: process {broker.pid}, metrics http://{broker.http}/metrics")
+                say(f"broker {broker.id}: process {broker.pid}, metrics {scheme}://{broker.http}/metrics")
             if cluster.certs is not None:
                 _say_who(cluster.certs, authorize=authorize)
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")

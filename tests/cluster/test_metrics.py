@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 from mq_client import Admin, Producer, Reader
 from mq_dev.local_cluster import LocalCluster
+from tests import switch
 from tests.mq_broker.broker.metrics.test_exposition import Samples, of, read
 
 pytestmark = pytest.mark.cluster
@@ -19,7 +19,7 @@ DEADLINE_S = 60.0
 
 
 def scrape(cluster: LocalCluster, broker: int) -> Samples:
-    with urllib.request.urlopen(f"http://{cluster.brokers[broker].http}/metrics", timeout=10) as answer:
+    with switch.opened(cluster.brokers[broker].http, "/metrics", 10) as answer:
         return read(answer.read())
 
 

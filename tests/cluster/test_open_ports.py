@@ -72,8 +72,7 @@ def lets_in(port: int, shown: ssl.SSLContext) -> bool:
     with socket.create_connection((HOST, port), ANSWER_S) as plain:
         try:
             with shown.wrap_socket(plain, server_hostname=HOST) as secured:
-                if secured.selected_alpn_protocol() == "h2":
-                    secured.sendall(HTTP_2)
+                secured.sendall(HTTP_2)  # what serves HTTP answers that it is no request
                 return bool(secured.recv(1))
         except (ssl.SSLError, ConnectionError):
             return False
@@ -99,16 +98,16 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
         return listening(psutil.Process(broker.pid))
 
     with Admin(broker.address, security=Security(certs, ADMIN)) as admin:
-        ports = open_ports("--listen-token", f"{HOST}:{of_tokens}", "--flight", f"{HOST}:{of_flight}")
-        assert {broker.port, of_tokens, of_flight} < ports
-        assert len(ports) == 6, "for clients, tokens, streams, Flight, other brokers' calls, and links"
+        beside = ("--flight", f"{HOST}:{of_flight}", "--http", f"{HOST}:{http}")
+        ports = open_ports("--listen-token", f"{HOST}:{of_tokens}", *beside)
+        assert {broker.port, of_tokens, of_flight, http} < ports
+        assert len(ports) == 7, "for clients, tokens, streams, Flight, metrics, other brokers' calls, and links"
         assert [port for port in ports if speaks_plain_text(port)] == []
-        assert {port for port in ports if lets_in(port, stranger)} == {of_tokens}
+        assert {port for port in ports if lets_in(port, stranger)} == {of_tokens, http}
         assert {port for port in ports if lets_in(port, known)} == ports
         assert admin.raise_security_floor("tls").demands == ("tls",)
         admin.lower_security_floor("tls")
         for options, open_to_all in (
-            (["--http", f"{HOST}:{http}"], {http}),
             (
                 [
                     "--also-plaintext",

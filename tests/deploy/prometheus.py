@@ -13,6 +13,7 @@ from typing import Any
 
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST
+from tests import switch
 from tests.deploy.monitoring import program
 
 DEADLINE_S = 90.0
@@ -27,7 +28,7 @@ class Prometheus:
         config = {
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
             "rule_files": [str(directory / "alerts.yml")],
-            "scrape_configs": [{"job_name": "tritonmq", "static_configs": [{"targets": targets}]}],
+            "scrape_configs": [{"job_name": "tritonmq", "static_configs": [{"targets": targets}], **switch.scraped()}],
         }
         path = directory / "prometheus.yml"
         path.write_text(json.dumps(config))

@@ -66,7 +66,7 @@ class BrokerConfig:
     `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
     from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that this broker is asked to make,
     in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
-    or a consumer names and nobody has made. `http`: where metrics are served, on a loopback address; empty: nowhere.
+    or a consumer names and nobody has made. `http`: where metrics are served, over HTTPS with `certs`; empty: nowhere.
     `ready_in_sync_timeout_s`: after so long the broker counts as ready although replicas of it are not in sync.
     `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember, beyond which the log says so.
     `authorize`: rights are judged, whoever asks; `superusers`: who may do all then. `audit_reads`: the audit log also
@@ -152,17 +152,13 @@ class BrokerConfig:
             (self.also_plaintext_peer, "--also-plaintext-peer"),
             (self.listen_token, "--listen-token"),
             (self.token_advertised, "--advertise-token"),
+            (self.http, "--http"),
         ):
             if address:
                 _split(address, option)
         if self.flight_advertised and not self.flight:
             raise InvalidSetting("--flight-advertise goes with --flight")
         check_rack(self.rack)
-        if self.http and not is_loopback(_split(self.http, "--http")[0]):
-            raise InvalidSetting(
-                f"--http={self.http} is reached from other machines, and anybody there could read it: give a loopback "
-                "address, e.g. 127.0.0.1:7401, and let what collects metrics run beside the broker"
-            )
         for principal in self.superusers:
             if principal.kind != "User":
                 raise InvalidSetting(f"--superusers: {principal} is no user: write User:NAME")
@@ -213,7 +209,7 @@ class BrokerConfig:
 
     @property
     def plain_to_others(self) -> tuple[tuple[str, str], ...]:
-        """The ports in plain text that other machines reach: each by its option and its address. `--http` is none."""
+        """The ports in plain text that other machines reach: each by its option and its address."""
         listened = (
             (("--also-plaintext", self.also_plaintext), ("--also-plaintext-peer", self.also_plaintext_peer))
             if self.certs is not None
@@ -223,6 +219,7 @@ class BrokerConfig:
                 ("--link-listen", self.link_listen),
                 ("--stream-listen", self.stream_listen),
                 ("--flight", self.flight),
+                ("--http", self.http),
             )
         )
         return tuple(

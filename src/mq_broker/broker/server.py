@@ -403,14 +403,18 @@ class _Broker:
             return
         from mq_broker.broker.metrics.http import HttpServer, Pages
 
-        server = HttpServer(listening, Pages(self._observing, self._readiness.why_not))
+        certificates = self._ports.certificates
+        gate = None if certificates is None else self._gate  # in plain text it is one machine's, or --insecure was said
+        pages = Pages(self._observing, self._readiness.why_not, gate)
+        server = HttpServer(listening, pages, None if certificates is None else certificates.web_context)
         server.start()
-        undo.push_async_callback(server.close)
+        undo.push_async_callback(server.stop)
         counter = LogCounter()
         logging.getLogger().addHandler(counter)
         undo.callback(logging.getLogger().removeHandler, counter)
         host, port = listening.getsockname()[:2]
-        log.info("metrics at http://%s:%d/metrics", f"[{host}]" if ":" in host else host, port)
+        scheme = "http" if certificates is None else "https"
+        log.info("metrics at %s://%s:%d/metrics", scheme, f"[{host}]" if ":" in host else host, port)
 
     def _read_brokers(self) -> None:
         self.cluster.read_again()

@@ -48,6 +48,8 @@ class Certificates:
         self._served = grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
         self._dialled = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
         self._contexts = context(pem, server=True), context(pem, server=False)
+        self._web = context(pem, server=True)
+        self._web.verify_mode = ssl.CERT_OPTIONAL
         self.generation += 1
 
     def _load(self) -> tuple[Pem, Shown]:
@@ -94,6 +96,10 @@ class Certificates:
     def client_context(self) -> ssl.SSLContext:
         """As `channel_credentials`, for a connection that is not gRPC's."""
         return self._contexts[1]
+
+    def web_context(self) -> ssl.SSLContext:
+        """As `server_context`, for a port that leaves it to the client whether it shows a certificate."""
+        return self._web
 
     # ------------------------------------------------------------------ replacing it
 

@@ -17,7 +17,7 @@ import socket
 import ssl
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -277,6 +277,28 @@ def say_last(transport: asyncio.Transport) -> None:
         transport.abort()
 
 
+def proved(transport: asyncio.BaseTransport) -> Mapping[str, Iterable[bytes]]:
+    """What the handshake of a connection has proved, as gRPC says it (security/names.py)."""
+    secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+    if secured is None:
+        return {"transport_security_type": [b"insecure"]}
+    der = secured.getpeercert(binary_form=True)
+    uris, common_name = names_in(secured.getpeercert() or {})
+    found = {
+        "transport_security_type": [b"ssl"],
+        "ssl_tls_version": [(secured.version() or "").encode()],
+        "peer_uri": [uri.encode() for uri in uris],
+        "x509_common_name": [common_name.encode()],
+    }
+    return found if der is None else {**found, "x509_pem_cert": [ssl.DER_cert_to_PEM_cert(der).encode()]}
+
+
+def peer_of(transport: asyncio.BaseTransport) -> str:
+    """Where a connection comes from, as gRPC writes it."""
+    host, port, *_ = transport.get_extra_info("peername") or ("", 0)
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+
+
 def prepare(transport: asyncio.Transport) -> None:
     """What every connection is set to."""
     connection = transport.get_extra_info("socket")
@@ -329,11 +351,18 @@ class Accepting(ABC):
     `per_second`: so many are accepted at most; others wait in TCP."""
 
     def __init__(
-        self, listener: socket.socket, name: str, *, connections_max: float = math.inf, per_second: float = math.inf
+        self,
+        listener: socket.socket,
+        name: str,
+        *,
+        connections_max: float = math.inf,
+        per_second: float = math.inf,
+        strangers_max: int | None = None,
     ) -> None:
         self._listener = listener
         self._name = name
         self._connections_max = connections_max
+        self._strangers_max = STRANGERS_MAX if strangers_max is None else strangers_max
         self._pause_s = 1 / per_second
         self._tasks: set[asyncio.Task[None]] = set()
         self._strangers = Strangers()
@@ -382,7 +411,7 @@ class Accepting(ABC):
             task.add_done_callback(self._tasks.discard)
             self._strangers.add(task, origin(str(peer[0])))
             task.add_done_callback(self._known)
-            if len(self._strangers) > STRANGERS_MAX:
+            if len(self._strangers) > self._strangers_max:
                 self._strangers.one_too_many().cancel()
 
     def _known(self, task: asyncio.Task[None]) -> None:
@@ -444,7 +473,7 @@ class LinkServer(Accepting):
             del task, error  # else what was raised holds this frame, and this frame what was raised
 
 
-async def begin(wire: asyncio.BufferedProtocol, connection: socket.socket, tls: Tls | None) -> None:
+async def begin(wire: asyncio.BaseProtocol, connection: socket.socket, tls: Tls | None) -> None:
     """The handshake of an accepted connection. Raises `Unreachable` if whoever connected has gone, or speaks no TLS."""
     try:
         await asyncio.get_running_loop().connect_accepted_socket(

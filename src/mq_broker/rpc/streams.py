@@ -12,14 +12,13 @@ import contextlib
 import logging
 import random
 import socket
-import ssl
 import traceback
 from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakSet
 
-from mq_broker.rpc.framed import Accepting, Tls, begin, joined, prepare, say_last
+from mq_broker.rpc.framed import Accepting, Tls, begin, joined, peer_of, prepare, proved, say_last
 from mq_broker.rpc.service import EOF, Coding, Conversation
 from mq_broker.rpc.status import let_go
 from mq_protocol import mq_pb2 as pb
@@ -34,7 +33,6 @@ from mq_protocol.limits import (
 )
 from mq_protocol.methods import BROKER
 from mq_protocol.methods import Kind as MethodKind
-from mq_protocol.pem import names_in
 from mq_protocol.streams import (
     KIND_BYTES,
     NO_METHOD,
@@ -160,23 +158,11 @@ class StreamWire(asyncio.BufferedProtocol):
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """What the handshake has proved, as gRPC says it (security/names.py)."""
-        secured: ssl.SSLObject | None = self._up().get_extra_info("ssl_object")
-        if secured is None:
-            return {"transport_security_type": [b"insecure"]}
-        der = secured.getpeercert(binary_form=True)
-        uris, common_name = names_in(secured.getpeercert() or {})
-        proved = {
-            "transport_security_type": [b"ssl"],
-            "ssl_tls_version": [(secured.version() or "").encode()],
-            "peer_uri": [uri.encode() for uri in uris],
-            "x509_common_name": [common_name.encode()],
-        }
-        return proved if der is None else {**proved, "x509_pem_cert": [ssl.DER_cert_to_PEM_cert(der).encode()]}
+        return proved(self._up())
 
     def peer(self) -> str:
         """Where it comes from, as gRPC writes it."""
-        host, port, *_ = self._up().get_extra_info("peername") or ("", 0)
-        return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
+        return peer_of(self._up())
 
     async def read(self) -> Any:
         """The next message of the call, a `Said`; `EOF` once the client has said its last. Raises what ends the

@@ -23,7 +23,7 @@ _ERROR_BYTES_MAX: Final = 500
 
 
 class Demand(StrEnum):
-    """`TLS`: no port is in plain text, not that of `--http` either. `AUTHORIZE`: rights are judged. `ZK_AUTH`: the
+    """`TLS`: no port is in plain text. `AUTHORIZE`: rights are judged. `ZK_AUTH`: the
     broker has a credential for ZooKeeper, and the nodes there are the brokers' alone."""
 
     TLS = "tls"
@@ -32,7 +32,7 @@ class Demand(StrEnum):
 
 
 _HOW: Final = {
-    Demand.TLS: "with --certs DIR and without --also-plaintext and --http",
+    Demand.TLS: "with --certs DIR and without --also-plaintext",
     Demand.AUTHORIZE: "with --certs DIR and without --also-plaintext, or with --authorize",
     Demand.ZK_AUTH: "with --zookeeper-auth FILE",
 }

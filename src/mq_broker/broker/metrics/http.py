@@ -1,29 +1,47 @@
 """The pages of a broker for programs that watch it: /metrics, /livez, /readyz, /observation.
 
-Raw ASGI under uvicorn, on the loop that carries the data. Both are imported only where the broker is to serve HTTP.
+Raw ASGI under uvicorn's protocol, on the loop that carries the data; imported only where the broker is to serve HTTP.
+Connections are accepted as those of links and streams are, so strangers are bounded as they are there.
+
+With a certificate the port speaks HTTPS. Whoever asks may show a certificate too, and is `User:ANONYMOUS` without one.
+`/metrics` and `/observation` then need the right Metrics on the cluster. Whether the broker lives and is ready is told
+to everybody.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
 import uvicorn
 from google.protobuf.json_format import MessageToJson
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from mq_broker.broker.metrics.exposition import exposition
 from mq_broker.broker.metrics.observing import Observing
+from mq_broker.rpc.callers import principal
+from mq_broker.rpc.framed import Accepting, Tls, begin, peer_of, proved
+from mq_broker.rpc.gate import Gate
+from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import TritonMQError
+from mq_protocol.errors import NotAuthenticated, PermissionDenied, TritonMQError, Unreachable
+from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
 
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX: Final = 32
+"""Of more than these one ends: at the address that has most of them, the one that is there longest. So nobody at
+another address keeps out what collects metrics."""
+
+ACCEPTS_PER_S: Final = 200
+LIFE_S: Final = 60.0
+"""After so long a connection ends, whatever it does: no longer is one held that asks nothing, or reads byte by byte."""
+
 KEEP_ALIVE_S: Final = 5
 ANSWER_S: Final = 10.0
 """For so long an answer may be gathered."""
@@ -36,11 +54,12 @@ Answer = tuple[int, str, bytes]
 
 class Pages:
     """Owns the text that was written last, which all who ask for it soon are given. `ready`: why the broker is not to
-    be sent work yet; empty if it is."""
+    be sent work yet; empty if it is. `gate` judges who may see numbers; None: everybody may."""
 
-    def __init__(self, observing: Observing, ready: Callable[[], str]) -> None:
+    def __init__(self, observing: Observing, ready: Callable[[], str], gate: Gate | None = None) -> None:
         self._observing = observing
         self._ready = ready
+        self._gate = gate
         self._told: dict[int, tuple[object, asyncio.Task[bytes]]] = {}
 
     async def __call__(
@@ -64,6 +83,8 @@ class Pages:
                 why = self._ready()
                 return (503, _TEXT, f"{why}\n".encode()) if why else (200, _TEXT, b"ok\n")
             case "/metrics" | "/observation" as path:
+                if (refused := self._refused(scope["state"]["connection"], path)) is not None:
+                    return refused
                 detail = _detail(scope["query_string"])
                 if detail is None:
                     return 400, _TEXT, f"detail is one of {', '.join(_DETAILS)}\n".encode()
@@ -75,6 +96,21 @@ class Pages:
             case _:
                 pass
         return 404, _TEXT, b"there are /metrics, /observation, /livez and /readyz\n"
+
+    def _refused(self, connection: Connection, path: str) -> Answer | None:
+        """What is answered to whoever may not see numbers; None to who may."""
+        if self._gate is None:
+            return None
+        try:
+            asker = self._gate.greet(connection, path)  # type: ignore[arg-type]  # in the place of gRPC's context
+            self._gate.judge(asker, path, Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME)
+        except NotAuthenticated as error:
+            return 401, _TEXT, f"{error}\n".encode()
+        except PermissionDenied as error:
+            if principal() == ANONYMOUS:
+                return 401, _TEXT, f"show a client's certificate: {error}\n".encode()
+            return 403, _TEXT, f"{error}\n".encode()
+        return None
 
     async def _metrics(self, detail: int) -> Answer:
         seen = await self._observing.observation()
@@ -97,18 +133,39 @@ def _detail(query: bytes) -> int | None:
     return _DETAILS.get(given[-1])
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the broker's."""
-        yield
+class Connection(H11Protocol):
+    """One connection. To the gate it stands in the place of gRPC's context."""
+
+    def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
+        super().__init__(config, state, {"connection": self})
+        self.is_over = asyncio.Event()
+
+    def auth_context(self) -> Mapping[str, Iterable[bytes]]:
+        """What the handshake has proved. Who shows no certificate has no name, as in plain text."""
+        found = proved(self.transport)
+        return found if "x509_pem_cert" in found else {"transport_security_type": [b"insecure"]}
+
+    def peer(self) -> str:
+        return peer_of(self.transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.is_over.set()
+
+    def cut(self) -> None:
+        """End it now, whatever is to be written."""
+        if self.transport is not None:
+            self.transport.abort()
 
 
-class HttpServer:
-    """Owns the task that serves the pages on a socket that listens."""
+class HttpServer(Accepting):
+    """The port for metrics. `tls`: what each handshake shows; None: plain text."""
 
-    def __init__(self, listening: socket.socket, pages: Pages) -> None:
-        config = uvicorn.Config(
+    def __init__(self, listener: socket.socket, pages: Pages, tls: Tls | None = None) -> None:
+        super().__init__(listener, "metrics connection", per_second=ACCEPTS_PER_S, strangers_max=CONNECTIONS_MAX)
+        self._tls = tls
+        self._state = ServerState()
+        self._config = uvicorn.Config(
             pages,
             http="h11",
             ws="none",
@@ -118,24 +175,28 @@ class HttpServer:
             log_level="warning",
             access_log=False,
             server_header=False,
-            limit_concurrency=CONNECTIONS_MAX,
+            date_header=False,
+            proxy_headers=False,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=1,
             h11_max_incomplete_event_size=16 << 10,
         )
-        self._server = _Server(config)
-        self._listening = listening
-        self._serving: asyncio.Task[None] | None = None
+        self._config.load()
 
-    def start(self) -> None:
-        """Serve, until `close`."""
-        self._serving = asyncio.create_task(self._server.serve([self._listening]), name="http")
+    async def stop(self) -> None:
+        """As `Accepting.stop`. What is being answered ends too."""
+        await super().stop()
+        answering = list(self._state.tasks)
+        for task in answering:
+            task.cancel()
+        await asyncio.gather(*answering, return_exceptions=True)
 
-    async def close(self) -> None:
-        """End what is being answered within a second or so."""
-        if self._serving is not None:
-            self._server.should_exit = True
-            _, late = await asyncio.wait({self._serving}, timeout=3.0)
-            if late:
-                self._serving.cancel()
-        self._listening.close()
+    async def _serve(self, connection: socket.socket) -> None:
+        held = Connection(self._config, self._state)
+        try:
+            async with asyncio.timeout(LIFE_S):
+                await begin(held, connection, self._tls)
+                await held.is_over.wait()
+        except (Unreachable, TimeoutError) as error:
+            log.debug("a connection for metrics has ended: %s", error)
+        finally:
+            held.cut()

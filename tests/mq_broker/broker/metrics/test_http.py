@@ -130,9 +130,12 @@ def test_every_metric_is_in_the_document_and_no_other_is(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:7401", "192.0.2.1:7401", "example.org:7401", "[::]:7401"])
-def test_another_address_than_loopback_is_refused(tmp_path: Path, address: str) -> None:
-    with pytest.raises(InvalidSetting, match="loopback"):
+def test_another_address_than_loopback_needs_a_certificate_or_a_word(tmp_path: Path, address: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"--http {re.escape(address)} can be reached from other machines: give"):
         BrokerConfig(1, "127.0.0.1:0", tmp_path, http=address)
+    assert not BrokerConfig(1, "127.0.0.1:0", tmp_path, http=address, certs=tmp_path).plain_to_others
+    said = BrokerConfig(1, "127.0.0.1:0", tmp_path, http=address, insecure=True)
+    assert said.plain_to_others == (("--http", address),)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:7401", "localhost:7401", "[::1]:7401"])
