@@ -31,7 +31,7 @@ from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import SETTINGS, check_new_topic_name, check_topic_name, parse_settings
 
 if TYPE_CHECKING:
-    from mq_client import TopicDescription
+    from mq_client import TopicDescription, TopicMade
 
 
 _BROADCAST = {"durability": "memory", "retention_ms": "1s"}
@@ -57,7 +57,7 @@ def topic() -> None:
 
 
 @topic.command(epilog=settings_help(SETTINGS))
-@click.argument("name")
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
 @click.option("--partitions", "-p", type=click.IntRange(1, PARTITIONS_PER_TOPIC_MAX), default=1, show_default=True)
 @click.option(
     "--replicas",
@@ -86,7 +86,7 @@ def topic() -> None:
 @bootstrap_option
 @timeout_option
 def create(
-    name: str,
+    names: tuple[str, ...],
     partitions: int,
     replicas: int | None,
     schema: str | None,
@@ -97,7 +97,7 @@ def create(
     bootstrap: str,
     timeout_s: float,
 ) -> None:
-    """Create the topic NAME."""
+    """Create the topic NAME, or several that are alike. One that is refused keeps no other back."""
     from mq_client import TopicExists
     from mq_protocol.sql.ddl import parse_schema
 
@@ -106,12 +106,24 @@ def create(
         _check_broadcast(given, replicas)
         given, replicas = {**given, **_BROADCAST}, 1
     with checking_what_was_typed():
-        check_new_topic_name(name)
+        for name in names:
+            check_new_topic_name(name)
         parse_settings(given, replicas or REPLICAS_MAX)
         columns = None if schema is None else parse_schema(schema)
     with open_admin(bootstrap, timeout_s) as admin:
         copies = replicas or min(3, len(admin.describe_cluster().brokers))
-        there = False
+        if len(names) > 1:
+            made_of = admin.create_topics(
+                dict.fromkeys(names),
+                partitions=partitions,
+                replicas=copies,
+                schema=columns,
+                if_not_exists=if_not_exists,
+                **given,
+            )
+            _tell_made(made_of, as_json=as_json)
+            return
+        [name], there = names, False
         try:
             made = admin.create_topic(name, partitions=partitions, replicas=copies, schema=columns, **given)
         except TopicExists:
@@ -125,6 +137,24 @@ def create(
         say(f"topic {name} is there already: {counted(len(made.partitions), 'partition')}, {kind}; nothing was changed")
     else:
         say(f"created topic {name}: {counted(partitions, 'partition')}, {counted(copies, 'replica')} of each")
+
+
+def _tell_made(made: list[TopicMade], *, as_json: bool) -> None:
+    """What became of each. Exits with 1 if one of them was not made."""
+    refused = [each for each in made if each.error is not None]
+    if as_json:
+        rows = [{"name": each.name, "was_there": each.was_there} for each in made]
+        for row, each in zip(rows, made, strict=True):
+            row["error"] = None if each.error is None else str(each.error)
+        write_json(rows)
+    else:
+        there = sum(each.was_there for each in made)
+        kept = f", {there:,} were there already" if there else ""
+        say(f"created {counted(len(made) - len(refused) - there, 'topic')}{kept}")
+        for each in refused:
+            say(f"{each.name}: {each.error}")
+    if refused:
+        raise click.exceptions.Exit(1)
 
 
 @topic.command("list")

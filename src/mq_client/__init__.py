@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from mq_client.rows import Rows
     from mq_client.security import Secret, Security
     from mq_client.token_admin import ApiTokenDescription, NewApiToken, TokenUser
+    from mq_client.topic_making import TopicMade
     from mq_client.transaction_admin import AbortedTransaction, GivenTransaction, StagedSum, TransactionDescription
 
 __all__ = [
@@ -153,6 +154,7 @@ __all__ = [
     "QuotaDescription",
     "Redriven",
     "TopicDescription",
+    "TopicMade",
     "PartitionDescription",
     "PartitionMove",
     "Recovery",
@@ -262,6 +264,7 @@ _HOMES = {
     "rows": ("Rows",),
     "security": ("Secret", "Security"),
     "token_admin": ("ApiTokenDescription", "NewApiToken", "TokenUser"),
+    "topic_making": ("TopicMade",),
     "transaction_admin": ("AbortedTransaction", "GivenTransaction", "StagedSum", "TransactionDescription"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -42,6 +42,7 @@ from mq_client.topic_descriptions import PartitionMove as PartitionMove
 from mq_client.topic_descriptions import PartitionMoves, described_move, described_topic
 from mq_client.topic_descriptions import Recovery as Recovery
 from mq_client.topic_descriptions import TopicDescription as TopicDescription
+from mq_client.topic_making import SPREAD_MS, TopicMaker
 from mq_client.transaction_admin import TransactionAdministrator
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -57,9 +58,6 @@ from mq_protocol.names import (
 )
 from mq_protocol.sql.ddl import check_column_names, check_schema, parse_schema
 
-_SPREAD_MS = 5_000.0
-"""How long a new topic's name may take to reach every broker that answers."""
-
 _TRANSFER_MS = 6_000.0
 """A leader's time for one attempt to hand over."""
 
@@ -74,6 +72,7 @@ class Admin(
     TokenAdministrator,
     QuotaAdministrator,
     FloorAdministrator,
+    TopicMaker,
 ):
     """Asks about the cluster and changes it. Thread-safe. `timeout_ms`: for each call, retries included.
 
@@ -141,21 +140,6 @@ class Admin(
                 raise
         self._wait_until_known(name, deadline)
         return self.describe_topic(name)
-
-    def _wait_until_known(self, name: str, deadline: Deadline, partitions: int = 0, schema: bytes = b"") -> None:
-        """Until each broker that answers knows the topic, its partitions and columns: the next request may go to any of
-        them."""
-        limit = deadline.at_most(_SPREAD_MS)
-        for address in self._connection.addresses():
-            request = pb.MetadataRequest(topics=[name])
-            while not limit.expired:
-                try:
-                    answer = self._connection.ask(address, "Metadata", request, pb.MetadataResponse, limit)
-                except TritonMQError:
-                    break
-                if any(len(told.partitions) >= partitions and schema in (b"", told.schema) for told in answer.topics):
-                    break
-                limit.pause(0.01)
 
     def list_topics(self) -> list[str]:
         """Names of all topics but the brokers' own, sorted."""
@@ -499,7 +483,7 @@ class Admin(
             partitions.setdefault(cursor.topic, []).append(cursor.partition)
         deadline = Deadline(self._timeout_ms)
         delete_group(self._connection, name, partitions, deadline, force=force)
-        spread = deadline.at_most(_SPREAD_MS)  # followers are told of what is committed a moment later
+        spread = deadline.at_most(SPREAD_MS)  # followers are told of what is committed a moment later
         while self._cursors(name)[0] and not spread.expired:
             spread.pause(0.05)
 

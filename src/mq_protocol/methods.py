@@ -89,6 +89,12 @@ _SETTLES: Final = {
     "settles.outputs.uuids": Elements(limits.REQUEST_BYTES_MAX // 16),
 }
 _SETTINGS: Final = Bound(lists={"settings": Elements(limits.REQUEST_SETTINGS_MAX)})
+_TOPICS: Final = Bound(
+    lists={
+        "topics": Elements(limits.REQUEST_TOPICS_MAX, ("name",)),
+        "topics.settings": Elements(limits.REQUEST_SETTINGS_MAX),
+    }
+)
 _STAGED: Final = Bound(limits.MANIFEST_BYTES_MAX, {"uuids": Elements(limits.MANIFEST_BYTES_MAX // 16)})
 _BATCHES: Final = Bound(limits.MESSAGE_BYTES_MAX)
 """What one batch may have is its topic's to say."""
@@ -122,6 +128,7 @@ BROKER: Final = Service(
     "Broker",
     _METADATA,
     Method("CreateTopic", pb.CreateTopicRequest, pb.CreateTopicResponse, bound=_SETTINGS),
+    Method("CreateTopics", pb.CreateTopicsRequest, pb.CreateTopicsResponse, bound=_TOPICS),
     Method("DeleteTopic", pb.DeleteTopicRequest, pb.DeleteTopicResponse),
     Method("AlterTopic", pb.AlterTopicRequest, pb.AlterTopicResponse, bound=_SETTINGS),
     Method("PlanMoves", pb.PlanMovesRequest, pb.PlanMovesResponse),

@@ -243,6 +243,7 @@ RIGHTS: Final[Mapping[str, Row]] = {
         "are told to everybody.",
     ),
     "CreateTopic": Row((_topic(pb.CreateTopicRequest, _O.CREATE, "name"),), changes=True),
+    "CreateTopics": Row((_topic(pb.CreateTopicsRequest, _O.CREATE, "topics.name"),), changes=True),
     "DeleteTopic": Row((_topic(pb.DeleteTopicRequest, _O.DELETE, "name"),), changes=True),
     "AlterTopic": Row((_topic(pb.AlterTopicRequest, _O.ALTER, "name"),), changes=True),
     "PlanMoves": Row((_cluster(_O.DESCRIBE),)),

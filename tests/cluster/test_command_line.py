@@ -42,6 +42,25 @@ def read_all(topic: str, *options: str) -> bytes:
     return result.stdout
 
 
+def test_topics_are_made_together_and_what_became_of_each_is_told(topic: str) -> None:
+    names = [f"{topic}-{number}" for number in range(3)]
+    made = tritonmq("topic", "create", *names, "--partitions", "2", "--set", "durability=os")
+    assert (made.returncode, made.stderr) == (0, b"created 3 topics\n")
+    again = tritonmq("topic", "create", *names, f"{topic}-new", "--json")
+    assert again.returncode == 1
+    rows = json.loads(again.stdout)
+    assert [(row["name"], row["error"] is None) for row in rows] == [
+        *((name, False) for name in names),
+        (f"{topic}-new", True),
+    ]
+    kept = tritonmq("topic", "create", *names, "--if-not-exists")
+    assert (kept.returncode, kept.stderr) == (0, b"created 0 topics, 3 were there already\n")
+    refused = tritonmq("topic", "create", names[0], f"{topic}-more")
+    assert refused.returncode == 1
+    assert refused.stderr.splitlines()[0] == b"created 1 topic"
+    assert b"exists already" in refused.stderr.splitlines()[1]
+
+
 def test_lines_come_out_as_they_went_in(topic: str) -> None:
     result = tritonmq("produce", topic, given=TEXT.encode())
     assert (result.returncode, result.stdout) == (0, b"")

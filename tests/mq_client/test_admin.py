@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -118,6 +119,43 @@ def test_what_cannot_be_made_says_why(admin: Admin, topic: str) -> None:
     with pytest.raises(InvalidRequest, match="use long"):
         admin.create_topic(topic + "2", schema=pa.schema([("a", pa.uint32())]))
     assert topic + "2" not in admin.list_topics()
+
+
+def test_topics_are_made_together_and_one_that_is_there_keeps_no_other_back(admin: Admin, topic: str) -> None:
+    admin.create_topic(f"{topic}-3")
+    names = [f"{topic}-{number}" for number in range(150)]
+    made = admin.create_topics(names, partitions=2, schema="a long", durability="os")
+    assert [each.name for each in made] == names
+    refused = [each for each in made if each.error is not None]
+    assert [each.name for each in refused] == [f"{topic}-3"]
+    assert isinstance(refused[0].error, TopicExists)
+    for name in (names[0], names[-1]):
+        found = admin.describe_topic(name)
+        assert (len(found.partitions), found.settings, found.typed) == (2, {"durability": "os"}, True)
+        assert all(partition.leader for partition in found.partitions)
+    again = admin.create_topics([*names, f"{topic}-new"], if_not_exists=True)
+    assert [each.was_there for each in again] == [True] * 150 + [False]
+    assert not any(each.error for each in again)
+    for name in [*names, f"{topic}-new"]:
+        admin.delete_topic(name)
+
+
+def test_topics_that_cannot_be_made_so_are_refused_before_any_is_made(admin: Admin, topic: str) -> None:
+    wrong: list[tuple[Any, dict[str, Any], str]] = [
+        ([topic, "a/b"], {}, "a/b"),
+        ([topic, topic], {}, "given twice"),
+        (topic, {}, "give a list"),
+        ([topic], {"durabilty": "os"}, "durability"),
+        ([topic], {"partitions": 0}, "out of range"),
+        ([topic], {"partitions": 1 << 31}, "out of range"),
+    ]
+    for names, options, says in wrong:
+        with pytest.raises((InvalidRequest, InvalidSetting, InvalidTopicName), match=says):
+            admin.create_topics(names, **options)
+    assert topic not in admin.list_topics()
+    assert admin.create_topics([]) == []
+    too_many = admin.create_topics([topic], replicas=3)
+    assert isinstance(too_many[0].error, NotEnoughBrokers)
 
 
 def test_an_unknown_topic_is_told_with_the_nearest(admin: Admin, topic: str) -> None:

@@ -14,7 +14,7 @@ NAMES = {
     "Secret", "NewApiToken", "ApiTokenDescription", "TokenUser",
     "OutgoingRecord", "RecordMetadata", "BatchMetadata", "BatchPlace", "ConsumerRecord", "RecordQueue", "Skipped",
     "PartitionMove", "Recovery", "Upgrade",
-    "TopicDescription", "PartitionDescription",
+    "TopicDescription", "TopicMade", "PartitionDescription",
     "ClusterDescription", "BrokerDescription", "GroupDescription", "GroupCursor",
     "ClusterObservation", "BrokerObservation", "TopicObservation", "PartitionObservation", "GroupObservation",
     "TransactionDescription", "StagedSum", "AclChange",
@@ -29,7 +29,7 @@ NAMES = {
 
 METHODS = {
     "Admin": (
-        "create_topic list_topics describe_topic alter_topic delete_topic describe_cluster offsets "
+        "create_topic create_topics list_topics describe_topic alter_topic delete_topic describe_cluster offsets "
         "move_partition cancel_move moves start_moves plan_drain plan_balance needed_by transfer_leadership "
         "recover_partition transactions abort_transaction give_transaction upgrade_cluster "
         "declare_queue alter_queue list_queues describe_queue pause_queue resume_queue purge_queue redrive_queue "

@@ -1516,6 +1516,147 @@ func (x *CreateTopicResponse) GetTopic() *TopicInfo {
 	return nil
 }
 
+// Each as CreateTopic has it, and one that is refused keeps no other back. Answered once those that were made are led.
+type CreateTopicsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topics        []*CreateTopicRequest  `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"` // at most 1,000, each name once
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTopicsRequest) Reset() {
+	*x = CreateTopicsRequest{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTopicsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTopicsRequest) ProtoMessage() {}
+
+func (x *CreateTopicsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTopicsRequest.ProtoReflect.Descriptor instead.
+func (*CreateTopicsRequest) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *CreateTopicsRequest) GetTopics() []*CreateTopicRequest {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+type CreateTopicsResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Topics        []*TopicMade           `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"` // as they were asked for
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateTopicsResponse) Reset() {
+	*x = CreateTopicsResponse{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateTopicsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateTopicsResponse) ProtoMessage() {}
+
+func (x *CreateTopicsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateTopicsResponse.ProtoReflect.Descriptor instead.
+func (*CreateTopicsResponse) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *CreateTopicsResponse) GetTopics() []*TopicMade {
+	if x != nil {
+		return x.Topics
+	}
+	return nil
+}
+
+type TopicMade struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Error         *Error                 `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"` // why it was not made, or is not known to be led
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TopicMade) Reset() {
+	*x = TopicMade{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TopicMade) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TopicMade) ProtoMessage() {}
+
+func (x *TopicMade) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TopicMade.ProtoReflect.Descriptor instead.
+func (*TopicMade) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *TopicMade) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TopicMade) GetError() *Error {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 type DeleteTopicRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1525,7 +1666,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[11]
+	mi := &file_mq_protocol_mq_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1537,7 +1678,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[11]
+	mi := &file_mq_protocol_mq_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1550,7 +1691,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{11}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteTopicRequest) GetName() string {
@@ -1568,7 +1709,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[12]
+	mi := &file_mq_protocol_mq_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1580,7 +1721,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[12]
+	mi := &file_mq_protocol_mq_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1593,7 +1734,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{12}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{15}
 }
 
 type AlterTopicRequest struct {
@@ -1609,7 +1750,7 @@ type AlterTopicRequest struct {
 
 func (x *AlterTopicRequest) Reset() {
 	*x = AlterTopicRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[13]
+	mi := &file_mq_protocol_mq_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1621,7 +1762,7 @@ func (x *AlterTopicRequest) String() string {
 func (*AlterTopicRequest) ProtoMessage() {}
 
 func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[13]
+	mi := &file_mq_protocol_mq_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1634,7 +1775,7 @@ func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{13}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *AlterTopicRequest) GetName() string {
@@ -1681,7 +1822,7 @@ type AlterTopicResponse struct {
 
 func (x *AlterTopicResponse) Reset() {
 	*x = AlterTopicResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[14]
+	mi := &file_mq_protocol_mq_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1693,7 +1834,7 @@ func (x *AlterTopicResponse) String() string {
 func (*AlterTopicResponse) ProtoMessage() {}
 
 func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[14]
+	mi := &file_mq_protocol_mq_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1706,7 +1847,7 @@ func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{14}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *AlterTopicResponse) GetTopic() *TopicInfo {
@@ -1731,7 +1872,7 @@ type PartitionMove struct {
 
 func (x *PartitionMove) Reset() {
 	*x = PartitionMove{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[15]
+	mi := &file_mq_protocol_mq_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1743,7 +1884,7 @@ func (x *PartitionMove) String() string {
 func (*PartitionMove) ProtoMessage() {}
 
 func (x *PartitionMove) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[15]
+	mi := &file_mq_protocol_mq_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1756,7 +1897,7 @@ func (x *PartitionMove) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionMove.ProtoReflect.Descriptor instead.
 func (*PartitionMove) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{15}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *PartitionMove) GetTopic() string {
@@ -1810,7 +1951,7 @@ type PlanMovesRequest struct {
 
 func (x *PlanMovesRequest) Reset() {
 	*x = PlanMovesRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[16]
+	mi := &file_mq_protocol_mq_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1822,7 +1963,7 @@ func (x *PlanMovesRequest) String() string {
 func (*PlanMovesRequest) ProtoMessage() {}
 
 func (x *PlanMovesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[16]
+	mi := &file_mq_protocol_mq_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1835,7 +1976,7 @@ func (x *PlanMovesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanMovesRequest.ProtoReflect.Descriptor instead.
 func (*PlanMovesRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{16}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *PlanMovesRequest) GetDrain() int32 {
@@ -1854,7 +1995,7 @@ type PlanMovesResponse struct {
 
 func (x *PlanMovesResponse) Reset() {
 	*x = PlanMovesResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[17]
+	mi := &file_mq_protocol_mq_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1866,7 +2007,7 @@ func (x *PlanMovesResponse) String() string {
 func (*PlanMovesResponse) ProtoMessage() {}
 
 func (x *PlanMovesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[17]
+	mi := &file_mq_protocol_mq_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1879,7 +2020,7 @@ func (x *PlanMovesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlanMovesResponse.ProtoReflect.Descriptor instead.
 func (*PlanMovesResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{17}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *PlanMovesResponse) GetMoves() []*PartitionMove {
@@ -1899,7 +2040,7 @@ type StartMovesRequest struct {
 
 func (x *StartMovesRequest) Reset() {
 	*x = StartMovesRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[18]
+	mi := &file_mq_protocol_mq_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1911,7 +2052,7 @@ func (x *StartMovesRequest) String() string {
 func (*StartMovesRequest) ProtoMessage() {}
 
 func (x *StartMovesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[18]
+	mi := &file_mq_protocol_mq_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1924,7 +2065,7 @@ func (x *StartMovesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMovesRequest.ProtoReflect.Descriptor instead.
 func (*StartMovesRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{18}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *StartMovesRequest) GetMoves() []*PartitionMove {
@@ -1949,7 +2090,7 @@ type StartMovesResponse struct {
 
 func (x *StartMovesResponse) Reset() {
 	*x = StartMovesResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[19]
+	mi := &file_mq_protocol_mq_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1961,7 +2102,7 @@ func (x *StartMovesResponse) String() string {
 func (*StartMovesResponse) ProtoMessage() {}
 
 func (x *StartMovesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[19]
+	mi := &file_mq_protocol_mq_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1974,7 +2115,7 @@ func (x *StartMovesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartMovesResponse.ProtoReflect.Descriptor instead.
 func (*StartMovesResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{19}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{22}
 }
 
 type MovesRequest struct {
@@ -1986,7 +2127,7 @@ type MovesRequest struct {
 
 func (x *MovesRequest) Reset() {
 	*x = MovesRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[20]
+	mi := &file_mq_protocol_mq_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1998,7 +2139,7 @@ func (x *MovesRequest) String() string {
 func (*MovesRequest) ProtoMessage() {}
 
 func (x *MovesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[20]
+	mi := &file_mq_protocol_mq_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2011,7 +2152,7 @@ func (x *MovesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovesRequest.ProtoReflect.Descriptor instead.
 func (*MovesRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{20}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *MovesRequest) GetBroker() int32 {
@@ -2031,7 +2172,7 @@ type MovesResponse struct {
 
 func (x *MovesResponse) Reset() {
 	*x = MovesResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[21]
+	mi := &file_mq_protocol_mq_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2043,7 +2184,7 @@ func (x *MovesResponse) String() string {
 func (*MovesResponse) ProtoMessage() {}
 
 func (x *MovesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[21]
+	mi := &file_mq_protocol_mq_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2056,7 +2197,7 @@ func (x *MovesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MovesResponse.ProtoReflect.Descriptor instead.
 func (*MovesResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{21}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *MovesResponse) GetMoves() []*PartitionMove {
@@ -2085,7 +2226,7 @@ type LeadRequest struct {
 
 func (x *LeadRequest) Reset() {
 	*x = LeadRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[22]
+	mi := &file_mq_protocol_mq_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2238,7 @@ func (x *LeadRequest) String() string {
 func (*LeadRequest) ProtoMessage() {}
 
 func (x *LeadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[22]
+	mi := &file_mq_protocol_mq_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2251,7 @@ func (x *LeadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeadRequest.ProtoReflect.Descriptor instead.
 func (*LeadRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{22}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LeadRequest) GetTopic() string {
@@ -2149,7 +2290,7 @@ type LeadResponse struct {
 
 func (x *LeadResponse) Reset() {
 	*x = LeadResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[23]
+	mi := &file_mq_protocol_mq_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2302,7 @@ func (x *LeadResponse) String() string {
 func (*LeadResponse) ProtoMessage() {}
 
 func (x *LeadResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[23]
+	mi := &file_mq_protocol_mq_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2315,7 @@ func (x *LeadResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeadResponse.ProtoReflect.Descriptor instead.
 func (*LeadResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{23}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{26}
 }
 
 // Raises the cluster's level of features to the highest that every registered broker knows.
@@ -2188,7 +2329,7 @@ type UpgradeRequest struct {
 
 func (x *UpgradeRequest) Reset() {
 	*x = UpgradeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[24]
+	mi := &file_mq_protocol_mq_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2200,7 +2341,7 @@ func (x *UpgradeRequest) String() string {
 func (*UpgradeRequest) ProtoMessage() {}
 
 func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[24]
+	mi := &file_mq_protocol_mq_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2213,7 +2354,7 @@ func (x *UpgradeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeRequest.ProtoReflect.Descriptor instead.
 func (*UpgradeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{24}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UpgradeRequest) GetPlan() bool {
@@ -2242,7 +2383,7 @@ type UpgradeResponse struct {
 
 func (x *UpgradeResponse) Reset() {
 	*x = UpgradeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[25]
+	mi := &file_mq_protocol_mq_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2254,7 +2395,7 @@ func (x *UpgradeResponse) String() string {
 func (*UpgradeResponse) ProtoMessage() {}
 
 func (x *UpgradeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[25]
+	mi := &file_mq_protocol_mq_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2267,7 +2408,7 @@ func (x *UpgradeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpgradeResponse.ProtoReflect.Descriptor instead.
 func (*UpgradeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{25}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UpgradeResponse) GetLevel() int32 {
@@ -2309,7 +2450,7 @@ type ReplicaStatusRequest struct {
 
 func (x *ReplicaStatusRequest) Reset() {
 	*x = ReplicaStatusRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[26]
+	mi := &file_mq_protocol_mq_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2321,7 +2462,7 @@ func (x *ReplicaStatusRequest) String() string {
 func (*ReplicaStatusRequest) ProtoMessage() {}
 
 func (x *ReplicaStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[26]
+	mi := &file_mq_protocol_mq_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2334,7 +2475,7 @@ func (x *ReplicaStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatusRequest.ProtoReflect.Descriptor instead.
 func (*ReplicaStatusRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{26}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *ReplicaStatusRequest) GetTopicId() string {
@@ -2368,7 +2509,7 @@ type ReplicaStatusResponse struct {
 
 func (x *ReplicaStatusResponse) Reset() {
 	*x = ReplicaStatusResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[27]
+	mi := &file_mq_protocol_mq_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2380,7 +2521,7 @@ func (x *ReplicaStatusResponse) String() string {
 func (*ReplicaStatusResponse) ProtoMessage() {}
 
 func (x *ReplicaStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[27]
+	mi := &file_mq_protocol_mq_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2393,7 +2534,7 @@ func (x *ReplicaStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplicaStatusResponse.ProtoReflect.Descriptor instead.
 func (*ReplicaStatusResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{27}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ReplicaStatusResponse) GetBroker() int32 {
@@ -2472,7 +2613,7 @@ type RecoverRequest struct {
 
 func (x *RecoverRequest) Reset() {
 	*x = RecoverRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[28]
+	mi := &file_mq_protocol_mq_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2484,7 +2625,7 @@ func (x *RecoverRequest) String() string {
 func (*RecoverRequest) ProtoMessage() {}
 
 func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[28]
+	mi := &file_mq_protocol_mq_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2497,7 +2638,7 @@ func (x *RecoverRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverRequest.ProtoReflect.Descriptor instead.
 func (*RecoverRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{28}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RecoverRequest) GetTopic() string {
@@ -2546,7 +2687,7 @@ type RecoverResponse struct {
 
 func (x *RecoverResponse) Reset() {
 	*x = RecoverResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[29]
+	mi := &file_mq_protocol_mq_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2558,7 +2699,7 @@ func (x *RecoverResponse) String() string {
 func (*RecoverResponse) ProtoMessage() {}
 
 func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[29]
+	mi := &file_mq_protocol_mq_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2571,7 +2712,7 @@ func (x *RecoverResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecoverResponse.ProtoReflect.Descriptor instead.
 func (*RecoverResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{29}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RecoverResponse) GetKept() *ReplicaStatusResponse {
@@ -2609,7 +2750,7 @@ type ListOffsetsRequest struct {
 
 func (x *ListOffsetsRequest) Reset() {
 	*x = ListOffsetsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[30]
+	mi := &file_mq_protocol_mq_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2621,7 +2762,7 @@ func (x *ListOffsetsRequest) String() string {
 func (*ListOffsetsRequest) ProtoMessage() {}
 
 func (x *ListOffsetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[30]
+	mi := &file_mq_protocol_mq_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2634,7 +2775,7 @@ func (x *ListOffsetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOffsetsRequest.ProtoReflect.Descriptor instead.
 func (*ListOffsetsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{30}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListOffsetsRequest) GetTopic() string {
@@ -2685,7 +2826,7 @@ type OffsetSpan struct {
 
 func (x *OffsetSpan) Reset() {
 	*x = OffsetSpan{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[31]
+	mi := &file_mq_protocol_mq_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2697,7 +2838,7 @@ func (x *OffsetSpan) String() string {
 func (*OffsetSpan) ProtoMessage() {}
 
 func (x *OffsetSpan) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[31]
+	mi := &file_mq_protocol_mq_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2710,7 +2851,7 @@ func (x *OffsetSpan) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OffsetSpan.ProtoReflect.Descriptor instead.
 func (*OffsetSpan) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{31}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *OffsetSpan) GetPartition() int32 {
@@ -2761,7 +2902,7 @@ type PartitionOffsets struct {
 
 func (x *PartitionOffsets) Reset() {
 	*x = PartitionOffsets{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[32]
+	mi := &file_mq_protocol_mq_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2773,7 +2914,7 @@ func (x *PartitionOffsets) String() string {
 func (*PartitionOffsets) ProtoMessage() {}
 
 func (x *PartitionOffsets) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[32]
+	mi := &file_mq_protocol_mq_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2786,7 +2927,7 @@ func (x *PartitionOffsets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionOffsets.ProtoReflect.Descriptor instead.
 func (*PartitionOffsets) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{32}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PartitionOffsets) GetPartition() int32 {
@@ -2884,7 +3025,7 @@ type SpanMeasure struct {
 
 func (x *SpanMeasure) Reset() {
 	*x = SpanMeasure{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[33]
+	mi := &file_mq_protocol_mq_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2896,7 +3037,7 @@ func (x *SpanMeasure) String() string {
 func (*SpanMeasure) ProtoMessage() {}
 
 func (x *SpanMeasure) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[33]
+	mi := &file_mq_protocol_mq_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2909,7 +3050,7 @@ func (x *SpanMeasure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SpanMeasure.ProtoReflect.Descriptor instead.
 func (*SpanMeasure) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{33}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *SpanMeasure) GetBytes() uint64 {
@@ -2942,7 +3083,7 @@ type ListOffsetsResponse struct {
 
 func (x *ListOffsetsResponse) Reset() {
 	*x = ListOffsetsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[34]
+	mi := &file_mq_protocol_mq_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2954,7 +3095,7 @@ func (x *ListOffsetsResponse) String() string {
 func (*ListOffsetsResponse) ProtoMessage() {}
 
 func (x *ListOffsetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[34]
+	mi := &file_mq_protocol_mq_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2967,7 +3108,7 @@ func (x *ListOffsetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListOffsetsResponse.ProtoReflect.Descriptor instead.
 func (*ListOffsetsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{34}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListOffsetsResponse) GetPartitions() []*PartitionOffsets {
@@ -2988,7 +3129,7 @@ type StageOf struct {
 
 func (x *StageOf) Reset() {
 	*x = StageOf{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[35]
+	mi := &file_mq_protocol_mq_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3000,7 +3141,7 @@ func (x *StageOf) String() string {
 func (*StageOf) ProtoMessage() {}
 
 func (x *StageOf) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[35]
+	mi := &file_mq_protocol_mq_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3013,7 +3154,7 @@ func (x *StageOf) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageOf.ProtoReflect.Descriptor instead.
 func (*StageOf) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{35}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StageOf) GetKey() *TransactionKey {
@@ -3059,7 +3200,7 @@ type ProduceHeader struct {
 
 func (x *ProduceHeader) Reset() {
 	*x = ProduceHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[36]
+	mi := &file_mq_protocol_mq_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3212,7 @@ func (x *ProduceHeader) String() string {
 func (*ProduceHeader) ProtoMessage() {}
 
 func (x *ProduceHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[36]
+	mi := &file_mq_protocol_mq_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3225,7 @@ func (x *ProduceHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProduceHeader.ProtoReflect.Descriptor instead.
 func (*ProduceHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{36}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ProduceHeader) GetCorrelation() uint64 {
@@ -3195,7 +3336,7 @@ type ProduceRequest struct {
 
 func (x *ProduceRequest) Reset() {
 	*x = ProduceRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[37]
+	mi := &file_mq_protocol_mq_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3207,7 +3348,7 @@ func (x *ProduceRequest) String() string {
 func (*ProduceRequest) ProtoMessage() {}
 
 func (x *ProduceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[37]
+	mi := &file_mq_protocol_mq_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3220,7 +3361,7 @@ func (x *ProduceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProduceRequest.ProtoReflect.Descriptor instead.
 func (*ProduceRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{37}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ProduceRequest) GetHeader() *ProduceHeader {
@@ -3251,7 +3392,7 @@ type ProduceResult struct {
 
 func (x *ProduceResult) Reset() {
 	*x = ProduceResult{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[38]
+	mi := &file_mq_protocol_mq_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3263,7 +3404,7 @@ func (x *ProduceResult) String() string {
 func (*ProduceResult) ProtoMessage() {}
 
 func (x *ProduceResult) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[38]
+	mi := &file_mq_protocol_mq_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3276,7 +3417,7 @@ func (x *ProduceResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProduceResult.ProtoReflect.Descriptor instead.
 func (*ProduceResult) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{38}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ProduceResult) GetCorrelation() uint64 {
@@ -3334,7 +3475,7 @@ type RecordsThere struct {
 
 func (x *RecordsThere) Reset() {
 	*x = RecordsThere{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[39]
+	mi := &file_mq_protocol_mq_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3487,7 @@ func (x *RecordsThere) String() string {
 func (*RecordsThere) ProtoMessage() {}
 
 func (x *RecordsThere) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[39]
+	mi := &file_mq_protocol_mq_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3359,7 +3500,7 @@ func (x *RecordsThere) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RecordsThere.ProtoReflect.Descriptor instead.
 func (*RecordsThere) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{39}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RecordsThere) GetPositions() []uint32 {
@@ -3392,7 +3533,7 @@ type ProduceResponse struct {
 
 func (x *ProduceResponse) Reset() {
 	*x = ProduceResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[40]
+	mi := &file_mq_protocol_mq_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3404,7 +3545,7 @@ func (x *ProduceResponse) String() string {
 func (*ProduceResponse) ProtoMessage() {}
 
 func (x *ProduceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[40]
+	mi := &file_mq_protocol_mq_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3417,7 +3558,7 @@ func (x *ProduceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProduceResponse.ProtoReflect.Descriptor instead.
 func (*ProduceResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{40}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ProduceResponse) GetResults() []*ProduceResult {
@@ -3446,7 +3587,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[41]
+	mi := &file_mq_protocol_mq_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3599,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[41]
+	mi := &file_mq_protocol_mq_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3612,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{41}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FetchRequest) GetTopic() string {
@@ -3559,7 +3700,7 @@ type StoredBatch struct {
 
 func (x *StoredBatch) Reset() {
 	*x = StoredBatch{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[42]
+	mi := &file_mq_protocol_mq_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3712,7 @@ func (x *StoredBatch) String() string {
 func (*StoredBatch) ProtoMessage() {}
 
 func (x *StoredBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[42]
+	mi := &file_mq_protocol_mq_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3725,7 @@ func (x *StoredBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoredBatch.ProtoReflect.Descriptor instead.
 func (*StoredBatch) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{42}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *StoredBatch) GetBaseOffset() int64 {
@@ -3648,7 +3789,7 @@ type BatchesHeader struct {
 
 func (x *BatchesHeader) Reset() {
 	*x = BatchesHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[43]
+	mi := &file_mq_protocol_mq_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3660,7 +3801,7 @@ func (x *BatchesHeader) String() string {
 func (*BatchesHeader) ProtoMessage() {}
 
 func (x *BatchesHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[43]
+	mi := &file_mq_protocol_mq_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3673,7 +3814,7 @@ func (x *BatchesHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchesHeader.ProtoReflect.Descriptor instead.
 func (*BatchesHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{43}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *BatchesHeader) GetBatches() []*StoredBatch {
@@ -3714,7 +3855,7 @@ type BatchesResponse struct {
 
 func (x *BatchesResponse) Reset() {
 	*x = BatchesResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[44]
+	mi := &file_mq_protocol_mq_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3726,7 +3867,7 @@ func (x *BatchesResponse) String() string {
 func (*BatchesResponse) ProtoMessage() {}
 
 func (x *BatchesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[44]
+	mi := &file_mq_protocol_mq_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3739,7 +3880,7 @@ func (x *BatchesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchesResponse.ProtoReflect.Descriptor instead.
 func (*BatchesResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{44}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *BatchesResponse) GetHeader() *BatchesHeader {
@@ -3777,7 +3918,7 @@ type SubscribePartition struct {
 
 func (x *SubscribePartition) Reset() {
 	*x = SubscribePartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[45]
+	mi := &file_mq_protocol_mq_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3789,7 +3930,7 @@ func (x *SubscribePartition) String() string {
 func (*SubscribePartition) ProtoMessage() {}
 
 func (x *SubscribePartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[45]
+	mi := &file_mq_protocol_mq_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3802,7 +3943,7 @@ func (x *SubscribePartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribePartition.ProtoReflect.Descriptor instead.
 func (*SubscribePartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{45}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *SubscribePartition) GetTopic() string {
@@ -3916,7 +4057,7 @@ type SubscribeOpen struct {
 
 func (x *SubscribeOpen) Reset() {
 	*x = SubscribeOpen{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[46]
+	mi := &file_mq_protocol_mq_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3928,7 +4069,7 @@ func (x *SubscribeOpen) String() string {
 func (*SubscribeOpen) ProtoMessage() {}
 
 func (x *SubscribeOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[46]
+	mi := &file_mq_protocol_mq_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3941,7 +4082,7 @@ func (x *SubscribeOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeOpen.ProtoReflect.Descriptor instead.
 func (*SubscribeOpen) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{46}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *SubscribeOpen) GetGroup() string {
@@ -4002,7 +4143,7 @@ type SubscribeClose struct {
 
 func (x *SubscribeClose) Reset() {
 	*x = SubscribeClose{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[47]
+	mi := &file_mq_protocol_mq_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4014,7 +4155,7 @@ func (x *SubscribeClose) String() string {
 func (*SubscribeClose) ProtoMessage() {}
 
 func (x *SubscribeClose) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[47]
+	mi := &file_mq_protocol_mq_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4027,7 +4168,7 @@ func (x *SubscribeClose) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeClose.ProtoReflect.Descriptor instead.
 func (*SubscribeClose) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{47}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *SubscribeClose) GetPartitions() []*TopicPartition {
@@ -4046,7 +4187,7 @@ type SubscribeCredit struct {
 
 func (x *SubscribeCredit) Reset() {
 	*x = SubscribeCredit{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[48]
+	mi := &file_mq_protocol_mq_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4058,7 +4199,7 @@ func (x *SubscribeCredit) String() string {
 func (*SubscribeCredit) ProtoMessage() {}
 
 func (x *SubscribeCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[48]
+	mi := &file_mq_protocol_mq_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4071,7 +4212,7 @@ func (x *SubscribeCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeCredit.ProtoReflect.Descriptor instead.
 func (*SubscribeCredit) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{48}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *SubscribeCredit) GetBytes() uint64 {
@@ -4092,7 +4233,7 @@ type CursorPosition struct {
 
 func (x *CursorPosition) Reset() {
 	*x = CursorPosition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[49]
+	mi := &file_mq_protocol_mq_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4104,7 +4245,7 @@ func (x *CursorPosition) String() string {
 func (*CursorPosition) ProtoMessage() {}
 
 func (x *CursorPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[49]
+	mi := &file_mq_protocol_mq_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4117,7 +4258,7 @@ func (x *CursorPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorPosition.ProtoReflect.Descriptor instead.
 func (*CursorPosition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{49}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *CursorPosition) GetTopic() string {
@@ -4153,7 +4294,7 @@ type SubscribeRequest struct {
 
 func (x *SubscribeRequest) Reset() {
 	*x = SubscribeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[50]
+	mi := &file_mq_protocol_mq_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4165,7 +4306,7 @@ func (x *SubscribeRequest) String() string {
 func (*SubscribeRequest) ProtoMessage() {}
 
 func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[50]
+	mi := &file_mq_protocol_mq_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4178,7 +4319,7 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{50}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *SubscribeRequest) GetOpen() *SubscribeOpen {
@@ -4222,7 +4363,7 @@ type PartitionOpened struct {
 
 func (x *PartitionOpened) Reset() {
 	*x = PartitionOpened{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[51]
+	mi := &file_mq_protocol_mq_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4234,7 +4375,7 @@ func (x *PartitionOpened) String() string {
 func (*PartitionOpened) ProtoMessage() {}
 
 func (x *PartitionOpened) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[51]
+	mi := &file_mq_protocol_mq_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4247,7 +4388,7 @@ func (x *PartitionOpened) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionOpened.ProtoReflect.Descriptor instead.
 func (*PartitionOpened) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{51}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *PartitionOpened) GetTopic() string {
@@ -4295,7 +4436,7 @@ type WatchOffsetsRequest struct {
 
 func (x *WatchOffsetsRequest) Reset() {
 	*x = WatchOffsetsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[52]
+	mi := &file_mq_protocol_mq_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4307,7 +4448,7 @@ func (x *WatchOffsetsRequest) String() string {
 func (*WatchOffsetsRequest) ProtoMessage() {}
 
 func (x *WatchOffsetsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[52]
+	mi := &file_mq_protocol_mq_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4320,7 +4461,7 @@ func (x *WatchOffsetsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchOffsetsRequest.ProtoReflect.Descriptor instead.
 func (*WatchOffsetsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{52}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WatchOffsetsRequest) GetPartitions() []*TopicPartition {
@@ -4339,7 +4480,7 @@ type WatchOffsetsResponse struct {
 
 func (x *WatchOffsetsResponse) Reset() {
 	*x = WatchOffsetsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[53]
+	mi := &file_mq_protocol_mq_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4351,7 +4492,7 @@ func (x *WatchOffsetsResponse) String() string {
 func (*WatchOffsetsResponse) ProtoMessage() {}
 
 func (x *WatchOffsetsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[53]
+	mi := &file_mq_protocol_mq_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4364,7 +4505,7 @@ func (x *WatchOffsetsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchOffsetsResponse.ProtoReflect.Descriptor instead.
 func (*WatchOffsetsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{53}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WatchOffsetsResponse) GetOffsets() []*WatchedOffsets {
@@ -4384,7 +4525,7 @@ type WatchedOffsets struct {
 
 func (x *WatchedOffsets) Reset() {
 	*x = WatchedOffsets{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[54]
+	mi := &file_mq_protocol_mq_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4396,7 +4537,7 @@ func (x *WatchedOffsets) String() string {
 func (*WatchedOffsets) ProtoMessage() {}
 
 func (x *WatchedOffsets) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[54]
+	mi := &file_mq_protocol_mq_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4409,7 +4550,7 @@ func (x *WatchedOffsets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchedOffsets.ProtoReflect.Descriptor instead.
 func (*WatchedOffsets) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{54}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WatchedOffsets) GetTopic() string {
@@ -4443,7 +4584,7 @@ type MoveCursorsRequest struct {
 
 func (x *MoveCursorsRequest) Reset() {
 	*x = MoveCursorsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[55]
+	mi := &file_mq_protocol_mq_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4455,7 +4596,7 @@ func (x *MoveCursorsRequest) String() string {
 func (*MoveCursorsRequest) ProtoMessage() {}
 
 func (x *MoveCursorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[55]
+	mi := &file_mq_protocol_mq_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4468,7 +4609,7 @@ func (x *MoveCursorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveCursorsRequest.ProtoReflect.Descriptor instead.
 func (*MoveCursorsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{55}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *MoveCursorsRequest) GetGroup() string {
@@ -4536,7 +4677,7 @@ type MoveCursorsResponse struct {
 
 func (x *MoveCursorsResponse) Reset() {
 	*x = MoveCursorsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[56]
+	mi := &file_mq_protocol_mq_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4548,7 +4689,7 @@ func (x *MoveCursorsResponse) String() string {
 func (*MoveCursorsResponse) ProtoMessage() {}
 
 func (x *MoveCursorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[56]
+	mi := &file_mq_protocol_mq_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4561,7 +4702,7 @@ func (x *MoveCursorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveCursorsResponse.ProtoReflect.Descriptor instead.
 func (*MoveCursorsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{56}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *MoveCursorsResponse) GetPartitions() []*PartitionOffsets {
@@ -4584,7 +4725,7 @@ type GroupsRequest struct {
 
 func (x *GroupsRequest) Reset() {
 	*x = GroupsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[57]
+	mi := &file_mq_protocol_mq_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4596,7 +4737,7 @@ func (x *GroupsRequest) String() string {
 func (*GroupsRequest) ProtoMessage() {}
 
 func (x *GroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[57]
+	mi := &file_mq_protocol_mq_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4609,7 +4750,7 @@ func (x *GroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupsRequest.ProtoReflect.Descriptor instead.
 func (*GroupsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{57}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *GroupsRequest) GetGroup() string {
@@ -4645,7 +4786,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[58]
+	mi := &file_mq_protocol_mq_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4657,7 +4798,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[58]
+	mi := &file_mq_protocol_mq_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4670,7 +4811,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{58}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *DeleteGroupRequest) GetGroup() string {
@@ -4703,7 +4844,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[59]
+	mi := &file_mq_protocol_mq_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4715,7 +4856,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[59]
+	mi := &file_mq_protocol_mq_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4728,7 +4869,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{59}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *DeleteGroupResponse) GetPartitions() []*PartitionOffsets {
@@ -4747,7 +4888,7 @@ type PurgeRequest struct {
 
 func (x *PurgeRequest) Reset() {
 	*x = PurgeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[60]
+	mi := &file_mq_protocol_mq_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4759,7 +4900,7 @@ func (x *PurgeRequest) String() string {
 func (*PurgeRequest) ProtoMessage() {}
 
 func (x *PurgeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[60]
+	mi := &file_mq_protocol_mq_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4772,7 +4913,7 @@ func (x *PurgeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeRequest.ProtoReflect.Descriptor instead.
 func (*PurgeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{60}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PurgeRequest) GetPositions() []*CursorPosition {
@@ -4791,7 +4932,7 @@ type PurgeResponse struct {
 
 func (x *PurgeResponse) Reset() {
 	*x = PurgeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[61]
+	mi := &file_mq_protocol_mq_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4803,7 +4944,7 @@ func (x *PurgeResponse) String() string {
 func (*PurgeResponse) ProtoMessage() {}
 
 func (x *PurgeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[61]
+	mi := &file_mq_protocol_mq_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4816,7 +4957,7 @@ func (x *PurgeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PurgeResponse.ProtoReflect.Descriptor instead.
 func (*PurgeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{61}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PurgeResponse) GetPartitions() []*PartitionOffsets {
@@ -4847,7 +4988,7 @@ type GroupCursor struct {
 
 func (x *GroupCursor) Reset() {
 	*x = GroupCursor{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[62]
+	mi := &file_mq_protocol_mq_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4859,7 +5000,7 @@ func (x *GroupCursor) String() string {
 func (*GroupCursor) ProtoMessage() {}
 
 func (x *GroupCursor) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[62]
+	mi := &file_mq_protocol_mq_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4872,7 +5013,7 @@ func (x *GroupCursor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupCursor.ProtoReflect.Descriptor instead.
 func (*GroupCursor) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{62}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *GroupCursor) GetGroup() string {
@@ -4976,7 +5117,7 @@ type GroupsResponse struct {
 
 func (x *GroupsResponse) Reset() {
 	*x = GroupsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[63]
+	mi := &file_mq_protocol_mq_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4988,7 +5129,7 @@ func (x *GroupsResponse) String() string {
 func (*GroupsResponse) ProtoMessage() {}
 
 func (x *GroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[63]
+	mi := &file_mq_protocol_mq_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5001,7 +5142,7 @@ func (x *GroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupsResponse.ProtoReflect.Descriptor instead.
 func (*GroupsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{63}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *GroupsResponse) GetCursors() []*GroupCursor {
@@ -5030,7 +5171,7 @@ type QueueInfo struct {
 
 func (x *QueueInfo) Reset() {
 	*x = QueueInfo{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[64]
+	mi := &file_mq_protocol_mq_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5042,7 +5183,7 @@ func (x *QueueInfo) String() string {
 func (*QueueInfo) ProtoMessage() {}
 
 func (x *QueueInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[64]
+	mi := &file_mq_protocol_mq_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5055,7 +5196,7 @@ func (x *QueueInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueInfo.ProtoReflect.Descriptor instead.
 func (*QueueInfo) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{64}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *QueueInfo) GetTopic() string {
@@ -5104,7 +5245,7 @@ type AlterQueueRequest struct {
 
 func (x *AlterQueueRequest) Reset() {
 	*x = AlterQueueRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[65]
+	mi := &file_mq_protocol_mq_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5116,7 +5257,7 @@ func (x *AlterQueueRequest) String() string {
 func (*AlterQueueRequest) ProtoMessage() {}
 
 func (x *AlterQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[65]
+	mi := &file_mq_protocol_mq_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5129,7 +5270,7 @@ func (x *AlterQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQueueRequest.ProtoReflect.Descriptor instead.
 func (*AlterQueueRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{65}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *AlterQueueRequest) GetTopic() string {
@@ -5226,7 +5367,7 @@ type AlterQueueResponse struct {
 
 func (x *AlterQueueResponse) Reset() {
 	*x = AlterQueueResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[66]
+	mi := &file_mq_protocol_mq_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5238,7 +5379,7 @@ func (x *AlterQueueResponse) String() string {
 func (*AlterQueueResponse) ProtoMessage() {}
 
 func (x *AlterQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[66]
+	mi := &file_mq_protocol_mq_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5251,7 +5392,7 @@ func (x *AlterQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQueueResponse.ProtoReflect.Descriptor instead.
 func (*AlterQueueResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{66}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *AlterQueueResponse) GetQueue() *QueueInfo {
@@ -5279,7 +5420,7 @@ type QueuesRequest struct {
 
 func (x *QueuesRequest) Reset() {
 	*x = QueuesRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[67]
+	mi := &file_mq_protocol_mq_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5291,7 +5432,7 @@ func (x *QueuesRequest) String() string {
 func (*QueuesRequest) ProtoMessage() {}
 
 func (x *QueuesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[67]
+	mi := &file_mq_protocol_mq_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5304,7 +5445,7 @@ func (x *QueuesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuesRequest.ProtoReflect.Descriptor instead.
 func (*QueuesRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{67}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *QueuesRequest) GetTopic() string {
@@ -5338,7 +5479,7 @@ type QueuesResponse struct {
 
 func (x *QueuesResponse) Reset() {
 	*x = QueuesResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[68]
+	mi := &file_mq_protocol_mq_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5350,7 +5491,7 @@ func (x *QueuesResponse) String() string {
 func (*QueuesResponse) ProtoMessage() {}
 
 func (x *QueuesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[68]
+	mi := &file_mq_protocol_mq_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5363,7 +5504,7 @@ func (x *QueuesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuesResponse.ProtoReflect.Descriptor instead.
 func (*QueuesResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{68}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *QueuesResponse) GetQueues() []*QueueInfo {
@@ -5392,7 +5533,7 @@ type LeaseId struct {
 
 func (x *LeaseId) Reset() {
 	*x = LeaseId{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[69]
+	mi := &file_mq_protocol_mq_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5404,7 +5545,7 @@ func (x *LeaseId) String() string {
 func (*LeaseId) ProtoMessage() {}
 
 func (x *LeaseId) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[69]
+	mi := &file_mq_protocol_mq_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5417,7 +5558,7 @@ func (x *LeaseId) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseId.ProtoReflect.Descriptor instead.
 func (*LeaseId) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{69}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LeaseId) GetLeaderEpoch() uint64 {
@@ -5468,7 +5609,7 @@ type LeaseRequest struct {
 
 func (x *LeaseRequest) Reset() {
 	*x = LeaseRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[70]
+	mi := &file_mq_protocol_mq_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5480,7 +5621,7 @@ func (x *LeaseRequest) String() string {
 func (*LeaseRequest) ProtoMessage() {}
 
 func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[70]
+	mi := &file_mq_protocol_mq_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5493,7 +5634,7 @@ func (x *LeaseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseRequest.ProtoReflect.Descriptor instead.
 func (*LeaseRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{70}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LeaseRequest) GetTopic() string {
@@ -5643,7 +5784,7 @@ type LeaseResponse struct {
 
 func (x *LeaseResponse) Reset() {
 	*x = LeaseResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[71]
+	mi := &file_mq_protocol_mq_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5655,7 +5796,7 @@ func (x *LeaseResponse) String() string {
 func (*LeaseResponse) ProtoMessage() {}
 
 func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[71]
+	mi := &file_mq_protocol_mq_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5668,7 +5809,7 @@ func (x *LeaseResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseResponse.ProtoReflect.Descriptor instead.
 func (*LeaseResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{71}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *LeaseResponse) GetLease() *LeaseId {
@@ -5777,7 +5918,7 @@ type SettleOne struct {
 
 func (x *SettleOne) Reset() {
 	*x = SettleOne{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[72]
+	mi := &file_mq_protocol_mq_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5789,7 +5930,7 @@ func (x *SettleOne) String() string {
 func (*SettleOne) ProtoMessage() {}
 
 func (x *SettleOne) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[72]
+	mi := &file_mq_protocol_mq_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5802,7 +5943,7 @@ func (x *SettleOne) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleOne.ProtoReflect.Descriptor instead.
 func (*SettleOne) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{72}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *SettleOne) GetLease() *LeaseId {
@@ -5869,7 +6010,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[73]
+	mi := &file_mq_protocol_mq_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5881,7 +6022,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[73]
+	mi := &file_mq_protocol_mq_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5894,7 +6035,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{73}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *SettleRequest) GetTopic() string {
@@ -5957,7 +6098,7 @@ type SettleAnswer struct {
 
 func (x *SettleAnswer) Reset() {
 	*x = SettleAnswer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[74]
+	mi := &file_mq_protocol_mq_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5969,7 +6110,7 @@ func (x *SettleAnswer) String() string {
 func (*SettleAnswer) ProtoMessage() {}
 
 func (x *SettleAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[74]
+	mi := &file_mq_protocol_mq_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5982,7 +6123,7 @@ func (x *SettleAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleAnswer.ProtoReflect.Descriptor instead.
 func (*SettleAnswer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{74}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *SettleAnswer) GetError() *Error {
@@ -6016,7 +6157,7 @@ type PulledRecords struct {
 
 func (x *PulledRecords) Reset() {
 	*x = PulledRecords{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[75]
+	mi := &file_mq_protocol_mq_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6028,7 +6169,7 @@ func (x *PulledRecords) String() string {
 func (*PulledRecords) ProtoMessage() {}
 
 func (x *PulledRecords) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[75]
+	mi := &file_mq_protocol_mq_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6041,7 +6182,7 @@ func (x *PulledRecords) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PulledRecords.ProtoReflect.Descriptor instead.
 func (*PulledRecords) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{75}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *PulledRecords) GetLease() *LeaseId {
@@ -6067,7 +6208,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[76]
+	mi := &file_mq_protocol_mq_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6079,7 +6220,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[76]
+	mi := &file_mq_protocol_mq_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6092,7 +6233,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{76}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *SettleResponse) GetAnswers() []*SettleAnswer {
@@ -6113,7 +6254,7 @@ type WorkRequest struct {
 
 func (x *WorkRequest) Reset() {
 	*x = WorkRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[77]
+	mi := &file_mq_protocol_mq_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6125,7 +6266,7 @@ func (x *WorkRequest) String() string {
 func (*WorkRequest) ProtoMessage() {}
 
 func (x *WorkRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[77]
+	mi := &file_mq_protocol_mq_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6138,7 +6279,7 @@ func (x *WorkRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkRequest.ProtoReflect.Descriptor instead.
 func (*WorkRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{77}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *WorkRequest) GetSessions() []*SessionRequest {
@@ -6163,7 +6304,7 @@ type SessionRequest struct {
 
 func (x *SessionRequest) Reset() {
 	*x = SessionRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[78]
+	mi := &file_mq_protocol_mq_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6175,7 +6316,7 @@ func (x *SessionRequest) String() string {
 func (*SessionRequest) ProtoMessage() {}
 
 func (x *SessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[78]
+	mi := &file_mq_protocol_mq_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6188,7 +6329,7 @@ func (x *SessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRequest.ProtoReflect.Descriptor instead.
 func (*SessionRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{78}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *SessionRequest) GetSession() uint32 {
@@ -6255,7 +6396,7 @@ type WorkOpen struct {
 
 func (x *WorkOpen) Reset() {
 	*x = WorkOpen{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[79]
+	mi := &file_mq_protocol_mq_proto_msgTypes[82]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6267,7 +6408,7 @@ func (x *WorkOpen) String() string {
 func (*WorkOpen) ProtoMessage() {}
 
 func (x *WorkOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[79]
+	mi := &file_mq_protocol_mq_proto_msgTypes[82]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6280,7 +6421,7 @@ func (x *WorkOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOpen.ProtoReflect.Descriptor instead.
 func (*WorkOpen) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{79}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{82}
 }
 
 func (x *WorkOpen) GetTopic() string {
@@ -6342,7 +6483,7 @@ type HeldLease struct {
 
 func (x *HeldLease) Reset() {
 	*x = HeldLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[80]
+	mi := &file_mq_protocol_mq_proto_msgTypes[83]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6354,7 +6495,7 @@ func (x *HeldLease) String() string {
 func (*HeldLease) ProtoMessage() {}
 
 func (x *HeldLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[80]
+	mi := &file_mq_protocol_mq_proto_msgTypes[83]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6367,7 +6508,7 @@ func (x *HeldLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldLease.ProtoReflect.Descriptor instead.
 func (*HeldLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{80}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{83}
 }
 
 func (x *HeldLease) GetLease() *LeaseId {
@@ -6397,7 +6538,7 @@ type WorkTerms struct {
 
 func (x *WorkTerms) Reset() {
 	*x = WorkTerms{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[81]
+	mi := &file_mq_protocol_mq_proto_msgTypes[84]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6409,7 +6550,7 @@ func (x *WorkTerms) String() string {
 func (*WorkTerms) ProtoMessage() {}
 
 func (x *WorkTerms) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[81]
+	mi := &file_mq_protocol_mq_proto_msgTypes[84]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6422,7 +6563,7 @@ func (x *WorkTerms) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTerms.ProtoReflect.Descriptor instead.
 func (*WorkTerms) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{81}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{84}
 }
 
 func (x *WorkTerms) GetLeaseMs() uint32 {
@@ -6472,7 +6613,7 @@ type WorkCredit struct {
 
 func (x *WorkCredit) Reset() {
 	*x = WorkCredit{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[82]
+	mi := &file_mq_protocol_mq_proto_msgTypes[85]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6484,7 +6625,7 @@ func (x *WorkCredit) String() string {
 func (*WorkCredit) ProtoMessage() {}
 
 func (x *WorkCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[82]
+	mi := &file_mq_protocol_mq_proto_msgTypes[85]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6497,7 +6638,7 @@ func (x *WorkCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkCredit.ProtoReflect.Descriptor instead.
 func (*WorkCredit) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{82}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{85}
 }
 
 func (x *WorkCredit) GetRecords() int64 {
@@ -6538,7 +6679,7 @@ type WorkResponse struct {
 
 func (x *WorkResponse) Reset() {
 	*x = WorkResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[83]
+	mi := &file_mq_protocol_mq_proto_msgTypes[86]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6550,7 +6691,7 @@ func (x *WorkResponse) String() string {
 func (*WorkResponse) ProtoMessage() {}
 
 func (x *WorkResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[83]
+	mi := &file_mq_protocol_mq_proto_msgTypes[86]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6563,7 +6704,7 @@ func (x *WorkResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkResponse.ProtoReflect.Descriptor instead.
 func (*WorkResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{83}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{86}
 }
 
 func (x *WorkResponse) GetHeader() *WorkHeader {
@@ -6589,7 +6730,7 @@ type WorkHeader struct {
 
 func (x *WorkHeader) Reset() {
 	*x = WorkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[84]
+	mi := &file_mq_protocol_mq_proto_msgTypes[87]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6601,7 +6742,7 @@ func (x *WorkHeader) String() string {
 func (*WorkHeader) ProtoMessage() {}
 
 func (x *WorkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[84]
+	mi := &file_mq_protocol_mq_proto_msgTypes[87]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6614,7 +6755,7 @@ func (x *WorkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeader.ProtoReflect.Descriptor instead.
 func (*WorkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{84}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{87}
 }
 
 func (x *WorkHeader) GetSessions() []*SessionResponse {
@@ -6641,7 +6782,7 @@ type SessionResponse struct {
 
 func (x *SessionResponse) Reset() {
 	*x = SessionResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[85]
+	mi := &file_mq_protocol_mq_proto_msgTypes[88]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6653,7 +6794,7 @@ func (x *SessionResponse) String() string {
 func (*SessionResponse) ProtoMessage() {}
 
 func (x *SessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[85]
+	mi := &file_mq_protocol_mq_proto_msgTypes[88]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6666,7 +6807,7 @@ func (x *SessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionResponse.ProtoReflect.Descriptor instead.
 func (*SessionResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{85}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{88}
 }
 
 func (x *SessionResponse) GetSession() uint32 {
@@ -6742,7 +6883,7 @@ type NumberedAnswer struct {
 
 func (x *NumberedAnswer) Reset() {
 	*x = NumberedAnswer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[86]
+	mi := &file_mq_protocol_mq_proto_msgTypes[89]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6754,7 +6895,7 @@ func (x *NumberedAnswer) String() string {
 func (*NumberedAnswer) ProtoMessage() {}
 
 func (x *NumberedAnswer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[86]
+	mi := &file_mq_protocol_mq_proto_msgTypes[89]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6767,7 +6908,7 @@ func (x *NumberedAnswer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NumberedAnswer.ProtoReflect.Descriptor instead.
 func (*NumberedAnswer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{86}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{89}
 }
 
 func (x *NumberedAnswer) GetNumber() uint64 {
@@ -6799,7 +6940,7 @@ type DescribeQueueRequest struct {
 
 func (x *DescribeQueueRequest) Reset() {
 	*x = DescribeQueueRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[87]
+	mi := &file_mq_protocol_mq_proto_msgTypes[90]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6811,7 +6952,7 @@ func (x *DescribeQueueRequest) String() string {
 func (*DescribeQueueRequest) ProtoMessage() {}
 
 func (x *DescribeQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[87]
+	mi := &file_mq_protocol_mq_proto_msgTypes[90]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6824,7 +6965,7 @@ func (x *DescribeQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeQueueRequest.ProtoReflect.Descriptor instead.
 func (*DescribeQueueRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{87}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{90}
 }
 
 func (x *DescribeQueueRequest) GetTopic() string {
@@ -6879,7 +7020,7 @@ type QueueMember struct {
 
 func (x *QueueMember) Reset() {
 	*x = QueueMember{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[88]
+	mi := &file_mq_protocol_mq_proto_msgTypes[91]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6891,7 +7032,7 @@ func (x *QueueMember) String() string {
 func (*QueueMember) ProtoMessage() {}
 
 func (x *QueueMember) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[88]
+	mi := &file_mq_protocol_mq_proto_msgTypes[91]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6904,7 +7045,7 @@ func (x *QueueMember) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueMember.ProtoReflect.Descriptor instead.
 func (*QueueMember) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{88}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{91}
 }
 
 func (x *QueueMember) GetMember() string {
@@ -6937,7 +7078,7 @@ type QueueRun struct {
 
 func (x *QueueRun) Reset() {
 	*x = QueueRun{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[89]
+	mi := &file_mq_protocol_mq_proto_msgTypes[92]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6949,7 +7090,7 @@ func (x *QueueRun) String() string {
 func (*QueueRun) ProtoMessage() {}
 
 func (x *QueueRun) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[89]
+	mi := &file_mq_protocol_mq_proto_msgTypes[92]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6962,7 +7103,7 @@ func (x *QueueRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueRun.ProtoReflect.Descriptor instead.
 func (*QueueRun) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{89}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{92}
 }
 
 func (x *QueueRun) GetFirst() int64 {
@@ -7055,7 +7196,7 @@ type QueuePartition struct {
 
 func (x *QueuePartition) Reset() {
 	*x = QueuePartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[90]
+	mi := &file_mq_protocol_mq_proto_msgTypes[93]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7067,7 +7208,7 @@ func (x *QueuePartition) String() string {
 func (*QueuePartition) ProtoMessage() {}
 
 func (x *QueuePartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[90]
+	mi := &file_mq_protocol_mq_proto_msgTypes[93]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7080,7 +7221,7 @@ func (x *QueuePartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueuePartition.ProtoReflect.Descriptor instead.
 func (*QueuePartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{90}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{93}
 }
 
 func (x *QueuePartition) GetPartition() int32 {
@@ -7275,7 +7416,7 @@ type BlockedBy struct {
 
 func (x *BlockedBy) Reset() {
 	*x = BlockedBy{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[91]
+	mi := &file_mq_protocol_mq_proto_msgTypes[94]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7287,7 +7428,7 @@ func (x *BlockedBy) String() string {
 func (*BlockedBy) ProtoMessage() {}
 
 func (x *BlockedBy) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[91]
+	mi := &file_mq_protocol_mq_proto_msgTypes[94]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7300,7 +7441,7 @@ func (x *BlockedBy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BlockedBy.ProtoReflect.Descriptor instead.
 func (*BlockedBy) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{91}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{94}
 }
 
 func (x *BlockedBy) GetOffset() int64 {
@@ -7327,7 +7468,7 @@ type DescribeQueueResponse struct {
 
 func (x *DescribeQueueResponse) Reset() {
 	*x = DescribeQueueResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[92]
+	mi := &file_mq_protocol_mq_proto_msgTypes[95]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7339,7 +7480,7 @@ func (x *DescribeQueueResponse) String() string {
 func (*DescribeQueueResponse) ProtoMessage() {}
 
 func (x *DescribeQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[92]
+	mi := &file_mq_protocol_mq_proto_msgTypes[95]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7352,7 +7493,7 @@ func (x *DescribeQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeQueueResponse.ProtoReflect.Descriptor instead.
 func (*DescribeQueueResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{92}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{95}
 }
 
 func (x *DescribeQueueResponse) GetQueue() *QueueInfo {
@@ -7383,7 +7524,7 @@ type SweepQueueRequest struct {
 
 func (x *SweepQueueRequest) Reset() {
 	*x = SweepQueueRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[93]
+	mi := &file_mq_protocol_mq_proto_msgTypes[96]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7395,7 +7536,7 @@ func (x *SweepQueueRequest) String() string {
 func (*SweepQueueRequest) ProtoMessage() {}
 
 func (x *SweepQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[93]
+	mi := &file_mq_protocol_mq_proto_msgTypes[96]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7408,7 +7549,7 @@ func (x *SweepQueueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepQueueRequest.ProtoReflect.Descriptor instead.
 func (*SweepQueueRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{93}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{96}
 }
 
 func (x *SweepQueueRequest) GetTopic() string {
@@ -7457,7 +7598,7 @@ type SweptPartition struct {
 
 func (x *SweptPartition) Reset() {
 	*x = SweptPartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[94]
+	mi := &file_mq_protocol_mq_proto_msgTypes[97]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7469,7 +7610,7 @@ func (x *SweptPartition) String() string {
 func (*SweptPartition) ProtoMessage() {}
 
 func (x *SweptPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[94]
+	mi := &file_mq_protocol_mq_proto_msgTypes[97]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7482,7 +7623,7 @@ func (x *SweptPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweptPartition.ProtoReflect.Descriptor instead.
 func (*SweptPartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{94}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{97}
 }
 
 func (x *SweptPartition) GetPartition() int32 {
@@ -7515,7 +7656,7 @@ type SweepQueueResponse struct {
 
 func (x *SweepQueueResponse) Reset() {
 	*x = SweepQueueResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[95]
+	mi := &file_mq_protocol_mq_proto_msgTypes[98]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7527,7 +7668,7 @@ func (x *SweepQueueResponse) String() string {
 func (*SweepQueueResponse) ProtoMessage() {}
 
 func (x *SweepQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[95]
+	mi := &file_mq_protocol_mq_proto_msgTypes[98]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7540,7 +7681,7 @@ func (x *SweepQueueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SweepQueueResponse.ProtoReflect.Descriptor instead.
 func (*SweepQueueResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{95}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{98}
 }
 
 func (x *SweepQueueResponse) GetPartitions() []*SweptPartition {
@@ -7564,7 +7705,7 @@ type StagedBatches struct {
 
 func (x *StagedBatches) Reset() {
 	*x = StagedBatches{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[96]
+	mi := &file_mq_protocol_mq_proto_msgTypes[99]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7576,7 +7717,7 @@ func (x *StagedBatches) String() string {
 func (*StagedBatches) ProtoMessage() {}
 
 func (x *StagedBatches) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[96]
+	mi := &file_mq_protocol_mq_proto_msgTypes[99]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7589,7 +7730,7 @@ func (x *StagedBatches) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatches.ProtoReflect.Descriptor instead.
 func (*StagedBatches) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{96}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{99}
 }
 
 func (x *StagedBatches) GetTopic() string {
@@ -7643,7 +7784,7 @@ type DecideRequest struct {
 
 func (x *DecideRequest) Reset() {
 	*x = DecideRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[97]
+	mi := &file_mq_protocol_mq_proto_msgTypes[100]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7655,7 +7796,7 @@ func (x *DecideRequest) String() string {
 func (*DecideRequest) ProtoMessage() {}
 
 func (x *DecideRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[97]
+	mi := &file_mq_protocol_mq_proto_msgTypes[100]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7668,7 +7809,7 @@ func (x *DecideRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideRequest.ProtoReflect.Descriptor instead.
 func (*DecideRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{97}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{100}
 }
 
 func (x *DecideRequest) GetKey() *TransactionKey {
@@ -7738,7 +7879,7 @@ type DecideResponse struct {
 
 func (x *DecideResponse) Reset() {
 	*x = DecideResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[98]
+	mi := &file_mq_protocol_mq_proto_msgTypes[101]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7750,7 +7891,7 @@ func (x *DecideResponse) String() string {
 func (*DecideResponse) ProtoMessage() {}
 
 func (x *DecideResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[98]
+	mi := &file_mq_protocol_mq_proto_msgTypes[101]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7763,7 +7904,7 @@ func (x *DecideResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideResponse.ProtoReflect.Descriptor instead.
 func (*DecideResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{98}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{101}
 }
 
 func (x *DecideResponse) GetAlreadyDecided() bool {
@@ -7802,7 +7943,7 @@ type PublishRequest struct {
 
 func (x *PublishRequest) Reset() {
 	*x = PublishRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[99]
+	mi := &file_mq_protocol_mq_proto_msgTypes[102]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7814,7 +7955,7 @@ func (x *PublishRequest) String() string {
 func (*PublishRequest) ProtoMessage() {}
 
 func (x *PublishRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[99]
+	mi := &file_mq_protocol_mq_proto_msgTypes[102]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7827,7 +7968,7 @@ func (x *PublishRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishRequest.ProtoReflect.Descriptor instead.
 func (*PublishRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{99}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{102}
 }
 
 func (x *PublishRequest) GetTopic() string {
@@ -7888,7 +8029,7 @@ type PublishResponse struct {
 
 func (x *PublishResponse) Reset() {
 	*x = PublishResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[100]
+	mi := &file_mq_protocol_mq_proto_msgTypes[103]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7900,7 +8041,7 @@ func (x *PublishResponse) String() string {
 func (*PublishResponse) ProtoMessage() {}
 
 func (x *PublishResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[100]
+	mi := &file_mq_protocol_mq_proto_msgTypes[103]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7913,7 +8054,7 @@ func (x *PublishResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishResponse.ProtoReflect.Descriptor instead.
 func (*PublishResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{100}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{103}
 }
 
 func (x *PublishResponse) GetLogEndOffset() int64 {
@@ -7936,7 +8077,7 @@ type DiscardRequest struct {
 
 func (x *DiscardRequest) Reset() {
 	*x = DiscardRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[101]
+	mi := &file_mq_protocol_mq_proto_msgTypes[104]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7948,7 +8089,7 @@ func (x *DiscardRequest) String() string {
 func (*DiscardRequest) ProtoMessage() {}
 
 func (x *DiscardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[101]
+	mi := &file_mq_protocol_mq_proto_msgTypes[104]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7961,7 +8102,7 @@ func (x *DiscardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardRequest.ProtoReflect.Descriptor instead.
 func (*DiscardRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{101}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{104}
 }
 
 func (x *DiscardRequest) GetTopic() string {
@@ -8008,7 +8149,7 @@ type DiscardResponse struct {
 
 func (x *DiscardResponse) Reset() {
 	*x = DiscardResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[102]
+	mi := &file_mq_protocol_mq_proto_msgTypes[105]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8020,7 +8161,7 @@ func (x *DiscardResponse) String() string {
 func (*DiscardResponse) ProtoMessage() {}
 
 func (x *DiscardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[102]
+	mi := &file_mq_protocol_mq_proto_msgTypes[105]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8033,7 +8174,7 @@ func (x *DiscardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardResponse.ProtoReflect.Descriptor instead.
 func (*DiscardResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{102}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{105}
 }
 
 func (x *DiscardResponse) GetDiscarded() uint32 {
@@ -8052,7 +8193,7 @@ type TransactionStatusRequest struct {
 
 func (x *TransactionStatusRequest) Reset() {
 	*x = TransactionStatusRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[103]
+	mi := &file_mq_protocol_mq_proto_msgTypes[106]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8064,7 +8205,7 @@ func (x *TransactionStatusRequest) String() string {
 func (*TransactionStatusRequest) ProtoMessage() {}
 
 func (x *TransactionStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[103]
+	mi := &file_mq_protocol_mq_proto_msgTypes[106]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8077,7 +8218,7 @@ func (x *TransactionStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStatusRequest.ProtoReflect.Descriptor instead.
 func (*TransactionStatusRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{103}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{106}
 }
 
 func (x *TransactionStatusRequest) GetKey() *TransactionKey {
@@ -8101,7 +8242,7 @@ type TransactionStatusResponse struct {
 
 func (x *TransactionStatusResponse) Reset() {
 	*x = TransactionStatusResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[104]
+	mi := &file_mq_protocol_mq_proto_msgTypes[107]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8113,7 +8254,7 @@ func (x *TransactionStatusResponse) String() string {
 func (*TransactionStatusResponse) ProtoMessage() {}
 
 func (x *TransactionStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[104]
+	mi := &file_mq_protocol_mq_proto_msgTypes[107]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8126,7 +8267,7 @@ func (x *TransactionStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStatusResponse.ProtoReflect.Descriptor instead.
 func (*TransactionStatusResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{104}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{107}
 }
 
 func (x *TransactionStatusResponse) GetKnown() bool {
@@ -8183,7 +8324,7 @@ type StagedRequest struct {
 
 func (x *StagedRequest) Reset() {
 	*x = StagedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[105]
+	mi := &file_mq_protocol_mq_proto_msgTypes[108]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8195,7 +8336,7 @@ func (x *StagedRequest) String() string {
 func (*StagedRequest) ProtoMessage() {}
 
 func (x *StagedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[105]
+	mi := &file_mq_protocol_mq_proto_msgTypes[108]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8208,7 +8349,7 @@ func (x *StagedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedRequest.ProtoReflect.Descriptor instead.
 func (*StagedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{105}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{108}
 }
 
 func (x *StagedRequest) GetTopic() string {
@@ -8249,7 +8390,7 @@ type StagedInfo struct {
 
 func (x *StagedInfo) Reset() {
 	*x = StagedInfo{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[106]
+	mi := &file_mq_protocol_mq_proto_msgTypes[109]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8261,7 +8402,7 @@ func (x *StagedInfo) String() string {
 func (*StagedInfo) ProtoMessage() {}
 
 func (x *StagedInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[106]
+	mi := &file_mq_protocol_mq_proto_msgTypes[109]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8274,7 +8415,7 @@ func (x *StagedInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedInfo.ProtoReflect.Descriptor instead.
 func (*StagedInfo) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{106}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{109}
 }
 
 func (x *StagedInfo) GetTopic() string {
@@ -8338,7 +8479,7 @@ type StagedResponse struct {
 
 func (x *StagedResponse) Reset() {
 	*x = StagedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[107]
+	mi := &file_mq_protocol_mq_proto_msgTypes[110]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8350,7 +8491,7 @@ func (x *StagedResponse) String() string {
 func (*StagedResponse) ProtoMessage() {}
 
 func (x *StagedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[107]
+	mi := &file_mq_protocol_mq_proto_msgTypes[110]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8363,7 +8504,7 @@ func (x *StagedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedResponse.ProtoReflect.Descriptor instead.
 func (*StagedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{107}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{110}
 }
 
 func (x *StagedResponse) GetStaged() []*StagedInfo {
@@ -8404,7 +8545,7 @@ type TransactionsRequest struct {
 
 func (x *TransactionsRequest) Reset() {
 	*x = TransactionsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[108]
+	mi := &file_mq_protocol_mq_proto_msgTypes[111]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8416,7 +8557,7 @@ func (x *TransactionsRequest) String() string {
 func (*TransactionsRequest) ProtoMessage() {}
 
 func (x *TransactionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[108]
+	mi := &file_mq_protocol_mq_proto_msgTypes[111]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8429,7 +8570,7 @@ func (x *TransactionsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionsRequest.ProtoReflect.Descriptor instead.
 func (*TransactionsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{108}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{111}
 }
 
 func (x *TransactionsRequest) GetQuery() string {
@@ -8455,7 +8596,7 @@ type KnownTransaction struct {
 
 func (x *KnownTransaction) Reset() {
 	*x = KnownTransaction{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[109]
+	mi := &file_mq_protocol_mq_proto_msgTypes[112]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8467,7 +8608,7 @@ func (x *KnownTransaction) String() string {
 func (*KnownTransaction) ProtoMessage() {}
 
 func (x *KnownTransaction) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[109]
+	mi := &file_mq_protocol_mq_proto_msgTypes[112]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8480,7 +8621,7 @@ func (x *KnownTransaction) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownTransaction.ProtoReflect.Descriptor instead.
 func (*KnownTransaction) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{109}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{112}
 }
 
 func (x *KnownTransaction) GetQuery() string {
@@ -8558,7 +8699,7 @@ type StagedSum struct {
 
 func (x *StagedSum) Reset() {
 	*x = StagedSum{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[110]
+	mi := &file_mq_protocol_mq_proto_msgTypes[113]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8570,7 +8711,7 @@ func (x *StagedSum) String() string {
 func (*StagedSum) ProtoMessage() {}
 
 func (x *StagedSum) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[110]
+	mi := &file_mq_protocol_mq_proto_msgTypes[113]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8583,7 +8724,7 @@ func (x *StagedSum) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedSum.ProtoReflect.Descriptor instead.
 func (*StagedSum) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{110}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{113}
 }
 
 func (x *StagedSum) GetQuery() string {
@@ -8674,7 +8815,7 @@ type TransactionsResponse struct {
 
 func (x *TransactionsResponse) Reset() {
 	*x = TransactionsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[111]
+	mi := &file_mq_protocol_mq_proto_msgTypes[114]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8686,7 +8827,7 @@ func (x *TransactionsResponse) String() string {
 func (*TransactionsResponse) ProtoMessage() {}
 
 func (x *TransactionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[111]
+	mi := &file_mq_protocol_mq_proto_msgTypes[114]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8699,7 +8840,7 @@ func (x *TransactionsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionsResponse.ProtoReflect.Descriptor instead.
 func (*TransactionsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{111}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{114}
 }
 
 func (x *TransactionsResponse) GetKnown() []*KnownTransaction {
@@ -8734,7 +8875,7 @@ type AbortTransactionRequest struct {
 
 func (x *AbortTransactionRequest) Reset() {
 	*x = AbortTransactionRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[112]
+	mi := &file_mq_protocol_mq_proto_msgTypes[115]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8746,7 +8887,7 @@ func (x *AbortTransactionRequest) String() string {
 func (*AbortTransactionRequest) ProtoMessage() {}
 
 func (x *AbortTransactionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[112]
+	mi := &file_mq_protocol_mq_proto_msgTypes[115]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8759,7 +8900,7 @@ func (x *AbortTransactionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortTransactionRequest.ProtoReflect.Descriptor instead.
 func (*AbortTransactionRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{112}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{115}
 }
 
 func (x *AbortTransactionRequest) GetQuery() string {
@@ -8796,7 +8937,7 @@ type AbortTransactionResponse struct {
 
 func (x *AbortTransactionResponse) Reset() {
 	*x = AbortTransactionResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[113]
+	mi := &file_mq_protocol_mq_proto_msgTypes[116]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8808,7 +8949,7 @@ func (x *AbortTransactionResponse) String() string {
 func (*AbortTransactionResponse) ProtoMessage() {}
 
 func (x *AbortTransactionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[113]
+	mi := &file_mq_protocol_mq_proto_msgTypes[116]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8821,7 +8962,7 @@ func (x *AbortTransactionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortTransactionResponse.ProtoReflect.Descriptor instead.
 func (*AbortTransactionResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{113}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{116}
 }
 
 func (x *AbortTransactionResponse) GetKnown() bool {
@@ -8871,7 +9012,7 @@ type GiveTransactionRequest struct {
 
 func (x *GiveTransactionRequest) Reset() {
 	*x = GiveTransactionRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	mi := &file_mq_protocol_mq_proto_msgTypes[117]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8883,7 +9024,7 @@ func (x *GiveTransactionRequest) String() string {
 func (*GiveTransactionRequest) ProtoMessage() {}
 
 func (x *GiveTransactionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[114]
+	mi := &file_mq_protocol_mq_proto_msgTypes[117]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8896,7 +9037,7 @@ func (x *GiveTransactionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveTransactionRequest.ProtoReflect.Descriptor instead.
 func (*GiveTransactionRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{114}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{117}
 }
 
 func (x *GiveTransactionRequest) GetQuery() string {
@@ -8937,7 +9078,7 @@ type GiveTransactionResponse struct {
 
 func (x *GiveTransactionResponse) Reset() {
 	*x = GiveTransactionResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	mi := &file_mq_protocol_mq_proto_msgTypes[118]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -8949,7 +9090,7 @@ func (x *GiveTransactionResponse) String() string {
 func (*GiveTransactionResponse) ProtoMessage() {}
 
 func (x *GiveTransactionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[115]
+	mi := &file_mq_protocol_mq_proto_msgTypes[118]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -8962,7 +9103,7 @@ func (x *GiveTransactionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveTransactionResponse.ProtoReflect.Descriptor instead.
 func (*GiveTransactionResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{115}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{118}
 }
 
 func (x *GiveTransactionResponse) GetKnown() bool {
@@ -8991,7 +9132,7 @@ type GiveKeyRequest struct {
 
 func (x *GiveKeyRequest) Reset() {
 	*x = GiveKeyRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	mi := &file_mq_protocol_mq_proto_msgTypes[119]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9003,7 +9144,7 @@ func (x *GiveKeyRequest) String() string {
 func (*GiveKeyRequest) ProtoMessage() {}
 
 func (x *GiveKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[116]
+	mi := &file_mq_protocol_mq_proto_msgTypes[119]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9016,7 +9157,7 @@ func (x *GiveKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveKeyRequest.ProtoReflect.Descriptor instead.
 func (*GiveKeyRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{116}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{119}
 }
 
 func (x *GiveKeyRequest) GetKey() *TransactionKey {
@@ -9050,7 +9191,7 @@ type AbortKeyRequest struct {
 
 func (x *AbortKeyRequest) Reset() {
 	*x = AbortKeyRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[117]
+	mi := &file_mq_protocol_mq_proto_msgTypes[120]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9062,7 +9203,7 @@ func (x *AbortKeyRequest) String() string {
 func (*AbortKeyRequest) ProtoMessage() {}
 
 func (x *AbortKeyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[117]
+	mi := &file_mq_protocol_mq_proto_msgTypes[120]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9075,7 +9216,7 @@ func (x *AbortKeyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortKeyRequest.ProtoReflect.Descriptor instead.
 func (*AbortKeyRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{117}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{120}
 }
 
 func (x *AbortKeyRequest) GetKey() *TransactionKey {
@@ -9102,7 +9243,7 @@ type FenceRequest struct {
 
 func (x *FenceRequest) Reset() {
 	*x = FenceRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[118]
+	mi := &file_mq_protocol_mq_proto_msgTypes[121]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9114,7 +9255,7 @@ func (x *FenceRequest) String() string {
 func (*FenceRequest) ProtoMessage() {}
 
 func (x *FenceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[118]
+	mi := &file_mq_protocol_mq_proto_msgTypes[121]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9127,7 +9268,7 @@ func (x *FenceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceRequest.ProtoReflect.Descriptor instead.
 func (*FenceRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{118}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{121}
 }
 
 func (x *FenceRequest) GetKey() *TransactionKey {
@@ -9155,7 +9296,7 @@ type FencedPartition struct {
 
 func (x *FencedPartition) Reset() {
 	*x = FencedPartition{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[119]
+	mi := &file_mq_protocol_mq_proto_msgTypes[122]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9167,7 +9308,7 @@ func (x *FencedPartition) String() string {
 func (*FencedPartition) ProtoMessage() {}
 
 func (x *FencedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[119]
+	mi := &file_mq_protocol_mq_proto_msgTypes[122]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9180,7 +9321,7 @@ func (x *FencedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FencedPartition.ProtoReflect.Descriptor instead.
 func (*FencedPartition) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{119}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{122}
 }
 
 func (x *FencedPartition) GetTopic() string {
@@ -9214,7 +9355,7 @@ type FenceResponse struct {
 
 func (x *FenceResponse) Reset() {
 	*x = FenceResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[120]
+	mi := &file_mq_protocol_mq_proto_msgTypes[123]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9226,7 +9367,7 @@ func (x *FenceResponse) String() string {
 func (*FenceResponse) ProtoMessage() {}
 
 func (x *FenceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[120]
+	mi := &file_mq_protocol_mq_proto_msgTypes[123]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9239,7 +9380,7 @@ func (x *FenceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceResponse.ProtoReflect.Descriptor instead.
 func (*FenceResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{120}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{123}
 }
 
 func (x *FenceResponse) GetFenced() []*FencedPartition {
@@ -9271,7 +9412,7 @@ type AreStagedRequest struct {
 
 func (x *AreStagedRequest) Reset() {
 	*x = AreStagedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[121]
+	mi := &file_mq_protocol_mq_proto_msgTypes[124]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9283,7 +9424,7 @@ func (x *AreStagedRequest) String() string {
 func (*AreStagedRequest) ProtoMessage() {}
 
 func (x *AreStagedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[121]
+	mi := &file_mq_protocol_mq_proto_msgTypes[124]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9296,7 +9437,7 @@ func (x *AreStagedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AreStagedRequest.ProtoReflect.Descriptor instead.
 func (*AreStagedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{121}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{124}
 }
 
 func (x *AreStagedRequest) GetTopic() string {
@@ -9356,7 +9497,7 @@ type AreStagedResponse struct {
 
 func (x *AreStagedResponse) Reset() {
 	*x = AreStagedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[122]
+	mi := &file_mq_protocol_mq_proto_msgTypes[125]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9368,7 +9509,7 @@ func (x *AreStagedResponse) String() string {
 func (*AreStagedResponse) ProtoMessage() {}
 
 func (x *AreStagedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[122]
+	mi := &file_mq_protocol_mq_proto_msgTypes[125]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9381,7 +9522,7 @@ func (x *AreStagedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AreStagedResponse.ProtoReflect.Descriptor instead.
 func (*AreStagedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{122}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{125}
 }
 
 type StageRequest struct {
@@ -9401,7 +9542,7 @@ type StageRequest struct {
 
 func (x *StageRequest) Reset() {
 	*x = StageRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[123]
+	mi := &file_mq_protocol_mq_proto_msgTypes[126]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9413,7 +9554,7 @@ func (x *StageRequest) String() string {
 func (*StageRequest) ProtoMessage() {}
 
 func (x *StageRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[123]
+	mi := &file_mq_protocol_mq_proto_msgTypes[126]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9426,7 +9567,7 @@ func (x *StageRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageRequest.ProtoReflect.Descriptor instead.
 func (*StageRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{123}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{126}
 }
 
 func (x *StageRequest) GetTopic() string {
@@ -9500,7 +9641,7 @@ type StageResponse struct {
 
 func (x *StageResponse) Reset() {
 	*x = StageResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[124]
+	mi := &file_mq_protocol_mq_proto_msgTypes[127]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9512,7 +9653,7 @@ func (x *StageResponse) String() string {
 func (*StageResponse) ProtoMessage() {}
 
 func (x *StageResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[124]
+	mi := &file_mq_protocol_mq_proto_msgTypes[127]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9525,7 +9666,7 @@ func (x *StageResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageResponse.ProtoReflect.Descriptor instead.
 func (*StageResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{124}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{127}
 }
 
 // Of the leader of a queue's partition: what became of an attempt that staged batches in a partition of another topic.
@@ -9543,7 +9684,7 @@ type AttemptStatusRequest struct {
 
 func (x *AttemptStatusRequest) Reset() {
 	*x = AttemptStatusRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[125]
+	mi := &file_mq_protocol_mq_proto_msgTypes[128]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9555,7 +9696,7 @@ func (x *AttemptStatusRequest) String() string {
 func (*AttemptStatusRequest) ProtoMessage() {}
 
 func (x *AttemptStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[125]
+	mi := &file_mq_protocol_mq_proto_msgTypes[128]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9568,7 +9709,7 @@ func (x *AttemptStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptStatusRequest.ProtoReflect.Descriptor instead.
 func (*AttemptStatusRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{125}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{128}
 }
 
 func (x *AttemptStatusRequest) GetTopic() string {
@@ -9623,7 +9764,7 @@ type AttemptStatusResponse struct {
 
 func (x *AttemptStatusResponse) Reset() {
 	*x = AttemptStatusResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[126]
+	mi := &file_mq_protocol_mq_proto_msgTypes[129]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9635,7 +9776,7 @@ func (x *AttemptStatusResponse) String() string {
 func (*AttemptStatusResponse) ProtoMessage() {}
 
 func (x *AttemptStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[126]
+	mi := &file_mq_protocol_mq_proto_msgTypes[129]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9648,7 +9789,7 @@ func (x *AttemptStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptStatusResponse.ProtoReflect.Descriptor instead.
 func (*AttemptStatusResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{126}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{129}
 }
 
 func (x *AttemptStatusResponse) GetOver() bool {
@@ -9676,7 +9817,7 @@ type StreamGroupsRequest struct {
 
 func (x *StreamGroupsRequest) Reset() {
 	*x = StreamGroupsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[127]
+	mi := &file_mq_protocol_mq_proto_msgTypes[130]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9688,7 +9829,7 @@ func (x *StreamGroupsRequest) String() string {
 func (*StreamGroupsRequest) ProtoMessage() {}
 
 func (x *StreamGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[127]
+	mi := &file_mq_protocol_mq_proto_msgTypes[130]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9701,7 +9842,7 @@ func (x *StreamGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGroupsRequest.ProtoReflect.Descriptor instead.
 func (*StreamGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{127}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{130}
 }
 
 func (x *StreamGroupsRequest) GetTopic() string {
@@ -9727,7 +9868,7 @@ type StreamGroupsResponse struct {
 
 func (x *StreamGroupsResponse) Reset() {
 	*x = StreamGroupsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[128]
+	mi := &file_mq_protocol_mq_proto_msgTypes[131]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9739,7 +9880,7 @@ func (x *StreamGroupsResponse) String() string {
 func (*StreamGroupsResponse) ProtoMessage() {}
 
 func (x *StreamGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[128]
+	mi := &file_mq_protocol_mq_proto_msgTypes[131]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9752,7 +9893,7 @@ func (x *StreamGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamGroupsResponse.ProtoReflect.Descriptor instead.
 func (*StreamGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{128}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{131}
 }
 
 func (x *StreamGroupsResponse) GetGroups() []string {
@@ -9776,7 +9917,7 @@ type QueueIdleRequest struct {
 
 func (x *QueueIdleRequest) Reset() {
 	*x = QueueIdleRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[129]
+	mi := &file_mq_protocol_mq_proto_msgTypes[132]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9788,7 +9929,7 @@ func (x *QueueIdleRequest) String() string {
 func (*QueueIdleRequest) ProtoMessage() {}
 
 func (x *QueueIdleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[129]
+	mi := &file_mq_protocol_mq_proto_msgTypes[132]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9801,7 +9942,7 @@ func (x *QueueIdleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueIdleRequest.ProtoReflect.Descriptor instead.
 func (*QueueIdleRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{129}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{132}
 }
 
 func (x *QueueIdleRequest) GetTopic() string {
@@ -9848,7 +9989,7 @@ type QueueIdleResponse struct {
 
 func (x *QueueIdleResponse) Reset() {
 	*x = QueueIdleResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[130]
+	mi := &file_mq_protocol_mq_proto_msgTypes[133]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9860,7 +10001,7 @@ func (x *QueueIdleResponse) String() string {
 func (*QueueIdleResponse) ProtoMessage() {}
 
 func (x *QueueIdleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[130]
+	mi := &file_mq_protocol_mq_proto_msgTypes[133]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9873,7 +10014,7 @@ func (x *QueueIdleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QueueIdleResponse.ProtoReflect.Descriptor instead.
 func (*QueueIdleResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{130}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{133}
 }
 
 func (x *QueueIdleResponse) GetIdleMs() uint64 {
@@ -9896,7 +10037,7 @@ type LockRequest struct {
 
 func (x *LockRequest) Reset() {
 	*x = LockRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[131]
+	mi := &file_mq_protocol_mq_proto_msgTypes[134]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9908,7 +10049,7 @@ func (x *LockRequest) String() string {
 func (*LockRequest) ProtoMessage() {}
 
 func (x *LockRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[131]
+	mi := &file_mq_protocol_mq_proto_msgTypes[134]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9921,7 +10062,7 @@ func (x *LockRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockRequest.ProtoReflect.Descriptor instead.
 func (*LockRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{131}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{134}
 }
 
 func (x *LockRequest) GetName() string {
@@ -9948,7 +10089,7 @@ type LockResponse struct {
 
 func (x *LockResponse) Reset() {
 	*x = LockResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[132]
+	mi := &file_mq_protocol_mq_proto_msgTypes[135]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -9960,7 +10101,7 @@ func (x *LockResponse) String() string {
 func (*LockResponse) ProtoMessage() {}
 
 func (x *LockResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[132]
+	mi := &file_mq_protocol_mq_proto_msgTypes[135]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -9973,7 +10114,7 @@ func (x *LockResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LockResponse.ProtoReflect.Descriptor instead.
 func (*LockResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{132}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{135}
 }
 
 func (x *LockResponse) GetToken() int64 {
@@ -10000,7 +10141,7 @@ type ObserveRequest struct {
 
 func (x *ObserveRequest) Reset() {
 	*x = ObserveRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[133]
+	mi := &file_mq_protocol_mq_proto_msgTypes[136]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10012,7 +10153,7 @@ func (x *ObserveRequest) String() string {
 func (*ObserveRequest) ProtoMessage() {}
 
 func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[133]
+	mi := &file_mq_protocol_mq_proto_msgTypes[136]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10025,7 +10166,7 @@ func (x *ObserveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveRequest.ProtoReflect.Descriptor instead.
 func (*ObserveRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{133}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{136}
 }
 
 func (x *ObserveRequest) GetDetail() Detail {
@@ -10057,7 +10198,7 @@ type ObservedTopics struct {
 
 func (x *ObservedTopics) Reset() {
 	*x = ObservedTopics{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[134]
+	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10069,7 +10210,7 @@ func (x *ObservedTopics) String() string {
 func (*ObservedTopics) ProtoMessage() {}
 
 func (x *ObservedTopics) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[134]
+	mi := &file_mq_protocol_mq_proto_msgTypes[137]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10082,7 +10223,7 @@ func (x *ObservedTopics) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedTopics.ProtoReflect.Descriptor instead.
 func (*ObservedTopics) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{134}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
 }
 
 func (x *ObservedTopics) GetName() []string {
@@ -10155,7 +10296,7 @@ type ObservedPartitions struct {
 
 func (x *ObservedPartitions) Reset() {
 	*x = ObservedPartitions{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[135]
+	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10167,7 +10308,7 @@ func (x *ObservedPartitions) String() string {
 func (*ObservedPartitions) ProtoMessage() {}
 
 func (x *ObservedPartitions) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[135]
+	mi := &file_mq_protocol_mq_proto_msgTypes[138]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10180,7 +10321,7 @@ func (x *ObservedPartitions) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedPartitions.ProtoReflect.Descriptor instead.
 func (*ObservedPartitions) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{135}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
 }
 
 func (x *ObservedPartitions) GetTopic() []uint32 {
@@ -10340,7 +10481,7 @@ type ObservedGroups struct {
 
 func (x *ObservedGroups) Reset() {
 	*x = ObservedGroups{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[136]
+	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10352,7 +10493,7 @@ func (x *ObservedGroups) String() string {
 func (*ObservedGroups) ProtoMessage() {}
 
 func (x *ObservedGroups) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[136]
+	mi := &file_mq_protocol_mq_proto_msgTypes[139]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10365,7 +10506,7 @@ func (x *ObservedGroups) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObservedGroups.ProtoReflect.Descriptor instead.
 func (*ObservedGroups) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{136}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
 }
 
 func (x *ObservedGroups) GetGroup() []string {
@@ -10452,7 +10593,7 @@ type ObserveResponse struct {
 
 func (x *ObserveResponse) Reset() {
 	*x = ObserveResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[137]
+	mi := &file_mq_protocol_mq_proto_msgTypes[140]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10464,7 +10605,7 @@ func (x *ObserveResponse) String() string {
 func (*ObserveResponse) ProtoMessage() {}
 
 func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[137]
+	mi := &file_mq_protocol_mq_proto_msgTypes[140]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10477,7 +10618,7 @@ func (x *ObserveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ObserveResponse.ProtoReflect.Descriptor instead.
 func (*ObserveResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{137}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{140}
 }
 
 func (x *ObserveResponse) GetBroker() int32 {
@@ -10583,7 +10724,7 @@ type SetLogLevelRequest struct {
 
 func (x *SetLogLevelRequest) Reset() {
 	*x = SetLogLevelRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[138]
+	mi := &file_mq_protocol_mq_proto_msgTypes[141]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10595,7 +10736,7 @@ func (x *SetLogLevelRequest) String() string {
 func (*SetLogLevelRequest) ProtoMessage() {}
 
 func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[138]
+	mi := &file_mq_protocol_mq_proto_msgTypes[141]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10608,7 +10749,7 @@ func (x *SetLogLevelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelRequest.ProtoReflect.Descriptor instead.
 func (*SetLogLevelRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{138}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{141}
 }
 
 func (x *SetLogLevelRequest) GetLogger() string {
@@ -10641,7 +10782,7 @@ type SetLogLevelResponse struct {
 
 func (x *SetLogLevelResponse) Reset() {
 	*x = SetLogLevelResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[139]
+	mi := &file_mq_protocol_mq_proto_msgTypes[142]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10653,7 +10794,7 @@ func (x *SetLogLevelResponse) String() string {
 func (*SetLogLevelResponse) ProtoMessage() {}
 
 func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[139]
+	mi := &file_mq_protocol_mq_proto_msgTypes[142]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10666,7 +10807,7 @@ func (x *SetLogLevelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetLogLevelResponse.ProtoReflect.Descriptor instead.
 func (*SetLogLevelResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{139}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{142}
 }
 
 func (x *SetLogLevelResponse) GetSeconds() uint32 {
@@ -10697,7 +10838,7 @@ type LinkHello struct {
 
 func (x *LinkHello) Reset() {
 	*x = LinkHello{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[140]
+	mi := &file_mq_protocol_mq_proto_msgTypes[143]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10709,7 +10850,7 @@ func (x *LinkHello) String() string {
 func (*LinkHello) ProtoMessage() {}
 
 func (x *LinkHello) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[140]
+	mi := &file_mq_protocol_mq_proto_msgTypes[143]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10722,7 +10863,7 @@ func (x *LinkHello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHello.ProtoReflect.Descriptor instead.
 func (*LinkHello) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{140}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{143}
 }
 
 func (x *LinkHello) GetBroker() int32 {
@@ -10794,7 +10935,7 @@ type PeerCall struct {
 
 func (x *PeerCall) Reset() {
 	*x = PeerCall{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[141]
+	mi := &file_mq_protocol_mq_proto_msgTypes[144]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10806,7 +10947,7 @@ func (x *PeerCall) String() string {
 func (*PeerCall) ProtoMessage() {}
 
 func (x *PeerCall) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[141]
+	mi := &file_mq_protocol_mq_proto_msgTypes[144]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10819,7 +10960,7 @@ func (x *PeerCall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PeerCall.ProtoReflect.Descriptor instead.
 func (*PeerCall) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{141}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{144}
 }
 
 func (x *PeerCall) GetBroker() int32 {
@@ -10869,7 +11010,7 @@ type AppendEntries struct {
 
 func (x *AppendEntries) Reset() {
 	*x = AppendEntries{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[142]
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -10881,7 +11022,7 @@ func (x *AppendEntries) String() string {
 func (*AppendEntries) ProtoMessage() {}
 
 func (x *AppendEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[142]
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -10894,7 +11035,7 @@ func (x *AppendEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendEntries.ProtoReflect.Descriptor instead.
 func (*AppendEntries) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{142}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
 }
 
 func (x *AppendEntries) GetTopicId() string {
@@ -10994,7 +11135,7 @@ type AppendAck struct {
 
 func (x *AppendAck) Reset() {
 	*x = AppendAck{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[143]
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11006,7 +11147,7 @@ func (x *AppendAck) String() string {
 func (*AppendAck) ProtoMessage() {}
 
 func (x *AppendAck) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[143]
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11019,7 +11160,7 @@ func (x *AppendAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendAck.ProtoReflect.Descriptor instead.
 func (*AppendAck) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{143}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
 }
 
 func (x *AppendAck) GetTopicId() string {
@@ -11120,7 +11261,7 @@ type LinkHeader struct {
 
 func (x *LinkHeader) Reset() {
 	*x = LinkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[144]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11132,7 +11273,7 @@ func (x *LinkHeader) String() string {
 func (*LinkHeader) ProtoMessage() {}
 
 func (x *LinkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[144]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11145,7 +11286,7 @@ func (x *LinkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHeader.ProtoReflect.Descriptor instead.
 func (*LinkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{144}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *LinkHeader) GetHello() *LinkHello {
@@ -11201,7 +11342,7 @@ type LinkBeat struct {
 
 func (x *LinkBeat) Reset() {
 	*x = LinkBeat{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11213,7 +11354,7 @@ func (x *LinkBeat) String() string {
 func (*LinkBeat) ProtoMessage() {}
 
 func (x *LinkBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11226,7 +11367,7 @@ func (x *LinkBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkBeat.ProtoReflect.Descriptor instead.
 func (*LinkBeat) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *LinkBeat) GetDropped() bool {
@@ -11254,7 +11395,7 @@ type SnapshotPart struct {
 
 func (x *SnapshotPart) Reset() {
 	*x = SnapshotPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11266,7 +11407,7 @@ func (x *SnapshotPart) String() string {
 func (*SnapshotPart) ProtoMessage() {}
 
 func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11279,7 +11420,7 @@ func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPart.ProtoReflect.Descriptor instead.
 func (*SnapshotPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *SnapshotPart) GetTopicId() string {
@@ -11355,7 +11496,7 @@ type LinkMessage struct {
 
 func (x *LinkMessage) Reset() {
 	*x = LinkMessage{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11367,7 +11508,7 @@ func (x *LinkMessage) String() string {
 func (*LinkMessage) ProtoMessage() {}
 
 func (x *LinkMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11380,7 +11521,7 @@ func (x *LinkMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkMessage.ProtoReflect.Descriptor instead.
 func (*LinkMessage) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *LinkMessage) GetHeader() *LinkHeader {
@@ -11409,7 +11550,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11421,7 +11562,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11434,7 +11575,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *CancelScheduledRequest) GetTopic() string {
@@ -11470,7 +11611,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11482,7 +11623,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11495,7 +11636,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *CancelScheduledResponse) GetCancelled() bool {
@@ -11536,7 +11677,7 @@ type AclRule struct {
 
 func (x *AclRule) Reset() {
 	*x = AclRule{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11548,7 +11689,7 @@ func (x *AclRule) String() string {
 func (*AclRule) ProtoMessage() {}
 
 func (x *AclRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11561,7 +11702,7 @@ func (x *AclRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclRule.ProtoReflect.Descriptor instead.
 func (*AclRule) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *AclRule) GetPrincipal() string {
@@ -11617,7 +11758,7 @@ type AclsRequest struct {
 
 func (x *AclsRequest) Reset() {
 	*x = AclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11629,7 +11770,7 @@ func (x *AclsRequest) String() string {
 func (*AclsRequest) ProtoMessage() {}
 
 func (x *AclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11642,7 +11783,7 @@ func (x *AclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsRequest.ProtoReflect.Descriptor instead.
 func (*AclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *AclsRequest) GetPrincipal() string {
@@ -11672,7 +11813,7 @@ type AclsResponse struct {
 
 func (x *AclsResponse) Reset() {
 	*x = AclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11684,7 +11825,7 @@ func (x *AclsResponse) String() string {
 func (*AclsResponse) ProtoMessage() {}
 
 func (x *AclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11697,7 +11838,7 @@ func (x *AclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsResponse.ProtoReflect.Descriptor instead.
 func (*AclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *AclsResponse) GetRules() []*AclRule {
@@ -11745,7 +11886,7 @@ type AlterAclsRequest struct {
 
 func (x *AlterAclsRequest) Reset() {
 	*x = AlterAclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11757,7 +11898,7 @@ func (x *AlterAclsRequest) String() string {
 func (*AlterAclsRequest) ProtoMessage() {}
 
 func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11770,7 +11911,7 @@ func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsRequest.ProtoReflect.Descriptor instead.
 func (*AlterAclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *AlterAclsRequest) GetAdd() []*AclRule {
@@ -11798,7 +11939,7 @@ type AlterAclsResponse struct {
 
 func (x *AlterAclsResponse) Reset() {
 	*x = AlterAclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11810,7 +11951,7 @@ func (x *AlterAclsResponse) String() string {
 func (*AlterAclsResponse) ProtoMessage() {}
 
 func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11823,7 +11964,7 @@ func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsResponse.ProtoReflect.Descriptor instead.
 func (*AlterAclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *AlterAclsResponse) GetVersion() int64 {
@@ -11858,7 +11999,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11870,7 +12011,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11883,7 +12024,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *RevokeRequest) GetAdd() []string {
@@ -11911,7 +12052,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11923,7 +12064,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11936,7 +12077,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *RevokeResponse) GetVersion() int64 {
@@ -11969,7 +12110,7 @@ type RevokedRequest struct {
 
 func (x *RevokedRequest) Reset() {
 	*x = RevokedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11981,7 +12122,7 @@ func (x *RevokedRequest) String() string {
 func (*RevokedRequest) ProtoMessage() {}
 
 func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11994,7 +12135,7 @@ func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedRequest.ProtoReflect.Descriptor instead.
 func (*RevokedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RevokedRequest) GetAbout() []string {
@@ -12015,7 +12156,7 @@ type KnownEntry struct {
 
 func (x *KnownEntry) Reset() {
 	*x = KnownEntry{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12027,7 +12168,7 @@ func (x *KnownEntry) String() string {
 func (*KnownEntry) ProtoMessage() {}
 
 func (x *KnownEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12040,7 +12181,7 @@ func (x *KnownEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEntry.ProtoReflect.Descriptor instead.
 func (*KnownEntry) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *KnownEntry) GetWhose() string {
@@ -12077,7 +12218,7 @@ type RevokedResponse struct {
 
 func (x *RevokedResponse) Reset() {
 	*x = RevokedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12089,7 +12230,7 @@ func (x *RevokedResponse) String() string {
 func (*RevokedResponse) ProtoMessage() {}
 
 func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12102,7 +12243,7 @@ func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedResponse.ProtoReflect.Descriptor instead.
 func (*RevokedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RevokedResponse) GetEntries() []string {
@@ -12152,7 +12293,7 @@ type CheckAclRequest struct {
 
 func (x *CheckAclRequest) Reset() {
 	*x = CheckAclRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12164,7 +12305,7 @@ func (x *CheckAclRequest) String() string {
 func (*CheckAclRequest) ProtoMessage() {}
 
 func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12177,7 +12318,7 @@ func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclRequest.ProtoReflect.Descriptor instead.
 func (*CheckAclRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *CheckAclRequest) GetPrincipal() string {
@@ -12219,7 +12360,7 @@ type CheckAclResponse struct {
 
 func (x *CheckAclResponse) Reset() {
 	*x = CheckAclResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12231,7 +12372,7 @@ func (x *CheckAclResponse) String() string {
 func (*CheckAclResponse) ProtoMessage() {}
 
 func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12244,7 +12385,7 @@ func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclResponse.ProtoReflect.Descriptor instead.
 func (*CheckAclResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *CheckAclResponse) GetAllowed() bool {
@@ -12281,7 +12422,7 @@ type ApiToken struct {
 
 func (x *ApiToken) Reset() {
 	*x = ApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12293,7 +12434,7 @@ func (x *ApiToken) String() string {
 func (*ApiToken) ProtoMessage() {}
 
 func (x *ApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12306,7 +12447,7 @@ func (x *ApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiToken.ProtoReflect.Descriptor instead.
 func (*ApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *ApiToken) GetId() string {
@@ -12341,7 +12482,7 @@ type TokenUser struct {
 
 func (x *TokenUser) Reset() {
 	*x = TokenUser{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12353,7 +12494,7 @@ func (x *TokenUser) String() string {
 func (*TokenUser) ProtoMessage() {}
 
 func (x *TokenUser) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12366,7 +12507,7 @@ func (x *TokenUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenUser.ProtoReflect.Descriptor instead.
 func (*TokenUser) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *TokenUser) GetName() string {
@@ -12401,7 +12542,7 @@ type NewApiToken struct {
 
 func (x *NewApiToken) Reset() {
 	*x = NewApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12413,7 +12554,7 @@ func (x *NewApiToken) String() string {
 func (*NewApiToken) ProtoMessage() {}
 
 func (x *NewApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12426,7 +12567,7 @@ func (x *NewApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewApiToken.ProtoReflect.Descriptor instead.
 func (*NewApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *NewApiToken) GetId() string {
@@ -12459,7 +12600,7 @@ type TokensRequest struct {
 
 func (x *TokensRequest) Reset() {
 	*x = TokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12471,7 +12612,7 @@ func (x *TokensRequest) String() string {
 func (*TokensRequest) ProtoMessage() {}
 
 func (x *TokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12484,7 +12625,7 @@ func (x *TokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRequest.ProtoReflect.Descriptor instead.
 func (*TokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *TokensRequest) GetUser() string {
@@ -12506,7 +12647,7 @@ type TokensResponse struct {
 
 func (x *TokensResponse) Reset() {
 	*x = TokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12518,7 +12659,7 @@ func (x *TokensResponse) String() string {
 func (*TokensResponse) ProtoMessage() {}
 
 func (x *TokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12531,7 +12672,7 @@ func (x *TokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensResponse.ProtoReflect.Descriptor instead.
 func (*TokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *TokensResponse) GetUsers() []*TokenUser {
@@ -12576,7 +12717,7 @@ type AlterTokensRequest struct {
 
 func (x *AlterTokensRequest) Reset() {
 	*x = AlterTokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12588,7 +12729,7 @@ func (x *AlterTokensRequest) String() string {
 func (*AlterTokensRequest) ProtoMessage() {}
 
 func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12601,7 +12742,7 @@ func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensRequest.ProtoReflect.Descriptor instead.
 func (*AlterTokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *AlterTokensRequest) GetCreateUser() string {
@@ -12650,7 +12791,7 @@ type AlterTokensResponse struct {
 
 func (x *AlterTokensResponse) Reset() {
 	*x = AlterTokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12662,7 +12803,7 @@ func (x *AlterTokensResponse) String() string {
 func (*AlterTokensResponse) ProtoMessage() {}
 
 func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12675,7 +12816,7 @@ func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensResponse.ProtoReflect.Descriptor instead.
 func (*AlterTokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *AlterTokensResponse) GetVersion() int64 {
@@ -12711,7 +12852,7 @@ type BrokerOffer struct {
 
 func (x *BrokerOffer) Reset() {
 	*x = BrokerOffer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12723,7 +12864,7 @@ func (x *BrokerOffer) String() string {
 func (*BrokerOffer) ProtoMessage() {}
 
 func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12736,7 +12877,7 @@ func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerOffer.ProtoReflect.Descriptor instead.
 func (*BrokerOffer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *BrokerOffer) GetId() int32 {
@@ -12761,7 +12902,7 @@ type SecurityFloorRequest struct {
 
 func (x *SecurityFloorRequest) Reset() {
 	*x = SecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12773,7 +12914,7 @@ func (x *SecurityFloorRequest) String() string {
 func (*SecurityFloorRequest) ProtoMessage() {}
 
 func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12786,7 +12927,7 @@ func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*SecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
 }
 
 type SecurityFloorResponse struct {
@@ -12802,7 +12943,7 @@ type SecurityFloorResponse struct {
 
 func (x *SecurityFloorResponse) Reset() {
 	*x = SecurityFloorResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12814,7 +12955,7 @@ func (x *SecurityFloorResponse) String() string {
 func (*SecurityFloorResponse) ProtoMessage() {}
 
 func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12827,7 +12968,7 @@ func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorResponse.ProtoReflect.Descriptor instead.
 func (*SecurityFloorResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *SecurityFloorResponse) GetDemands() []string {
@@ -12877,7 +13018,7 @@ type AlterSecurityFloorRequest struct {
 
 func (x *AlterSecurityFloorRequest) Reset() {
 	*x = AlterSecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12889,7 +13030,7 @@ func (x *AlterSecurityFloorRequest) String() string {
 func (*AlterSecurityFloorRequest) ProtoMessage() {}
 
 func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12902,7 +13043,7 @@ func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterSecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*AlterSecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *AlterSecurityFloorRequest) GetAdd() []string {
@@ -12938,7 +13079,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12950,7 +13091,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12963,7 +13104,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *Quota) GetPrincipal() string {
@@ -12988,7 +13129,7 @@ type QuotasRequest struct {
 
 func (x *QuotasRequest) Reset() {
 	*x = QuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13000,7 +13141,7 @@ func (x *QuotasRequest) String() string {
 func (*QuotasRequest) ProtoMessage() {}
 
 func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13013,7 +13154,7 @@ func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasRequest.ProtoReflect.Descriptor instead.
 func (*QuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
 }
 
 type QuotasResponse struct {
@@ -13029,7 +13170,7 @@ type QuotasResponse struct {
 
 func (x *QuotasResponse) Reset() {
 	*x = QuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13041,7 +13182,7 @@ func (x *QuotasResponse) String() string {
 func (*QuotasResponse) ProtoMessage() {}
 
 func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13054,7 +13195,7 @@ func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasResponse.ProtoReflect.Descriptor instead.
 func (*QuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *QuotasResponse) GetQuotas() []*Quota {
@@ -13104,7 +13245,7 @@ type AlterQuotasRequest struct {
 
 func (x *AlterQuotasRequest) Reset() {
 	*x = AlterQuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13116,7 +13257,7 @@ func (x *AlterQuotasRequest) String() string {
 func (*AlterQuotasRequest) ProtoMessage() {}
 
 func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13129,7 +13270,7 @@ func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasRequest.ProtoReflect.Descriptor instead.
 func (*AlterQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *AlterQuotasRequest) GetPrincipal() string {
@@ -13162,7 +13303,7 @@ type AlterQuotasResponse struct {
 
 func (x *AlterQuotasResponse) Reset() {
 	*x = AlterQuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13174,7 +13315,7 @@ func (x *AlterQuotasResponse) String() string {
 func (*AlterQuotasResponse) ProtoMessage() {}
 
 func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13187,7 +13328,7 @@ func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasResponse.ProtoReflect.Descriptor instead.
 func (*AlterQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *AlterQuotasResponse) GetVersion() int64 {
@@ -13210,7 +13351,7 @@ type EpochStartMeta struct {
 
 func (x *EpochStartMeta) Reset() {
 	*x = EpochStartMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13222,7 +13363,7 @@ func (x *EpochStartMeta) String() string {
 func (*EpochStartMeta) ProtoMessage() {}
 
 func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13235,7 +13376,7 @@ func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStartMeta.ProtoReflect.Descriptor instead.
 func (*EpochStartMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *EpochStartMeta) GetBroker() int32 {
@@ -13270,7 +13411,7 @@ type BatchAttributes struct {
 
 func (x *BatchAttributes) Reset() {
 	*x = BatchAttributes{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13282,7 +13423,7 @@ func (x *BatchAttributes) String() string {
 func (*BatchAttributes) ProtoMessage() {}
 
 func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13295,7 +13436,7 @@ func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchAttributes.ProtoReflect.Descriptor instead.
 func (*BatchAttributes) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *BatchAttributes) GetPriority() uint32 {
@@ -13322,7 +13463,7 @@ type AppendMeta struct {
 
 func (x *AppendMeta) Reset() {
 	*x = AppendMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13334,7 +13475,7 @@ func (x *AppendMeta) String() string {
 func (*AppendMeta) ProtoMessage() {}
 
 func (x *AppendMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13347,7 +13488,7 @@ func (x *AppendMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMeta.ProtoReflect.Descriptor instead.
 func (*AppendMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *AppendMeta) GetRecordUuids() []byte {
@@ -13377,7 +13518,7 @@ type StageMeta struct {
 
 func (x *StageMeta) Reset() {
 	*x = StageMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13389,7 +13530,7 @@ func (x *StageMeta) String() string {
 func (*StageMeta) ProtoMessage() {}
 
 func (x *StageMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13402,7 +13543,7 @@ func (x *StageMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageMeta.ProtoReflect.Descriptor instead.
 func (*StageMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *StageMeta) GetKey() *TransactionKey {
@@ -13451,7 +13592,7 @@ type PublishMeta struct {
 
 func (x *PublishMeta) Reset() {
 	*x = PublishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13463,7 +13604,7 @@ func (x *PublishMeta) String() string {
 func (*PublishMeta) ProtoMessage() {}
 
 func (x *PublishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13476,7 +13617,7 @@ func (x *PublishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishMeta.ProtoReflect.Descriptor instead.
 func (*PublishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *PublishMeta) GetKey() *TransactionKey {
@@ -13510,7 +13651,7 @@ type DiscardMeta struct {
 
 func (x *DiscardMeta) Reset() {
 	*x = DiscardMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13522,7 +13663,7 @@ func (x *DiscardMeta) String() string {
 func (*DiscardMeta) ProtoMessage() {}
 
 func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13535,7 +13676,7 @@ func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardMeta.ProtoReflect.Descriptor instead.
 func (*DiscardMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *DiscardMeta) GetKey() *TransactionKey {
@@ -13565,7 +13706,7 @@ type CursorMeta struct {
 
 func (x *CursorMeta) Reset() {
 	*x = CursorMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13577,7 +13718,7 @@ func (x *CursorMeta) String() string {
 func (*CursorMeta) ProtoMessage() {}
 
 func (x *CursorMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13590,7 +13731,7 @@ func (x *CursorMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorMeta.ProtoReflect.Descriptor instead.
 func (*CursorMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *CursorMeta) GetGroup() string {
@@ -13643,7 +13784,7 @@ type DecideMeta struct {
 
 func (x *DecideMeta) Reset() {
 	*x = DecideMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13655,7 +13796,7 @@ func (x *DecideMeta) String() string {
 func (*DecideMeta) ProtoMessage() {}
 
 func (x *DecideMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13668,7 +13809,7 @@ func (x *DecideMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideMeta.ProtoReflect.Descriptor instead.
 func (*DecideMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *DecideMeta) GetKey() *TransactionKey {
@@ -13730,7 +13871,7 @@ type FinishMeta struct {
 
 func (x *FinishMeta) Reset() {
 	*x = FinishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13742,7 +13883,7 @@ func (x *FinishMeta) String() string {
 func (*FinishMeta) ProtoMessage() {}
 
 func (x *FinishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13755,7 +13896,7 @@ func (x *FinishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishMeta.ProtoReflect.Descriptor instead.
 func (*FinishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *FinishMeta) GetKey() *TransactionKey {
@@ -13782,7 +13923,7 @@ type GiveMeta struct {
 
 func (x *GiveMeta) Reset() {
 	*x = GiveMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13794,7 +13935,7 @@ func (x *GiveMeta) String() string {
 func (*GiveMeta) ProtoMessage() {}
 
 func (x *GiveMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13807,7 +13948,7 @@ func (x *GiveMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveMeta.ProtoReflect.Descriptor instead.
 func (*GiveMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *GiveMeta) GetKey() *TransactionKey {
@@ -13833,7 +13974,7 @@ type AbortMeta struct {
 
 func (x *AbortMeta) Reset() {
 	*x = AbortMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13845,7 +13986,7 @@ func (x *AbortMeta) String() string {
 func (*AbortMeta) ProtoMessage() {}
 
 func (x *AbortMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13858,7 +13999,7 @@ func (x *AbortMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMeta.ProtoReflect.Descriptor instead.
 func (*AbortMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *AbortMeta) GetKey() *TransactionKey {
@@ -13878,7 +14019,7 @@ type FenceMeta struct {
 
 func (x *FenceMeta) Reset() {
 	*x = FenceMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13890,7 +14031,7 @@ func (x *FenceMeta) String() string {
 func (*FenceMeta) ProtoMessage() {}
 
 func (x *FenceMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13903,7 +14044,7 @@ func (x *FenceMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceMeta.ProtoReflect.Descriptor instead.
 func (*FenceMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *FenceMeta) GetKey() *TransactionKey {
@@ -13929,7 +14070,7 @@ type ForgetMeta struct {
 
 func (x *ForgetMeta) Reset() {
 	*x = ForgetMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13941,7 +14082,7 @@ func (x *ForgetMeta) String() string {
 func (*ForgetMeta) ProtoMessage() {}
 
 func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13954,7 +14095,7 @@ func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetMeta.ProtoReflect.Descriptor instead.
 func (*ForgetMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *ForgetMeta) GetKeys() []*TransactionKey {
@@ -13974,7 +14115,7 @@ type ScheduleMeta struct {
 
 func (x *ScheduleMeta) Reset() {
 	*x = ScheduleMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13986,7 +14127,7 @@ func (x *ScheduleMeta) String() string {
 func (*ScheduleMeta) ProtoMessage() {}
 
 func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13999,7 +14140,7 @@ func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleMeta.ProtoReflect.Descriptor instead.
 func (*ScheduleMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *ScheduleMeta) GetDueUs() int64 {
@@ -14025,7 +14166,7 @@ type DeleteGroupMeta struct {
 
 func (x *DeleteGroupMeta) Reset() {
 	*x = DeleteGroupMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14037,7 +14178,7 @@ func (x *DeleteGroupMeta) String() string {
 func (*DeleteGroupMeta) ProtoMessage() {}
 
 func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14050,7 +14191,7 @@ func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupMeta.ProtoReflect.Descriptor instead.
 func (*DeleteGroupMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *DeleteGroupMeta) GetGroup() string {
@@ -14069,7 +14210,7 @@ type TrimMeta struct {
 
 func (x *TrimMeta) Reset() {
 	*x = TrimMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14081,7 +14222,7 @@ func (x *TrimMeta) String() string {
 func (*TrimMeta) ProtoMessage() {}
 
 func (x *TrimMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14094,7 +14235,7 @@ func (x *TrimMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrimMeta.ProtoReflect.Descriptor instead.
 func (*TrimMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *TrimMeta) GetLogStartOffset() int64 {
@@ -14116,7 +14257,7 @@ type WorkMeta struct {
 
 func (x *WorkMeta) Reset() {
 	*x = WorkMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14128,7 +14269,7 @@ func (x *WorkMeta) String() string {
 func (*WorkMeta) ProtoMessage() {}
 
 func (x *WorkMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14141,7 +14282,7 @@ func (x *WorkMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMeta.ProtoReflect.Descriptor instead.
 func (*WorkMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *WorkMeta) GetGroup() string {
@@ -14188,7 +14329,7 @@ type WorkStep struct {
 
 func (x *WorkStep) Reset() {
 	*x = WorkStep{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14200,7 +14341,7 @@ func (x *WorkStep) String() string {
 func (*WorkStep) ProtoMessage() {}
 
 func (x *WorkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14213,7 +14354,7 @@ func (x *WorkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStep.ProtoReflect.Descriptor instead.
 func (*WorkStep) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *WorkStep) GetRanges() []uint64 {
@@ -14409,7 +14550,7 @@ type WorkBegin struct {
 
 func (x *WorkBegin) Reset() {
 	*x = WorkBegin{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14421,7 +14562,7 @@ func (x *WorkBegin) String() string {
 func (*WorkBegin) ProtoMessage() {}
 
 func (x *WorkBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14434,7 +14575,7 @@ func (x *WorkBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkBegin.ProtoReflect.Descriptor instead.
 func (*WorkBegin) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *WorkBegin) GetOffset() uint64 {
@@ -14460,7 +14601,7 @@ type WorkLease struct {
 
 func (x *WorkLease) Reset() {
 	*x = WorkLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14472,7 +14613,7 @@ func (x *WorkLease) String() string {
 func (*WorkLease) ProtoMessage() {}
 
 func (x *WorkLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14485,7 +14626,7 @@ func (x *WorkLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkLease.ProtoReflect.Descriptor instead.
 func (*WorkLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *WorkLease) GetMember() string {
@@ -14503,7 +14644,7 @@ type WorkAccept struct {
 
 func (x *WorkAccept) Reset() {
 	*x = WorkAccept{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14515,7 +14656,7 @@ func (x *WorkAccept) String() string {
 func (*WorkAccept) ProtoMessage() {}
 
 func (x *WorkAccept) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14528,7 +14669,7 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
 }
 
 type WorkDrop struct {
@@ -14540,7 +14681,7 @@ type WorkDrop struct {
 
 func (x *WorkDrop) Reset() {
 	*x = WorkDrop{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14552,7 +14693,7 @@ func (x *WorkDrop) String() string {
 func (*WorkDrop) ProtoMessage() {}
 
 func (x *WorkDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14565,7 +14706,7 @@ func (x *WorkDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDrop.ProtoReflect.Descriptor instead.
 func (*WorkDrop) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *WorkDrop) GetReason() uint32 {
@@ -14586,7 +14727,7 @@ type WorkReturn struct {
 
 func (x *WorkReturn) Reset() {
 	*x = WorkReturn{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14598,7 +14739,7 @@ func (x *WorkReturn) String() string {
 func (*WorkReturn) ProtoMessage() {}
 
 func (x *WorkReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14611,7 +14752,7 @@ func (x *WorkReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReturn.ProtoReflect.Descriptor instead.
 func (*WorkReturn) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *WorkReturn) GetCharged() bool {
@@ -14644,7 +14785,7 @@ type WorkReject struct {
 
 func (x *WorkReject) Reset() {
 	*x = WorkReject{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14656,7 +14797,7 @@ func (x *WorkReject) String() string {
 func (*WorkReject) ProtoMessage() {}
 
 func (x *WorkReject) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14669,7 +14810,7 @@ func (x *WorkReject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReject.ProtoReflect.Descriptor instead.
 func (*WorkReject) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *WorkReject) GetError() string {
@@ -14692,7 +14833,7 @@ type WorkSend struct {
 
 func (x *WorkSend) Reset() {
 	*x = WorkSend{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14704,7 +14845,7 @@ func (x *WorkSend) String() string {
 func (*WorkSend) ProtoMessage() {}
 
 func (x *WorkSend) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14717,7 +14858,7 @@ func (x *WorkSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSend.ProtoReflect.Descriptor instead.
 func (*WorkSend) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *WorkSend) GetReason() uint32 {
@@ -14764,7 +14905,7 @@ type WorkSent struct {
 
 func (x *WorkSent) Reset() {
 	*x = WorkSent{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14776,7 +14917,7 @@ func (x *WorkSent) String() string {
 func (*WorkSent) ProtoMessage() {}
 
 func (x *WorkSent) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14789,7 +14930,7 @@ func (x *WorkSent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSent.ProtoReflect.Descriptor instead.
 func (*WorkSent) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *WorkSent) GetN() uint64 {
@@ -14807,7 +14948,7 @@ type WorkPark struct {
 
 func (x *WorkPark) Reset() {
 	*x = WorkPark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14819,7 +14960,7 @@ func (x *WorkPark) String() string {
 func (*WorkPark) ProtoMessage() {}
 
 func (x *WorkPark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14832,7 +14973,7 @@ func (x *WorkPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPark.ProtoReflect.Descriptor instead.
 func (*WorkPark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
 }
 
 type WorkReset struct {
@@ -14843,7 +14984,7 @@ type WorkReset struct {
 
 func (x *WorkReset) Reset() {
 	*x = WorkReset{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14855,7 +14996,7 @@ func (x *WorkReset) String() string {
 func (*WorkReset) ProtoMessage() {}
 
 func (x *WorkReset) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14868,7 +15009,7 @@ func (x *WorkReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReset.ProtoReflect.Descriptor instead.
 func (*WorkReset) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
 }
 
 type WorkEnd struct {
@@ -14879,7 +15020,7 @@ type WorkEnd struct {
 
 func (x *WorkEnd) Reset() {
 	*x = WorkEnd{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14891,7 +15032,7 @@ func (x *WorkEnd) String() string {
 func (*WorkEnd) ProtoMessage() {}
 
 func (x *WorkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14904,7 +15045,7 @@ func (x *WorkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnd.ProtoReflect.Descriptor instead.
 func (*WorkEnd) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
 }
 
 type OutputLine struct {
@@ -14918,7 +15059,7 @@ type OutputLine struct {
 
 func (x *OutputLine) Reset() {
 	*x = OutputLine{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14930,7 +15071,7 @@ func (x *OutputLine) String() string {
 func (*OutputLine) ProtoMessage() {}
 
 func (x *OutputLine) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14943,7 +15084,7 @@ func (x *OutputLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputLine.ProtoReflect.Descriptor instead.
 func (*OutputLine) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
 }
 
 func (x *OutputLine) GetTopicId() string {
@@ -14981,7 +15122,7 @@ type PlacedUuids struct {
 
 func (x *PlacedUuids) Reset() {
 	*x = PlacedUuids{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14993,7 +15134,7 @@ func (x *PlacedUuids) String() string {
 func (*PlacedUuids) ProtoMessage() {}
 
 func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15006,7 +15147,7 @@ func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacedUuids.ProtoReflect.Descriptor instead.
 func (*PlacedUuids) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
 }
 
 func (x *PlacedUuids) GetUuids() []byte {
@@ -15057,7 +15198,7 @@ type StagedBatchState struct {
 
 func (x *StagedBatchState) Reset() {
 	*x = StagedBatchState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15069,7 +15210,7 @@ func (x *StagedBatchState) String() string {
 func (*StagedBatchState) ProtoMessage() {}
 
 func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15082,7 +15223,7 @@ func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatchState.ProtoReflect.Descriptor instead.
 func (*StagedBatchState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *StagedBatchState) GetUuid() []byte {
@@ -15179,7 +15320,7 @@ type PublishedState struct {
 
 func (x *PublishedState) Reset() {
 	*x = PublishedState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15191,7 +15332,7 @@ func (x *PublishedState) String() string {
 func (*PublishedState) ProtoMessage() {}
 
 func (x *PublishedState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15204,7 +15345,7 @@ func (x *PublishedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedState.ProtoReflect.Descriptor instead.
 func (*PublishedState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *PublishedState) GetKey() *TransactionKey {
@@ -15234,7 +15375,7 @@ type CursorState struct {
 
 func (x *CursorState) Reset() {
 	*x = CursorState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15246,7 +15387,7 @@ func (x *CursorState) String() string {
 func (*CursorState) ProtoMessage() {}
 
 func (x *CursorState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15259,7 +15400,7 @@ func (x *CursorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorState.ProtoReflect.Descriptor instead.
 func (*CursorState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *CursorState) GetGroup() string {
@@ -15316,7 +15457,7 @@ type TransactionStateMeta struct {
 
 func (x *TransactionStateMeta) Reset() {
 	*x = TransactionStateMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15328,7 +15469,7 @@ func (x *TransactionStateMeta) String() string {
 func (*TransactionStateMeta) ProtoMessage() {}
 
 func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15341,7 +15482,7 @@ func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStateMeta.ProtoReflect.Descriptor instead.
 func (*TransactionStateMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *TransactionStateMeta) GetKey() *TransactionKey {
@@ -15454,7 +15595,7 @@ type WorkPart struct {
 
 func (x *WorkPart) Reset() {
 	*x = WorkPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15466,7 +15607,7 @@ func (x *WorkPart) String() string {
 func (*WorkPart) ProtoMessage() {}
 
 func (x *WorkPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15479,7 +15620,7 @@ func (x *WorkPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPart.ProtoReflect.Descriptor instead.
 func (*WorkPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *WorkPart) GetGroup() string {
@@ -15660,7 +15801,7 @@ type WorkDropped struct {
 
 func (x *WorkDropped) Reset() {
 	*x = WorkDropped{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15672,7 +15813,7 @@ func (x *WorkDropped) String() string {
 func (*WorkDropped) ProtoMessage() {}
 
 func (x *WorkDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15685,7 +15826,7 @@ func (x *WorkDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDropped.ProtoReflect.Descriptor instead.
 func (*WorkDropped) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *WorkDropped) GetReason() uint32 {
@@ -15714,7 +15855,7 @@ type WorkHeld struct {
 
 func (x *WorkHeld) Reset() {
 	*x = WorkHeld{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15726,7 +15867,7 @@ func (x *WorkHeld) String() string {
 func (*WorkHeld) ProtoMessage() {}
 
 func (x *WorkHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15739,7 +15880,7 @@ func (x *WorkHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeld.ProtoReflect.Descriptor instead.
 func (*WorkHeld) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *WorkHeld) GetLeaderEpoch() uint64 {
@@ -15784,7 +15925,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15796,7 +15937,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15809,7 +15950,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -15866,7 +16007,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15878,7 +16019,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15891,7 +16032,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -15932,7 +16073,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15944,7 +16085,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15957,7 +16098,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -15994,7 +16135,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16006,7 +16147,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16019,7 +16160,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -16208,7 +16349,14 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"C\n" +
 	"\x13CreateTopicResponse\x12,\n" +
-	"\x05topic\x18\x01 \x01(\v2\x16.tritonmq.v1.TopicInfoR\x05topic\"(\n" +
+	"\x05topic\x18\x01 \x01(\v2\x16.tritonmq.v1.TopicInfoR\x05topic\"N\n" +
+	"\x13CreateTopicsRequest\x127\n" +
+	"\x06topics\x18\x01 \x03(\v2\x1f.tritonmq.v1.CreateTopicRequestR\x06topics\"F\n" +
+	"\x14CreateTopicsResponse\x12.\n" +
+	"\x06topics\x18\x01 \x03(\v2\x16.tritonmq.v1.TopicMadeR\x06topics\"I\n" +
+	"\tTopicMade\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12(\n" +
+	"\x05error\x18\x02 \x01(\v2\x12.tritonmq.v1.ErrorR\x05error\"(\n" +
 	"\x12DeleteTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
 	"\x13DeleteTopicResponse\"\x82\x02\n" +
@@ -17557,10 +17705,11 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"\x06TOPICS\x10\x01\x12\x0e\n" +
 	"\n" +
-	"PARTITIONS\x10\x022\x85\x1c\n" +
+	"PARTITIONS\x10\x022\xda\x1c\n" +
 	"\x06Broker\x12G\n" +
 	"\bMetadata\x12\x1c.tritonmq.v1.MetadataRequest\x1a\x1d.tritonmq.v1.MetadataResponse\x12P\n" +
-	"\vCreateTopic\x12\x1f.tritonmq.v1.CreateTopicRequest\x1a .tritonmq.v1.CreateTopicResponse\x12P\n" +
+	"\vCreateTopic\x12\x1f.tritonmq.v1.CreateTopicRequest\x1a .tritonmq.v1.CreateTopicResponse\x12S\n" +
+	"\fCreateTopics\x12 .tritonmq.v1.CreateTopicsRequest\x1a!.tritonmq.v1.CreateTopicsResponse\x12P\n" +
 	"\vDeleteTopic\x12\x1f.tritonmq.v1.DeleteTopicRequest\x1a .tritonmq.v1.DeleteTopicResponse\x12M\n" +
 	"\n" +
 	"AlterTopic\x12\x1e.tritonmq.v1.AlterTopicRequest\x1a\x1f.tritonmq.v1.AlterTopicResponse\x12J\n" +
@@ -17639,7 +17788,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 233)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 236)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -17660,542 +17809,550 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*MetadataResponse)(nil),          // 16: tritonmq.v1.MetadataResponse
 	(*CreateTopicRequest)(nil),        // 17: tritonmq.v1.CreateTopicRequest
 	(*CreateTopicResponse)(nil),       // 18: tritonmq.v1.CreateTopicResponse
-	(*DeleteTopicRequest)(nil),        // 19: tritonmq.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),       // 20: tritonmq.v1.DeleteTopicResponse
-	(*AlterTopicRequest)(nil),         // 21: tritonmq.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),        // 22: tritonmq.v1.AlterTopicResponse
-	(*PartitionMove)(nil),             // 23: tritonmq.v1.PartitionMove
-	(*PlanMovesRequest)(nil),          // 24: tritonmq.v1.PlanMovesRequest
-	(*PlanMovesResponse)(nil),         // 25: tritonmq.v1.PlanMovesResponse
-	(*StartMovesRequest)(nil),         // 26: tritonmq.v1.StartMovesRequest
-	(*StartMovesResponse)(nil),        // 27: tritonmq.v1.StartMovesResponse
-	(*MovesRequest)(nil),              // 28: tritonmq.v1.MovesRequest
-	(*MovesResponse)(nil),             // 29: tritonmq.v1.MovesResponse
-	(*LeadRequest)(nil),               // 30: tritonmq.v1.LeadRequest
-	(*LeadResponse)(nil),              // 31: tritonmq.v1.LeadResponse
-	(*UpgradeRequest)(nil),            // 32: tritonmq.v1.UpgradeRequest
-	(*UpgradeResponse)(nil),           // 33: tritonmq.v1.UpgradeResponse
-	(*ReplicaStatusRequest)(nil),      // 34: tritonmq.v1.ReplicaStatusRequest
-	(*ReplicaStatusResponse)(nil),     // 35: tritonmq.v1.ReplicaStatusResponse
-	(*RecoverRequest)(nil),            // 36: tritonmq.v1.RecoverRequest
-	(*RecoverResponse)(nil),           // 37: tritonmq.v1.RecoverResponse
-	(*ListOffsetsRequest)(nil),        // 38: tritonmq.v1.ListOffsetsRequest
-	(*OffsetSpan)(nil),                // 39: tritonmq.v1.OffsetSpan
-	(*PartitionOffsets)(nil),          // 40: tritonmq.v1.PartitionOffsets
-	(*SpanMeasure)(nil),               // 41: tritonmq.v1.SpanMeasure
-	(*ListOffsetsResponse)(nil),       // 42: tritonmq.v1.ListOffsetsResponse
-	(*StageOf)(nil),                   // 43: tritonmq.v1.StageOf
-	(*ProduceHeader)(nil),             // 44: tritonmq.v1.ProduceHeader
-	(*ProduceRequest)(nil),            // 45: tritonmq.v1.ProduceRequest
-	(*ProduceResult)(nil),             // 46: tritonmq.v1.ProduceResult
-	(*RecordsThere)(nil),              // 47: tritonmq.v1.RecordsThere
-	(*ProduceResponse)(nil),           // 48: tritonmq.v1.ProduceResponse
-	(*FetchRequest)(nil),              // 49: tritonmq.v1.FetchRequest
-	(*StoredBatch)(nil),               // 50: tritonmq.v1.StoredBatch
-	(*BatchesHeader)(nil),             // 51: tritonmq.v1.BatchesHeader
-	(*BatchesResponse)(nil),           // 52: tritonmq.v1.BatchesResponse
-	(*SubscribePartition)(nil),        // 53: tritonmq.v1.SubscribePartition
-	(*SubscribeOpen)(nil),             // 54: tritonmq.v1.SubscribeOpen
-	(*SubscribeClose)(nil),            // 55: tritonmq.v1.SubscribeClose
-	(*SubscribeCredit)(nil),           // 56: tritonmq.v1.SubscribeCredit
-	(*CursorPosition)(nil),            // 57: tritonmq.v1.CursorPosition
-	(*SubscribeRequest)(nil),          // 58: tritonmq.v1.SubscribeRequest
-	(*PartitionOpened)(nil),           // 59: tritonmq.v1.PartitionOpened
-	(*WatchOffsetsRequest)(nil),       // 60: tritonmq.v1.WatchOffsetsRequest
-	(*WatchOffsetsResponse)(nil),      // 61: tritonmq.v1.WatchOffsetsResponse
-	(*WatchedOffsets)(nil),            // 62: tritonmq.v1.WatchedOffsets
-	(*MoveCursorsRequest)(nil),        // 63: tritonmq.v1.MoveCursorsRequest
-	(*MoveCursorsResponse)(nil),       // 64: tritonmq.v1.MoveCursorsResponse
-	(*GroupsRequest)(nil),             // 65: tritonmq.v1.GroupsRequest
-	(*DeleteGroupRequest)(nil),        // 66: tritonmq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),       // 67: tritonmq.v1.DeleteGroupResponse
-	(*PurgeRequest)(nil),              // 68: tritonmq.v1.PurgeRequest
-	(*PurgeResponse)(nil),             // 69: tritonmq.v1.PurgeResponse
-	(*GroupCursor)(nil),               // 70: tritonmq.v1.GroupCursor
-	(*GroupsResponse)(nil),            // 71: tritonmq.v1.GroupsResponse
-	(*QueueInfo)(nil),                 // 72: tritonmq.v1.QueueInfo
-	(*AlterQueueRequest)(nil),         // 73: tritonmq.v1.AlterQueueRequest
-	(*AlterQueueResponse)(nil),        // 74: tritonmq.v1.AlterQueueResponse
-	(*QueuesRequest)(nil),             // 75: tritonmq.v1.QueuesRequest
-	(*QueuesResponse)(nil),            // 76: tritonmq.v1.QueuesResponse
-	(*LeaseId)(nil),                   // 77: tritonmq.v1.LeaseId
-	(*LeaseRequest)(nil),              // 78: tritonmq.v1.LeaseRequest
-	(*LeaseResponse)(nil),             // 79: tritonmq.v1.LeaseResponse
-	(*SettleOne)(nil),                 // 80: tritonmq.v1.SettleOne
-	(*SettleRequest)(nil),             // 81: tritonmq.v1.SettleRequest
-	(*SettleAnswer)(nil),              // 82: tritonmq.v1.SettleAnswer
-	(*PulledRecords)(nil),             // 83: tritonmq.v1.PulledRecords
-	(*SettleResponse)(nil),            // 84: tritonmq.v1.SettleResponse
-	(*WorkRequest)(nil),               // 85: tritonmq.v1.WorkRequest
-	(*SessionRequest)(nil),            // 86: tritonmq.v1.SessionRequest
-	(*WorkOpen)(nil),                  // 87: tritonmq.v1.WorkOpen
-	(*HeldLease)(nil),                 // 88: tritonmq.v1.HeldLease
-	(*WorkTerms)(nil),                 // 89: tritonmq.v1.WorkTerms
-	(*WorkCredit)(nil),                // 90: tritonmq.v1.WorkCredit
-	(*WorkResponse)(nil),              // 91: tritonmq.v1.WorkResponse
-	(*WorkHeader)(nil),                // 92: tritonmq.v1.WorkHeader
-	(*SessionResponse)(nil),           // 93: tritonmq.v1.SessionResponse
-	(*NumberedAnswer)(nil),            // 94: tritonmq.v1.NumberedAnswer
-	(*DescribeQueueRequest)(nil),      // 95: tritonmq.v1.DescribeQueueRequest
-	(*QueueMember)(nil),               // 96: tritonmq.v1.QueueMember
-	(*QueueRun)(nil),                  // 97: tritonmq.v1.QueueRun
-	(*QueuePartition)(nil),            // 98: tritonmq.v1.QueuePartition
-	(*BlockedBy)(nil),                 // 99: tritonmq.v1.BlockedBy
-	(*DescribeQueueResponse)(nil),     // 100: tritonmq.v1.DescribeQueueResponse
-	(*SweepQueueRequest)(nil),         // 101: tritonmq.v1.SweepQueueRequest
-	(*SweptPartition)(nil),            // 102: tritonmq.v1.SweptPartition
-	(*SweepQueueResponse)(nil),        // 103: tritonmq.v1.SweepQueueResponse
-	(*StagedBatches)(nil),             // 104: tritonmq.v1.StagedBatches
-	(*DecideRequest)(nil),             // 105: tritonmq.v1.DecideRequest
-	(*DecideResponse)(nil),            // 106: tritonmq.v1.DecideResponse
-	(*PublishRequest)(nil),            // 107: tritonmq.v1.PublishRequest
-	(*PublishResponse)(nil),           // 108: tritonmq.v1.PublishResponse
-	(*DiscardRequest)(nil),            // 109: tritonmq.v1.DiscardRequest
-	(*DiscardResponse)(nil),           // 110: tritonmq.v1.DiscardResponse
-	(*TransactionStatusRequest)(nil),  // 111: tritonmq.v1.TransactionStatusRequest
-	(*TransactionStatusResponse)(nil), // 112: tritonmq.v1.TransactionStatusResponse
-	(*StagedRequest)(nil),             // 113: tritonmq.v1.StagedRequest
-	(*StagedInfo)(nil),                // 114: tritonmq.v1.StagedInfo
-	(*StagedResponse)(nil),            // 115: tritonmq.v1.StagedResponse
-	(*TransactionsRequest)(nil),       // 116: tritonmq.v1.TransactionsRequest
-	(*KnownTransaction)(nil),          // 117: tritonmq.v1.KnownTransaction
-	(*StagedSum)(nil),                 // 118: tritonmq.v1.StagedSum
-	(*TransactionsResponse)(nil),      // 119: tritonmq.v1.TransactionsResponse
-	(*AbortTransactionRequest)(nil),   // 120: tritonmq.v1.AbortTransactionRequest
-	(*AbortTransactionResponse)(nil),  // 121: tritonmq.v1.AbortTransactionResponse
-	(*GiveTransactionRequest)(nil),    // 122: tritonmq.v1.GiveTransactionRequest
-	(*GiveTransactionResponse)(nil),   // 123: tritonmq.v1.GiveTransactionResponse
-	(*GiveKeyRequest)(nil),            // 124: tritonmq.v1.GiveKeyRequest
-	(*AbortKeyRequest)(nil),           // 125: tritonmq.v1.AbortKeyRequest
-	(*FenceRequest)(nil),              // 126: tritonmq.v1.FenceRequest
-	(*FencedPartition)(nil),           // 127: tritonmq.v1.FencedPartition
-	(*FenceResponse)(nil),             // 128: tritonmq.v1.FenceResponse
-	(*AreStagedRequest)(nil),          // 129: tritonmq.v1.AreStagedRequest
-	(*AreStagedResponse)(nil),         // 130: tritonmq.v1.AreStagedResponse
-	(*StageRequest)(nil),              // 131: tritonmq.v1.StageRequest
-	(*StageResponse)(nil),             // 132: tritonmq.v1.StageResponse
-	(*AttemptStatusRequest)(nil),      // 133: tritonmq.v1.AttemptStatusRequest
-	(*AttemptStatusResponse)(nil),     // 134: tritonmq.v1.AttemptStatusResponse
-	(*StreamGroupsRequest)(nil),       // 135: tritonmq.v1.StreamGroupsRequest
-	(*StreamGroupsResponse)(nil),      // 136: tritonmq.v1.StreamGroupsResponse
-	(*QueueIdleRequest)(nil),          // 137: tritonmq.v1.QueueIdleRequest
-	(*QueueIdleResponse)(nil),         // 138: tritonmq.v1.QueueIdleResponse
-	(*LockRequest)(nil),               // 139: tritonmq.v1.LockRequest
-	(*LockResponse)(nil),              // 140: tritonmq.v1.LockResponse
-	(*ObserveRequest)(nil),            // 141: tritonmq.v1.ObserveRequest
-	(*ObservedTopics)(nil),            // 142: tritonmq.v1.ObservedTopics
-	(*ObservedPartitions)(nil),        // 143: tritonmq.v1.ObservedPartitions
-	(*ObservedGroups)(nil),            // 144: tritonmq.v1.ObservedGroups
-	(*ObserveResponse)(nil),           // 145: tritonmq.v1.ObserveResponse
-	(*SetLogLevelRequest)(nil),        // 146: tritonmq.v1.SetLogLevelRequest
-	(*SetLogLevelResponse)(nil),       // 147: tritonmq.v1.SetLogLevelResponse
-	(*LinkHello)(nil),                 // 148: tritonmq.v1.LinkHello
-	(*PeerCall)(nil),                  // 149: tritonmq.v1.PeerCall
-	(*AppendEntries)(nil),             // 150: tritonmq.v1.AppendEntries
-	(*AppendAck)(nil),                 // 151: tritonmq.v1.AppendAck
-	(*LinkHeader)(nil),                // 152: tritonmq.v1.LinkHeader
-	(*LinkBeat)(nil),                  // 153: tritonmq.v1.LinkBeat
-	(*SnapshotPart)(nil),              // 154: tritonmq.v1.SnapshotPart
-	(*LinkMessage)(nil),               // 155: tritonmq.v1.LinkMessage
-	(*CancelScheduledRequest)(nil),    // 156: tritonmq.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil),   // 157: tritonmq.v1.CancelScheduledResponse
-	(*AclRule)(nil),                   // 158: tritonmq.v1.AclRule
-	(*AclsRequest)(nil),               // 159: tritonmq.v1.AclsRequest
-	(*AclsResponse)(nil),              // 160: tritonmq.v1.AclsResponse
-	(*AlterAclsRequest)(nil),          // 161: tritonmq.v1.AlterAclsRequest
-	(*AlterAclsResponse)(nil),         // 162: tritonmq.v1.AlterAclsResponse
-	(*RevokeRequest)(nil),             // 163: tritonmq.v1.RevokeRequest
-	(*RevokeResponse)(nil),            // 164: tritonmq.v1.RevokeResponse
-	(*RevokedRequest)(nil),            // 165: tritonmq.v1.RevokedRequest
-	(*KnownEntry)(nil),                // 166: tritonmq.v1.KnownEntry
-	(*RevokedResponse)(nil),           // 167: tritonmq.v1.RevokedResponse
-	(*CheckAclRequest)(nil),           // 168: tritonmq.v1.CheckAclRequest
-	(*CheckAclResponse)(nil),          // 169: tritonmq.v1.CheckAclResponse
-	(*ApiToken)(nil),                  // 170: tritonmq.v1.ApiToken
-	(*TokenUser)(nil),                 // 171: tritonmq.v1.TokenUser
-	(*NewApiToken)(nil),               // 172: tritonmq.v1.NewApiToken
-	(*TokensRequest)(nil),             // 173: tritonmq.v1.TokensRequest
-	(*TokensResponse)(nil),            // 174: tritonmq.v1.TokensResponse
-	(*AlterTokensRequest)(nil),        // 175: tritonmq.v1.AlterTokensRequest
-	(*AlterTokensResponse)(nil),       // 176: tritonmq.v1.AlterTokensResponse
-	(*BrokerOffer)(nil),               // 177: tritonmq.v1.BrokerOffer
-	(*SecurityFloorRequest)(nil),      // 178: tritonmq.v1.SecurityFloorRequest
-	(*SecurityFloorResponse)(nil),     // 179: tritonmq.v1.SecurityFloorResponse
-	(*AlterSecurityFloorRequest)(nil), // 180: tritonmq.v1.AlterSecurityFloorRequest
-	(*Quota)(nil),                     // 181: tritonmq.v1.Quota
-	(*QuotasRequest)(nil),             // 182: tritonmq.v1.QuotasRequest
-	(*QuotasResponse)(nil),            // 183: tritonmq.v1.QuotasResponse
-	(*AlterQuotasRequest)(nil),        // 184: tritonmq.v1.AlterQuotasRequest
-	(*AlterQuotasResponse)(nil),       // 185: tritonmq.v1.AlterQuotasResponse
-	(*EpochStartMeta)(nil),            // 186: tritonmq.v1.EpochStartMeta
-	(*BatchAttributes)(nil),           // 187: tritonmq.v1.BatchAttributes
-	(*AppendMeta)(nil),                // 188: tritonmq.v1.AppendMeta
-	(*StageMeta)(nil),                 // 189: tritonmq.v1.StageMeta
-	(*PublishMeta)(nil),               // 190: tritonmq.v1.PublishMeta
-	(*DiscardMeta)(nil),               // 191: tritonmq.v1.DiscardMeta
-	(*CursorMeta)(nil),                // 192: tritonmq.v1.CursorMeta
-	(*DecideMeta)(nil),                // 193: tritonmq.v1.DecideMeta
-	(*FinishMeta)(nil),                // 194: tritonmq.v1.FinishMeta
-	(*GiveMeta)(nil),                  // 195: tritonmq.v1.GiveMeta
-	(*AbortMeta)(nil),                 // 196: tritonmq.v1.AbortMeta
-	(*FenceMeta)(nil),                 // 197: tritonmq.v1.FenceMeta
-	(*ForgetMeta)(nil),                // 198: tritonmq.v1.ForgetMeta
-	(*ScheduleMeta)(nil),              // 199: tritonmq.v1.ScheduleMeta
-	(*DeleteGroupMeta)(nil),           // 200: tritonmq.v1.DeleteGroupMeta
-	(*TrimMeta)(nil),                  // 201: tritonmq.v1.TrimMeta
-	(*WorkMeta)(nil),                  // 202: tritonmq.v1.WorkMeta
-	(*WorkStep)(nil),                  // 203: tritonmq.v1.WorkStep
-	(*WorkBegin)(nil),                 // 204: tritonmq.v1.WorkBegin
-	(*WorkLease)(nil),                 // 205: tritonmq.v1.WorkLease
-	(*WorkAccept)(nil),                // 206: tritonmq.v1.WorkAccept
-	(*WorkDrop)(nil),                  // 207: tritonmq.v1.WorkDrop
-	(*WorkReturn)(nil),                // 208: tritonmq.v1.WorkReturn
-	(*WorkReject)(nil),                // 209: tritonmq.v1.WorkReject
-	(*WorkSend)(nil),                  // 210: tritonmq.v1.WorkSend
-	(*WorkSent)(nil),                  // 211: tritonmq.v1.WorkSent
-	(*WorkPark)(nil),                  // 212: tritonmq.v1.WorkPark
-	(*WorkReset)(nil),                 // 213: tritonmq.v1.WorkReset
-	(*WorkEnd)(nil),                   // 214: tritonmq.v1.WorkEnd
-	(*OutputLine)(nil),                // 215: tritonmq.v1.OutputLine
-	(*PlacedUuids)(nil),               // 216: tritonmq.v1.PlacedUuids
-	(*StagedBatchState)(nil),          // 217: tritonmq.v1.StagedBatchState
-	(*PublishedState)(nil),            // 218: tritonmq.v1.PublishedState
-	(*CursorState)(nil),               // 219: tritonmq.v1.CursorState
-	(*TransactionStateMeta)(nil),      // 220: tritonmq.v1.TransactionStateMeta
-	(*WorkPart)(nil),                  // 221: tritonmq.v1.WorkPart
-	(*WorkDropped)(nil),               // 222: tritonmq.v1.WorkDropped
-	(*WorkHeld)(nil),                  // 223: tritonmq.v1.WorkHeld
-	(*WorkMark)(nil),                  // 224: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 225: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 226: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 227: tritonmq.v1.SnapshotState
-	nil,                               // 228: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 229: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 230: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 231: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 232: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 233: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 234: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 235: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 236: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 237: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 238: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 239: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 240: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*CreateTopicsRequest)(nil),       // 19: tritonmq.v1.CreateTopicsRequest
+	(*CreateTopicsResponse)(nil),      // 20: tritonmq.v1.CreateTopicsResponse
+	(*TopicMade)(nil),                 // 21: tritonmq.v1.TopicMade
+	(*DeleteTopicRequest)(nil),        // 22: tritonmq.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),       // 23: tritonmq.v1.DeleteTopicResponse
+	(*AlterTopicRequest)(nil),         // 24: tritonmq.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),        // 25: tritonmq.v1.AlterTopicResponse
+	(*PartitionMove)(nil),             // 26: tritonmq.v1.PartitionMove
+	(*PlanMovesRequest)(nil),          // 27: tritonmq.v1.PlanMovesRequest
+	(*PlanMovesResponse)(nil),         // 28: tritonmq.v1.PlanMovesResponse
+	(*StartMovesRequest)(nil),         // 29: tritonmq.v1.StartMovesRequest
+	(*StartMovesResponse)(nil),        // 30: tritonmq.v1.StartMovesResponse
+	(*MovesRequest)(nil),              // 31: tritonmq.v1.MovesRequest
+	(*MovesResponse)(nil),             // 32: tritonmq.v1.MovesResponse
+	(*LeadRequest)(nil),               // 33: tritonmq.v1.LeadRequest
+	(*LeadResponse)(nil),              // 34: tritonmq.v1.LeadResponse
+	(*UpgradeRequest)(nil),            // 35: tritonmq.v1.UpgradeRequest
+	(*UpgradeResponse)(nil),           // 36: tritonmq.v1.UpgradeResponse
+	(*ReplicaStatusRequest)(nil),      // 37: tritonmq.v1.ReplicaStatusRequest
+	(*ReplicaStatusResponse)(nil),     // 38: tritonmq.v1.ReplicaStatusResponse
+	(*RecoverRequest)(nil),            // 39: tritonmq.v1.RecoverRequest
+	(*RecoverResponse)(nil),           // 40: tritonmq.v1.RecoverResponse
+	(*ListOffsetsRequest)(nil),        // 41: tritonmq.v1.ListOffsetsRequest
+	(*OffsetSpan)(nil),                // 42: tritonmq.v1.OffsetSpan
+	(*PartitionOffsets)(nil),          // 43: tritonmq.v1.PartitionOffsets
+	(*SpanMeasure)(nil),               // 44: tritonmq.v1.SpanMeasure
+	(*ListOffsetsResponse)(nil),       // 45: tritonmq.v1.ListOffsetsResponse
+	(*StageOf)(nil),                   // 46: tritonmq.v1.StageOf
+	(*ProduceHeader)(nil),             // 47: tritonmq.v1.ProduceHeader
+	(*ProduceRequest)(nil),            // 48: tritonmq.v1.ProduceRequest
+	(*ProduceResult)(nil),             // 49: tritonmq.v1.ProduceResult
+	(*RecordsThere)(nil),              // 50: tritonmq.v1.RecordsThere
+	(*ProduceResponse)(nil),           // 51: tritonmq.v1.ProduceResponse
+	(*FetchRequest)(nil),              // 52: tritonmq.v1.FetchRequest
+	(*StoredBatch)(nil),               // 53: tritonmq.v1.StoredBatch
+	(*BatchesHeader)(nil),             // 54: tritonmq.v1.BatchesHeader
+	(*BatchesResponse)(nil),           // 55: tritonmq.v1.BatchesResponse
+	(*SubscribePartition)(nil),        // 56: tritonmq.v1.SubscribePartition
+	(*SubscribeOpen)(nil),             // 57: tritonmq.v1.SubscribeOpen
+	(*SubscribeClose)(nil),            // 58: tritonmq.v1.SubscribeClose
+	(*SubscribeCredit)(nil),           // 59: tritonmq.v1.SubscribeCredit
+	(*CursorPosition)(nil),            // 60: tritonmq.v1.CursorPosition
+	(*SubscribeRequest)(nil),          // 61: tritonmq.v1.SubscribeRequest
+	(*PartitionOpened)(nil),           // 62: tritonmq.v1.PartitionOpened
+	(*WatchOffsetsRequest)(nil),       // 63: tritonmq.v1.WatchOffsetsRequest
+	(*WatchOffsetsResponse)(nil),      // 64: tritonmq.v1.WatchOffsetsResponse
+	(*WatchedOffsets)(nil),            // 65: tritonmq.v1.WatchedOffsets
+	(*MoveCursorsRequest)(nil),        // 66: tritonmq.v1.MoveCursorsRequest
+	(*MoveCursorsResponse)(nil),       // 67: tritonmq.v1.MoveCursorsResponse
+	(*GroupsRequest)(nil),             // 68: tritonmq.v1.GroupsRequest
+	(*DeleteGroupRequest)(nil),        // 69: tritonmq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),       // 70: tritonmq.v1.DeleteGroupResponse
+	(*PurgeRequest)(nil),              // 71: tritonmq.v1.PurgeRequest
+	(*PurgeResponse)(nil),             // 72: tritonmq.v1.PurgeResponse
+	(*GroupCursor)(nil),               // 73: tritonmq.v1.GroupCursor
+	(*GroupsResponse)(nil),            // 74: tritonmq.v1.GroupsResponse
+	(*QueueInfo)(nil),                 // 75: tritonmq.v1.QueueInfo
+	(*AlterQueueRequest)(nil),         // 76: tritonmq.v1.AlterQueueRequest
+	(*AlterQueueResponse)(nil),        // 77: tritonmq.v1.AlterQueueResponse
+	(*QueuesRequest)(nil),             // 78: tritonmq.v1.QueuesRequest
+	(*QueuesResponse)(nil),            // 79: tritonmq.v1.QueuesResponse
+	(*LeaseId)(nil),                   // 80: tritonmq.v1.LeaseId
+	(*LeaseRequest)(nil),              // 81: tritonmq.v1.LeaseRequest
+	(*LeaseResponse)(nil),             // 82: tritonmq.v1.LeaseResponse
+	(*SettleOne)(nil),                 // 83: tritonmq.v1.SettleOne
+	(*SettleRequest)(nil),             // 84: tritonmq.v1.SettleRequest
+	(*SettleAnswer)(nil),              // 85: tritonmq.v1.SettleAnswer
+	(*PulledRecords)(nil),             // 86: tritonmq.v1.PulledRecords
+	(*SettleResponse)(nil),            // 87: tritonmq.v1.SettleResponse
+	(*WorkRequest)(nil),               // 88: tritonmq.v1.WorkRequest
+	(*SessionRequest)(nil),            // 89: tritonmq.v1.SessionRequest
+	(*WorkOpen)(nil),                  // 90: tritonmq.v1.WorkOpen
+	(*HeldLease)(nil),                 // 91: tritonmq.v1.HeldLease
+	(*WorkTerms)(nil),                 // 92: tritonmq.v1.WorkTerms
+	(*WorkCredit)(nil),                // 93: tritonmq.v1.WorkCredit
+	(*WorkResponse)(nil),              // 94: tritonmq.v1.WorkResponse
+	(*WorkHeader)(nil),                // 95: tritonmq.v1.WorkHeader
+	(*SessionResponse)(nil),           // 96: tritonmq.v1.SessionResponse
+	(*NumberedAnswer)(nil),            // 97: tritonmq.v1.NumberedAnswer
+	(*DescribeQueueRequest)(nil),      // 98: tritonmq.v1.DescribeQueueRequest
+	(*QueueMember)(nil),               // 99: tritonmq.v1.QueueMember
+	(*QueueRun)(nil),                  // 100: tritonmq.v1.QueueRun
+	(*QueuePartition)(nil),            // 101: tritonmq.v1.QueuePartition
+	(*BlockedBy)(nil),                 // 102: tritonmq.v1.BlockedBy
+	(*DescribeQueueResponse)(nil),     // 103: tritonmq.v1.DescribeQueueResponse
+	(*SweepQueueRequest)(nil),         // 104: tritonmq.v1.SweepQueueRequest
+	(*SweptPartition)(nil),            // 105: tritonmq.v1.SweptPartition
+	(*SweepQueueResponse)(nil),        // 106: tritonmq.v1.SweepQueueResponse
+	(*StagedBatches)(nil),             // 107: tritonmq.v1.StagedBatches
+	(*DecideRequest)(nil),             // 108: tritonmq.v1.DecideRequest
+	(*DecideResponse)(nil),            // 109: tritonmq.v1.DecideResponse
+	(*PublishRequest)(nil),            // 110: tritonmq.v1.PublishRequest
+	(*PublishResponse)(nil),           // 111: tritonmq.v1.PublishResponse
+	(*DiscardRequest)(nil),            // 112: tritonmq.v1.DiscardRequest
+	(*DiscardResponse)(nil),           // 113: tritonmq.v1.DiscardResponse
+	(*TransactionStatusRequest)(nil),  // 114: tritonmq.v1.TransactionStatusRequest
+	(*TransactionStatusResponse)(nil), // 115: tritonmq.v1.TransactionStatusResponse
+	(*StagedRequest)(nil),             // 116: tritonmq.v1.StagedRequest
+	(*StagedInfo)(nil),                // 117: tritonmq.v1.StagedInfo
+	(*StagedResponse)(nil),            // 118: tritonmq.v1.StagedResponse
+	(*TransactionsRequest)(nil),       // 119: tritonmq.v1.TransactionsRequest
+	(*KnownTransaction)(nil),          // 120: tritonmq.v1.KnownTransaction
+	(*StagedSum)(nil),                 // 121: tritonmq.v1.StagedSum
+	(*TransactionsResponse)(nil),      // 122: tritonmq.v1.TransactionsResponse
+	(*AbortTransactionRequest)(nil),   // 123: tritonmq.v1.AbortTransactionRequest
+	(*AbortTransactionResponse)(nil),  // 124: tritonmq.v1.AbortTransactionResponse
+	(*GiveTransactionRequest)(nil),    // 125: tritonmq.v1.GiveTransactionRequest
+	(*GiveTransactionResponse)(nil),   // 126: tritonmq.v1.GiveTransactionResponse
+	(*GiveKeyRequest)(nil),            // 127: tritonmq.v1.GiveKeyRequest
+	(*AbortKeyRequest)(nil),           // 128: tritonmq.v1.AbortKeyRequest
+	(*FenceRequest)(nil),              // 129: tritonmq.v1.FenceRequest
+	(*FencedPartition)(nil),           // 130: tritonmq.v1.FencedPartition
+	(*FenceResponse)(nil),             // 131: tritonmq.v1.FenceResponse
+	(*AreStagedRequest)(nil),          // 132: tritonmq.v1.AreStagedRequest
+	(*AreStagedResponse)(nil),         // 133: tritonmq.v1.AreStagedResponse
+	(*StageRequest)(nil),              // 134: tritonmq.v1.StageRequest
+	(*StageResponse)(nil),             // 135: tritonmq.v1.StageResponse
+	(*AttemptStatusRequest)(nil),      // 136: tritonmq.v1.AttemptStatusRequest
+	(*AttemptStatusResponse)(nil),     // 137: tritonmq.v1.AttemptStatusResponse
+	(*StreamGroupsRequest)(nil),       // 138: tritonmq.v1.StreamGroupsRequest
+	(*StreamGroupsResponse)(nil),      // 139: tritonmq.v1.StreamGroupsResponse
+	(*QueueIdleRequest)(nil),          // 140: tritonmq.v1.QueueIdleRequest
+	(*QueueIdleResponse)(nil),         // 141: tritonmq.v1.QueueIdleResponse
+	(*LockRequest)(nil),               // 142: tritonmq.v1.LockRequest
+	(*LockResponse)(nil),              // 143: tritonmq.v1.LockResponse
+	(*ObserveRequest)(nil),            // 144: tritonmq.v1.ObserveRequest
+	(*ObservedTopics)(nil),            // 145: tritonmq.v1.ObservedTopics
+	(*ObservedPartitions)(nil),        // 146: tritonmq.v1.ObservedPartitions
+	(*ObservedGroups)(nil),            // 147: tritonmq.v1.ObservedGroups
+	(*ObserveResponse)(nil),           // 148: tritonmq.v1.ObserveResponse
+	(*SetLogLevelRequest)(nil),        // 149: tritonmq.v1.SetLogLevelRequest
+	(*SetLogLevelResponse)(nil),       // 150: tritonmq.v1.SetLogLevelResponse
+	(*LinkHello)(nil),                 // 151: tritonmq.v1.LinkHello
+	(*PeerCall)(nil),                  // 152: tritonmq.v1.PeerCall
+	(*AppendEntries)(nil),             // 153: tritonmq.v1.AppendEntries
+	(*AppendAck)(nil),                 // 154: tritonmq.v1.AppendAck
+	(*LinkHeader)(nil),                // 155: tritonmq.v1.LinkHeader
+	(*LinkBeat)(nil),                  // 156: tritonmq.v1.LinkBeat
+	(*SnapshotPart)(nil),              // 157: tritonmq.v1.SnapshotPart
+	(*LinkMessage)(nil),               // 158: tritonmq.v1.LinkMessage
+	(*CancelScheduledRequest)(nil),    // 159: tritonmq.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 160: tritonmq.v1.CancelScheduledResponse
+	(*AclRule)(nil),                   // 161: tritonmq.v1.AclRule
+	(*AclsRequest)(nil),               // 162: tritonmq.v1.AclsRequest
+	(*AclsResponse)(nil),              // 163: tritonmq.v1.AclsResponse
+	(*AlterAclsRequest)(nil),          // 164: tritonmq.v1.AlterAclsRequest
+	(*AlterAclsResponse)(nil),         // 165: tritonmq.v1.AlterAclsResponse
+	(*RevokeRequest)(nil),             // 166: tritonmq.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 167: tritonmq.v1.RevokeResponse
+	(*RevokedRequest)(nil),            // 168: tritonmq.v1.RevokedRequest
+	(*KnownEntry)(nil),                // 169: tritonmq.v1.KnownEntry
+	(*RevokedResponse)(nil),           // 170: tritonmq.v1.RevokedResponse
+	(*CheckAclRequest)(nil),           // 171: tritonmq.v1.CheckAclRequest
+	(*CheckAclResponse)(nil),          // 172: tritonmq.v1.CheckAclResponse
+	(*ApiToken)(nil),                  // 173: tritonmq.v1.ApiToken
+	(*TokenUser)(nil),                 // 174: tritonmq.v1.TokenUser
+	(*NewApiToken)(nil),               // 175: tritonmq.v1.NewApiToken
+	(*TokensRequest)(nil),             // 176: tritonmq.v1.TokensRequest
+	(*TokensResponse)(nil),            // 177: tritonmq.v1.TokensResponse
+	(*AlterTokensRequest)(nil),        // 178: tritonmq.v1.AlterTokensRequest
+	(*AlterTokensResponse)(nil),       // 179: tritonmq.v1.AlterTokensResponse
+	(*BrokerOffer)(nil),               // 180: tritonmq.v1.BrokerOffer
+	(*SecurityFloorRequest)(nil),      // 181: tritonmq.v1.SecurityFloorRequest
+	(*SecurityFloorResponse)(nil),     // 182: tritonmq.v1.SecurityFloorResponse
+	(*AlterSecurityFloorRequest)(nil), // 183: tritonmq.v1.AlterSecurityFloorRequest
+	(*Quota)(nil),                     // 184: tritonmq.v1.Quota
+	(*QuotasRequest)(nil),             // 185: tritonmq.v1.QuotasRequest
+	(*QuotasResponse)(nil),            // 186: tritonmq.v1.QuotasResponse
+	(*AlterQuotasRequest)(nil),        // 187: tritonmq.v1.AlterQuotasRequest
+	(*AlterQuotasResponse)(nil),       // 188: tritonmq.v1.AlterQuotasResponse
+	(*EpochStartMeta)(nil),            // 189: tritonmq.v1.EpochStartMeta
+	(*BatchAttributes)(nil),           // 190: tritonmq.v1.BatchAttributes
+	(*AppendMeta)(nil),                // 191: tritonmq.v1.AppendMeta
+	(*StageMeta)(nil),                 // 192: tritonmq.v1.StageMeta
+	(*PublishMeta)(nil),               // 193: tritonmq.v1.PublishMeta
+	(*DiscardMeta)(nil),               // 194: tritonmq.v1.DiscardMeta
+	(*CursorMeta)(nil),                // 195: tritonmq.v1.CursorMeta
+	(*DecideMeta)(nil),                // 196: tritonmq.v1.DecideMeta
+	(*FinishMeta)(nil),                // 197: tritonmq.v1.FinishMeta
+	(*GiveMeta)(nil),                  // 198: tritonmq.v1.GiveMeta
+	(*AbortMeta)(nil),                 // 199: tritonmq.v1.AbortMeta
+	(*FenceMeta)(nil),                 // 200: tritonmq.v1.FenceMeta
+	(*ForgetMeta)(nil),                // 201: tritonmq.v1.ForgetMeta
+	(*ScheduleMeta)(nil),              // 202: tritonmq.v1.ScheduleMeta
+	(*DeleteGroupMeta)(nil),           // 203: tritonmq.v1.DeleteGroupMeta
+	(*TrimMeta)(nil),                  // 204: tritonmq.v1.TrimMeta
+	(*WorkMeta)(nil),                  // 205: tritonmq.v1.WorkMeta
+	(*WorkStep)(nil),                  // 206: tritonmq.v1.WorkStep
+	(*WorkBegin)(nil),                 // 207: tritonmq.v1.WorkBegin
+	(*WorkLease)(nil),                 // 208: tritonmq.v1.WorkLease
+	(*WorkAccept)(nil),                // 209: tritonmq.v1.WorkAccept
+	(*WorkDrop)(nil),                  // 210: tritonmq.v1.WorkDrop
+	(*WorkReturn)(nil),                // 211: tritonmq.v1.WorkReturn
+	(*WorkReject)(nil),                // 212: tritonmq.v1.WorkReject
+	(*WorkSend)(nil),                  // 213: tritonmq.v1.WorkSend
+	(*WorkSent)(nil),                  // 214: tritonmq.v1.WorkSent
+	(*WorkPark)(nil),                  // 215: tritonmq.v1.WorkPark
+	(*WorkReset)(nil),                 // 216: tritonmq.v1.WorkReset
+	(*WorkEnd)(nil),                   // 217: tritonmq.v1.WorkEnd
+	(*OutputLine)(nil),                // 218: tritonmq.v1.OutputLine
+	(*PlacedUuids)(nil),               // 219: tritonmq.v1.PlacedUuids
+	(*StagedBatchState)(nil),          // 220: tritonmq.v1.StagedBatchState
+	(*PublishedState)(nil),            // 221: tritonmq.v1.PublishedState
+	(*CursorState)(nil),               // 222: tritonmq.v1.CursorState
+	(*TransactionStateMeta)(nil),      // 223: tritonmq.v1.TransactionStateMeta
+	(*WorkPart)(nil),                  // 224: tritonmq.v1.WorkPart
+	(*WorkDropped)(nil),               // 225: tritonmq.v1.WorkDropped
+	(*WorkHeld)(nil),                  // 226: tritonmq.v1.WorkHeld
+	(*WorkMark)(nil),                  // 227: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 228: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 229: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 230: tritonmq.v1.SnapshotState
+	nil,                               // 231: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 232: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 233: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 234: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 235: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 236: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 237: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 238: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 239: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 240: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 241: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 242: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 243: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	228, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	229, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	231, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	232, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
 	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	230, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	233, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
-	231, // 9: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
-	13,  // 10: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
-	23,  // 11: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
-	23,  // 12: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
-	23,  // 13: tritonmq.v1.MovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
-	11,  // 14: tritonmq.v1.UpgradeResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
-	35,  // 15: tritonmq.v1.RecoverResponse.kept:type_name -> tritonmq.v1.ReplicaStatusResponse
-	39,  // 16: tritonmq.v1.ListOffsetsRequest.spans:type_name -> tritonmq.v1.OffsetSpan
-	8,   // 17: tritonmq.v1.PartitionOffsets.error:type_name -> tritonmq.v1.Error
-	41,  // 18: tritonmq.v1.PartitionOffsets.span:type_name -> tritonmq.v1.SpanMeasure
-	40,  // 19: tritonmq.v1.ListOffsetsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	10,  // 20: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
-	2,   // 21: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
-	43,  // 22: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	187, // 23: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
-	44,  // 24: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
-	8,   // 25: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
-	47,  // 26: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
-	46,  // 27: tritonmq.v1.ProduceResponse.results:type_name -> tritonmq.v1.ProduceResult
-	50,  // 28: tritonmq.v1.BatchesHeader.batches:type_name -> tritonmq.v1.StoredBatch
-	8,   // 29: tritonmq.v1.BatchesHeader.error:type_name -> tritonmq.v1.Error
-	59,  // 30: tritonmq.v1.BatchesHeader.opened:type_name -> tritonmq.v1.PartitionOpened
-	51,  // 31: tritonmq.v1.BatchesResponse.header:type_name -> tritonmq.v1.BatchesHeader
-	53,  // 32: tritonmq.v1.SubscribeOpen.partitions:type_name -> tritonmq.v1.SubscribePartition
-	9,   // 33: tritonmq.v1.SubscribeClose.partitions:type_name -> tritonmq.v1.TopicPartition
-	54,  // 34: tritonmq.v1.SubscribeRequest.open:type_name -> tritonmq.v1.SubscribeOpen
-	55,  // 35: tritonmq.v1.SubscribeRequest.close:type_name -> tritonmq.v1.SubscribeClose
-	56,  // 36: tritonmq.v1.SubscribeRequest.credit:type_name -> tritonmq.v1.SubscribeCredit
-	57,  // 37: tritonmq.v1.SubscribeRequest.settled:type_name -> tritonmq.v1.CursorPosition
-	8,   // 38: tritonmq.v1.PartitionOpened.error:type_name -> tritonmq.v1.Error
-	9,   // 39: tritonmq.v1.WatchOffsetsRequest.partitions:type_name -> tritonmq.v1.TopicPartition
-	62,  // 40: tritonmq.v1.WatchOffsetsResponse.offsets:type_name -> tritonmq.v1.WatchedOffsets
-	40,  // 41: tritonmq.v1.WatchedOffsets.offsets:type_name -> tritonmq.v1.PartitionOffsets
-	57,  // 42: tritonmq.v1.MoveCursorsRequest.positions:type_name -> tritonmq.v1.CursorPosition
-	40,  // 43: tritonmq.v1.MoveCursorsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	9,   // 44: tritonmq.v1.GroupsRequest.after:type_name -> tritonmq.v1.TopicPartition
-	9,   // 45: tritonmq.v1.DeleteGroupRequest.partitions:type_name -> tritonmq.v1.TopicPartition
-	40,  // 46: tritonmq.v1.DeleteGroupResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	57,  // 47: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
-	40,  // 48: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	70,  // 49: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	232, // 50: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
-	3,   // 51: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	233, // 52: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
-	72,  // 53: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
-	72,  // 54: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
-	77,  // 55: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
-	80,  // 56: tritonmq.v1.LeaseRequest.settles:type_name -> tritonmq.v1.SettleOne
-	77,  // 57: tritonmq.v1.LeaseResponse.lease:type_name -> tritonmq.v1.LeaseId
-	77,  // 58: tritonmq.v1.LeaseResponse.gone:type_name -> tritonmq.v1.LeaseId
-	4,   // 59: tritonmq.v1.LeaseResponse.order:type_name -> tritonmq.v1.QueueOrder
-	82,  // 60: tritonmq.v1.LeaseResponse.answers:type_name -> tritonmq.v1.SettleAnswer
-	50,  // 61: tritonmq.v1.LeaseResponse.batches:type_name -> tritonmq.v1.StoredBatch
-	77,  // 62: tritonmq.v1.SettleOne.lease:type_name -> tritonmq.v1.LeaseId
-	5,   // 63: tritonmq.v1.SettleOne.outcome:type_name -> tritonmq.v1.Outcome
-	104, // 64: tritonmq.v1.SettleOne.outputs:type_name -> tritonmq.v1.StagedBatches
-	80,  // 65: tritonmq.v1.SettleRequest.settles:type_name -> tritonmq.v1.SettleOne
-	8,   // 66: tritonmq.v1.SettleAnswer.error:type_name -> tritonmq.v1.Error
-	83,  // 67: tritonmq.v1.SettleAnswer.pulled:type_name -> tritonmq.v1.PulledRecords
-	77,  // 68: tritonmq.v1.PulledRecords.lease:type_name -> tritonmq.v1.LeaseId
-	82,  // 69: tritonmq.v1.SettleResponse.answers:type_name -> tritonmq.v1.SettleAnswer
-	86,  // 70: tritonmq.v1.WorkRequest.sessions:type_name -> tritonmq.v1.SessionRequest
-	87,  // 71: tritonmq.v1.SessionRequest.open:type_name -> tritonmq.v1.WorkOpen
-	89,  // 72: tritonmq.v1.SessionRequest.terms:type_name -> tritonmq.v1.WorkTerms
-	90,  // 73: tritonmq.v1.SessionRequest.credit:type_name -> tritonmq.v1.WorkCredit
-	80,  // 74: tritonmq.v1.SessionRequest.settles:type_name -> tritonmq.v1.SettleOne
-	77,  // 75: tritonmq.v1.SessionRequest.check:type_name -> tritonmq.v1.LeaseId
-	88,  // 76: tritonmq.v1.WorkOpen.held:type_name -> tritonmq.v1.HeldLease
-	77,  // 77: tritonmq.v1.HeldLease.lease:type_name -> tritonmq.v1.LeaseId
-	92,  // 78: tritonmq.v1.WorkResponse.header:type_name -> tritonmq.v1.WorkHeader
-	93,  // 79: tritonmq.v1.WorkHeader.sessions:type_name -> tritonmq.v1.SessionResponse
-	8,   // 80: tritonmq.v1.SessionResponse.error:type_name -> tritonmq.v1.Error
-	94,  // 81: tritonmq.v1.SessionResponse.answers:type_name -> tritonmq.v1.NumberedAnswer
-	79,  // 82: tritonmq.v1.SessionResponse.lease:type_name -> tritonmq.v1.LeaseResponse
-	77,  // 83: tritonmq.v1.SessionResponse.gone:type_name -> tritonmq.v1.LeaseId
-	82,  // 84: tritonmq.v1.NumberedAnswer.answer:type_name -> tritonmq.v1.SettleAnswer
-	6,   // 85: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
-	6,   // 86: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
-	8,   // 87: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	234, // 88: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
-	96,  // 89: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
-	97,  // 90: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
-	99,  // 91: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
-	72,  // 92: tritonmq.v1.DescribeQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
-	98,  // 93: tritonmq.v1.DescribeQueueResponse.partitions:type_name -> tritonmq.v1.QueuePartition
-	8,   // 94: tritonmq.v1.SweptPartition.error:type_name -> tritonmq.v1.Error
-	102, // 95: tritonmq.v1.SweepQueueResponse.partitions:type_name -> tritonmq.v1.SweptPartition
-	10,  // 96: tritonmq.v1.DecideRequest.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 97: tritonmq.v1.DecideRequest.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 98: tritonmq.v1.PublishRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 99: tritonmq.v1.DiscardRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 100: tritonmq.v1.TransactionStatusRequest.key:type_name -> tritonmq.v1.TransactionKey
-	9,   // 101: tritonmq.v1.StagedRequest.after:type_name -> tritonmq.v1.TopicPartition
-	114, // 102: tritonmq.v1.StagedResponse.staged:type_name -> tritonmq.v1.StagedInfo
-	9,   // 103: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
-	117, // 104: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
-	118, // 105: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
-	10,  // 106: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 107: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 108: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 109: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
-	127, // 110: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
-	9,   // 111: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
-	10,  // 112: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 113: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
-	7,   // 114: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	235, // 115: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
-	142, // 116: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
-	143, // 117: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
-	144, // 118: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	236, // 119: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	237, // 120: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
-	148, // 121: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
-	150, // 122: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
-	151, // 123: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	154, // 124: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	153, // 125: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
-	8,   // 126: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	152, // 127: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
-	158, // 128: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	158, // 129: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	158, // 130: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	158, // 131: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	166, // 132: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	158, // 133: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	170, // 134: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	171, // 135: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	172, // 136: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	177, // 137: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	238, // 138: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	181, // 139: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	239, // 140: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	240, // 141: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	187, // 142: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 143: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	187, // 144: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 145: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 146: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 147: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 148: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 149: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 150: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 151: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 152: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 153: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	187, // 154: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	203, // 155: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	204, // 156: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	205, // 157: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	206, // 158: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	207, // 159: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	208, // 160: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	209, // 161: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	210, // 162: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	211, // 163: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	212, // 164: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	213, // 165: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	214, // 166: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	215, // 167: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 168: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	187, // 169: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 170: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 171: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	104, // 172: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	222, // 173: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	223, // 174: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	224, // 175: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	225, // 176: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	226, // 177: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	215, // 178: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	216, // 179: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
-	217, // 180: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	218, // 181: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	219, // 182: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	220, // 183: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 184: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 185: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 186: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 187: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	21,  // 188: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	24,  // 189: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	26,  // 190: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	28,  // 191: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	30,  // 192: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	36,  // 193: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	32,  // 194: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	38,  // 195: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	63,  // 196: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	65,  // 197: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	66,  // 198: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	68,  // 199: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	156, // 200: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	73,  // 201: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	75,  // 202: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	95,  // 203: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	101, // 204: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	105, // 205: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	111, // 206: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	113, // 207: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	116, // 208: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	120, // 209: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	122, // 210: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	78,  // 211: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	81,  // 212: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	85,  // 213: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	141, // 214: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	146, // 215: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	159, // 216: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	161, // 217: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	168, // 218: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	182, // 219: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	184, // 220: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	163, // 221: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	165, // 222: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	173, // 223: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	175, // 224: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	178, // 225: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	180, // 226: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	45,  // 227: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	49,  // 228: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	58,  // 229: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	60,  // 230: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	139, // 231: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 232: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	34,  // 233: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	107, // 234: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	109, // 235: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	129, // 236: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	131, // 237: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	133, // 238: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	135, // 239: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	137, // 240: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	125, // 241: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	124, // 242: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	126, // 243: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	111, // 244: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	155, // 245: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
-	16,  // 246: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 247: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 248: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	22,  // 249: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	25,  // 250: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	27,  // 251: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	29,  // 252: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	31,  // 253: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	37,  // 254: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	33,  // 255: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	42,  // 256: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	64,  // 257: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	71,  // 258: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	67,  // 259: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	69,  // 260: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	157, // 261: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	74,  // 262: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	76,  // 263: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	100, // 264: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	103, // 265: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	106, // 266: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	112, // 267: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	115, // 268: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	119, // 269: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	121, // 270: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	123, // 271: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	79,  // 272: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	84,  // 273: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	91,  // 274: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	145, // 275: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	147, // 276: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	160, // 277: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	162, // 278: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	169, // 279: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	183, // 280: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	185, // 281: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	164, // 282: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	167, // 283: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	174, // 284: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	176, // 285: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	179, // 286: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	179, // 287: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	48,  // 288: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	52,  // 289: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	52,  // 290: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	61,  // 291: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	140, // 292: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 293: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	35,  // 294: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	108, // 295: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	110, // 296: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	130, // 297: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	132, // 298: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	134, // 299: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	136, // 300: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	138, // 301: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	121, // 302: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	123, // 303: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	128, // 304: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	112, // 305: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	155, // 306: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
-	246, // [246:307] is the sub-list for method output_type
-	185, // [185:246] is the sub-list for method input_type
-	185, // [185:185] is the sub-list for extension type_name
-	185, // [185:185] is the sub-list for extension extendee
-	0,   // [0:185] is the sub-list for field type_name
+	17,  // 9: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
+	21,  // 10: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
+	8,   // 11: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
+	234, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	13,  // 13: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
+	26,  // 14: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
+	26,  // 15: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
+	26,  // 16: tritonmq.v1.MovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
+	11,  // 17: tritonmq.v1.UpgradeResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
+	38,  // 18: tritonmq.v1.RecoverResponse.kept:type_name -> tritonmq.v1.ReplicaStatusResponse
+	42,  // 19: tritonmq.v1.ListOffsetsRequest.spans:type_name -> tritonmq.v1.OffsetSpan
+	8,   // 20: tritonmq.v1.PartitionOffsets.error:type_name -> tritonmq.v1.Error
+	44,  // 21: tritonmq.v1.PartitionOffsets.span:type_name -> tritonmq.v1.SpanMeasure
+	43,  // 22: tritonmq.v1.ListOffsetsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	10,  // 23: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
+	2,   // 24: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
+	46,  // 25: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
+	190, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	47,  // 27: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
+	8,   // 28: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
+	50,  // 29: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
+	49,  // 30: tritonmq.v1.ProduceResponse.results:type_name -> tritonmq.v1.ProduceResult
+	53,  // 31: tritonmq.v1.BatchesHeader.batches:type_name -> tritonmq.v1.StoredBatch
+	8,   // 32: tritonmq.v1.BatchesHeader.error:type_name -> tritonmq.v1.Error
+	62,  // 33: tritonmq.v1.BatchesHeader.opened:type_name -> tritonmq.v1.PartitionOpened
+	54,  // 34: tritonmq.v1.BatchesResponse.header:type_name -> tritonmq.v1.BatchesHeader
+	56,  // 35: tritonmq.v1.SubscribeOpen.partitions:type_name -> tritonmq.v1.SubscribePartition
+	9,   // 36: tritonmq.v1.SubscribeClose.partitions:type_name -> tritonmq.v1.TopicPartition
+	57,  // 37: tritonmq.v1.SubscribeRequest.open:type_name -> tritonmq.v1.SubscribeOpen
+	58,  // 38: tritonmq.v1.SubscribeRequest.close:type_name -> tritonmq.v1.SubscribeClose
+	59,  // 39: tritonmq.v1.SubscribeRequest.credit:type_name -> tritonmq.v1.SubscribeCredit
+	60,  // 40: tritonmq.v1.SubscribeRequest.settled:type_name -> tritonmq.v1.CursorPosition
+	8,   // 41: tritonmq.v1.PartitionOpened.error:type_name -> tritonmq.v1.Error
+	9,   // 42: tritonmq.v1.WatchOffsetsRequest.partitions:type_name -> tritonmq.v1.TopicPartition
+	65,  // 43: tritonmq.v1.WatchOffsetsResponse.offsets:type_name -> tritonmq.v1.WatchedOffsets
+	43,  // 44: tritonmq.v1.WatchedOffsets.offsets:type_name -> tritonmq.v1.PartitionOffsets
+	60,  // 45: tritonmq.v1.MoveCursorsRequest.positions:type_name -> tritonmq.v1.CursorPosition
+	43,  // 46: tritonmq.v1.MoveCursorsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	9,   // 47: tritonmq.v1.GroupsRequest.after:type_name -> tritonmq.v1.TopicPartition
+	9,   // 48: tritonmq.v1.DeleteGroupRequest.partitions:type_name -> tritonmq.v1.TopicPartition
+	43,  // 49: tritonmq.v1.DeleteGroupResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	60,  // 50: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
+	43,  // 51: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	73,  // 52: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
+	235, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	3,   // 54: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
+	236, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	75,  // 56: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
+	75,  // 57: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
+	80,  // 58: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
+	83,  // 59: tritonmq.v1.LeaseRequest.settles:type_name -> tritonmq.v1.SettleOne
+	80,  // 60: tritonmq.v1.LeaseResponse.lease:type_name -> tritonmq.v1.LeaseId
+	80,  // 61: tritonmq.v1.LeaseResponse.gone:type_name -> tritonmq.v1.LeaseId
+	4,   // 62: tritonmq.v1.LeaseResponse.order:type_name -> tritonmq.v1.QueueOrder
+	85,  // 63: tritonmq.v1.LeaseResponse.answers:type_name -> tritonmq.v1.SettleAnswer
+	53,  // 64: tritonmq.v1.LeaseResponse.batches:type_name -> tritonmq.v1.StoredBatch
+	80,  // 65: tritonmq.v1.SettleOne.lease:type_name -> tritonmq.v1.LeaseId
+	5,   // 66: tritonmq.v1.SettleOne.outcome:type_name -> tritonmq.v1.Outcome
+	107, // 67: tritonmq.v1.SettleOne.outputs:type_name -> tritonmq.v1.StagedBatches
+	83,  // 68: tritonmq.v1.SettleRequest.settles:type_name -> tritonmq.v1.SettleOne
+	8,   // 69: tritonmq.v1.SettleAnswer.error:type_name -> tritonmq.v1.Error
+	86,  // 70: tritonmq.v1.SettleAnswer.pulled:type_name -> tritonmq.v1.PulledRecords
+	80,  // 71: tritonmq.v1.PulledRecords.lease:type_name -> tritonmq.v1.LeaseId
+	85,  // 72: tritonmq.v1.SettleResponse.answers:type_name -> tritonmq.v1.SettleAnswer
+	89,  // 73: tritonmq.v1.WorkRequest.sessions:type_name -> tritonmq.v1.SessionRequest
+	90,  // 74: tritonmq.v1.SessionRequest.open:type_name -> tritonmq.v1.WorkOpen
+	92,  // 75: tritonmq.v1.SessionRequest.terms:type_name -> tritonmq.v1.WorkTerms
+	93,  // 76: tritonmq.v1.SessionRequest.credit:type_name -> tritonmq.v1.WorkCredit
+	83,  // 77: tritonmq.v1.SessionRequest.settles:type_name -> tritonmq.v1.SettleOne
+	80,  // 78: tritonmq.v1.SessionRequest.check:type_name -> tritonmq.v1.LeaseId
+	91,  // 79: tritonmq.v1.WorkOpen.held:type_name -> tritonmq.v1.HeldLease
+	80,  // 80: tritonmq.v1.HeldLease.lease:type_name -> tritonmq.v1.LeaseId
+	95,  // 81: tritonmq.v1.WorkResponse.header:type_name -> tritonmq.v1.WorkHeader
+	96,  // 82: tritonmq.v1.WorkHeader.sessions:type_name -> tritonmq.v1.SessionResponse
+	8,   // 83: tritonmq.v1.SessionResponse.error:type_name -> tritonmq.v1.Error
+	97,  // 84: tritonmq.v1.SessionResponse.answers:type_name -> tritonmq.v1.NumberedAnswer
+	82,  // 85: tritonmq.v1.SessionResponse.lease:type_name -> tritonmq.v1.LeaseResponse
+	80,  // 86: tritonmq.v1.SessionResponse.gone:type_name -> tritonmq.v1.LeaseId
+	85,  // 87: tritonmq.v1.NumberedAnswer.answer:type_name -> tritonmq.v1.SettleAnswer
+	6,   // 88: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
+	6,   // 89: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
+	8,   // 90: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
+	237, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	99,  // 92: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
+	100, // 93: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
+	102, // 94: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
+	75,  // 95: tritonmq.v1.DescribeQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
+	101, // 96: tritonmq.v1.DescribeQueueResponse.partitions:type_name -> tritonmq.v1.QueuePartition
+	8,   // 97: tritonmq.v1.SweptPartition.error:type_name -> tritonmq.v1.Error
+	105, // 98: tritonmq.v1.SweepQueueResponse.partitions:type_name -> tritonmq.v1.SweptPartition
+	10,  // 99: tritonmq.v1.DecideRequest.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 100: tritonmq.v1.DecideRequest.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 101: tritonmq.v1.PublishRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 102: tritonmq.v1.DiscardRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 103: tritonmq.v1.TransactionStatusRequest.key:type_name -> tritonmq.v1.TransactionKey
+	9,   // 104: tritonmq.v1.StagedRequest.after:type_name -> tritonmq.v1.TopicPartition
+	117, // 105: tritonmq.v1.StagedResponse.staged:type_name -> tritonmq.v1.StagedInfo
+	9,   // 106: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
+	120, // 107: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
+	121, // 108: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
+	10,  // 109: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 110: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 111: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 112: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
+	130, // 113: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
+	9,   // 114: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
+	10,  // 115: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 116: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
+	7,   // 117: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
+	238, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	145, // 119: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
+	146, // 120: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
+	147, // 121: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
+	239, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	240, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	151, // 124: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
+	153, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
+	154, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
+	157, // 127: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	156, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	8,   // 129: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
+	155, // 130: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
+	161, // 131: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	161, // 132: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	161, // 133: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	161, // 134: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	169, // 135: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	161, // 136: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	173, // 137: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	174, // 138: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	175, // 139: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	180, // 140: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	241, // 141: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	184, // 142: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	242, // 143: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	243, // 144: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	190, // 145: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 146: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	190, // 147: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 148: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 149: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 150: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 151: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 152: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 153: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 154: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 155: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 156: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	190, // 157: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	206, // 158: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	207, // 159: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	208, // 160: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	209, // 161: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	210, // 162: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	211, // 163: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	212, // 164: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	213, // 165: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	214, // 166: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	215, // 167: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	216, // 168: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	217, // 169: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	218, // 170: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 171: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	190, // 172: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 173: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 174: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 175: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	225, // 176: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	226, // 177: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	227, // 178: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	228, // 179: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	229, // 180: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	218, // 181: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	219, // 182: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
+	220, // 183: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	221, // 184: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	222, // 185: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	223, // 186: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 187: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 188: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 189: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 190: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 191: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 192: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 193: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 194: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 195: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 196: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 197: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 198: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 199: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 200: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 201: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 202: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 203: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	159, // 204: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 205: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 206: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	98,  // 207: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	104, // 208: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	108, // 209: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	114, // 210: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	116, // 211: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	119, // 212: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	123, // 213: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	125, // 214: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	81,  // 215: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	84,  // 216: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	88,  // 217: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	144, // 218: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	149, // 219: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	162, // 220: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	164, // 221: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	171, // 222: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	185, // 223: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	187, // 224: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	166, // 225: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	168, // 226: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	176, // 227: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	178, // 228: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	181, // 229: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	183, // 230: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 231: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 232: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 233: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 234: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	142, // 235: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 236: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 237: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	110, // 238: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	112, // 239: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	132, // 240: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	134, // 241: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	136, // 242: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	138, // 243: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	140, // 244: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	128, // 245: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	127, // 246: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	129, // 247: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	114, // 248: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	158, // 249: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
+	16,  // 250: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 251: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 252: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 253: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 254: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 255: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 256: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 257: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 258: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 259: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 260: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 261: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 262: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 263: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 264: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 265: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	160, // 266: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 267: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 268: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	103, // 269: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	106, // 270: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	109, // 271: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	115, // 272: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	118, // 273: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	122, // 274: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	124, // 275: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 276: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	82,  // 277: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	87,  // 278: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	94,  // 279: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	148, // 280: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	150, // 281: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	163, // 282: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	165, // 283: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	172, // 284: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	186, // 285: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	188, // 286: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	167, // 287: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	170, // 288: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	177, // 289: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	179, // 290: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	182, // 291: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	182, // 292: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 293: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 294: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 295: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 296: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	143, // 297: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 298: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 299: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	111, // 300: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	113, // 301: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	133, // 302: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	135, // 303: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	137, // 304: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	139, // 305: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	141, // 306: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	124, // 307: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 308: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	131, // 309: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	115, // 310: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	158, // 311: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
+	250, // [250:312] is the sub-list for method output_type
+	188, // [188:250] is the sub-list for method input_type
+	188, // [188:188] is the sub-list for extension type_name
+	188, // [188:188] is the sub-list for extension extendee
+	0,   // [0:188] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -18204,24 +18361,24 @@ func file_mq_protocol_mq_proto_init() {
 		return
 	}
 	file_mq_protocol_mq_proto_msgTypes[0].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[30].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[42].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[45].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[33].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[45].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[48].OneofWrappers = []any{
 		(*SubscribePartition_Earliest)(nil),
 		(*SubscribePartition_Latest)(nil),
 		(*SubscribePartition_Offset)(nil),
 		(*SubscribePartition_TimestampUs)(nil),
 	}
-	file_mq_protocol_mq_proto_msgTypes[65].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[68].OneofWrappers = []any{
 		(*AlterQueueRequest_Earliest)(nil),
 		(*AlterQueueRequest_Latest)(nil),
 		(*AlterQueueRequest_TimestampUs)(nil),
 	}
-	file_mq_protocol_mq_proto_msgTypes[72].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[85].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[121].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[179].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[195].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[75].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[88].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[124].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[182].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[198].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
 		(*WorkStep_Lease)(nil),
 		(*WorkStep_Accept)(nil),
@@ -18240,7 +18397,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   233,
+			NumMessages:   236,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -29,6 +29,7 @@ const _ = grpc.SupportPackageIsVersion9
 const (
 	Broker_Metadata_FullMethodName           = "/tritonmq.v1.Broker/Metadata"
 	Broker_CreateTopic_FullMethodName        = "/tritonmq.v1.Broker/CreateTopic"
+	Broker_CreateTopics_FullMethodName       = "/tritonmq.v1.Broker/CreateTopics"
 	Broker_DeleteTopic_FullMethodName        = "/tritonmq.v1.Broker/DeleteTopic"
 	Broker_AlterTopic_FullMethodName         = "/tritonmq.v1.Broker/AlterTopic"
 	Broker_PlanMoves_FullMethodName          = "/tritonmq.v1.Broker/PlanMoves"
@@ -86,6 +87,7 @@ const (
 type BrokerClient interface {
 	Metadata(ctx context.Context, in *MetadataRequest, opts ...grpc.CallOption) (*MetadataResponse, error)
 	CreateTopic(ctx context.Context, in *CreateTopicRequest, opts ...grpc.CallOption) (*CreateTopicResponse, error)
+	CreateTopics(ctx context.Context, in *CreateTopicsRequest, opts ...grpc.CallOption) (*CreateTopicsResponse, error)
 	DeleteTopic(ctx context.Context, in *DeleteTopicRequest, opts ...grpc.CallOption) (*DeleteTopicResponse, error)
 	AlterTopic(ctx context.Context, in *AlterTopicRequest, opts ...grpc.CallOption) (*AlterTopicResponse, error)
 	PlanMoves(ctx context.Context, in *PlanMovesRequest, opts ...grpc.CallOption) (*PlanMovesResponse, error)
@@ -155,6 +157,16 @@ func (c *brokerClient) CreateTopic(ctx context.Context, in *CreateTopicRequest, 
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(CreateTopicResponse)
 	err := c.cc.Invoke(ctx, Broker_CreateTopic_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *brokerClient) CreateTopics(ctx context.Context, in *CreateTopicsRequest, opts ...grpc.CallOption) (*CreateTopicsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CreateTopicsResponse)
+	err := c.cc.Invoke(ctx, Broker_CreateTopics_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
 	}
@@ -651,6 +663,7 @@ type Broker_LockClient = grpc.BidiStreamingClient[LockRequest, LockResponse]
 type BrokerServer interface {
 	Metadata(context.Context, *MetadataRequest) (*MetadataResponse, error)
 	CreateTopic(context.Context, *CreateTopicRequest) (*CreateTopicResponse, error)
+	CreateTopics(context.Context, *CreateTopicsRequest) (*CreateTopicsResponse, error)
 	DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error)
 	AlterTopic(context.Context, *AlterTopicRequest) (*AlterTopicResponse, error)
 	PlanMoves(context.Context, *PlanMovesRequest) (*PlanMovesResponse, error)
@@ -711,6 +724,9 @@ func (UnimplementedBrokerServer) Metadata(context.Context, *MetadataRequest) (*M
 }
 func (UnimplementedBrokerServer) CreateTopic(context.Context, *CreateTopicRequest) (*CreateTopicResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CreateTopic not implemented")
+}
+func (UnimplementedBrokerServer) CreateTopics(context.Context, *CreateTopicsRequest) (*CreateTopicsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CreateTopics not implemented")
 }
 func (UnimplementedBrokerServer) DeleteTopic(context.Context, *DeleteTopicRequest) (*DeleteTopicResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteTopic not implemented")
@@ -900,6 +916,24 @@ func _Broker_CreateTopic_Handler(srv interface{}, ctx context.Context, dec func(
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
 		return srv.(BrokerServer).CreateTopic(ctx, req.(*CreateTopicRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Broker_CreateTopics_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CreateTopicsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(BrokerServer).CreateTopics(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Broker_CreateTopics_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(BrokerServer).CreateTopics(ctx, req.(*CreateTopicsRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }
@@ -1670,6 +1704,10 @@ var Broker_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CreateTopic",
 			Handler:    _Broker_CreateTopic_Handler,
+		},
+		{
+			MethodName: "CreateTopics",
+			Handler:    _Broker_CreateTopics_Handler,
 		},
 		{
 			MethodName: "DeleteTopic",

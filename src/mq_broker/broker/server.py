@@ -29,6 +29,7 @@ from mq_broker.broker.administration.recovery import TotalLoss
 from mq_broker.broker.administration.retention import Retention, RetentionClock
 from mq_broker.broker.administration.revoking import Revoking
 from mq_broker.broker.administration.tokens import TokenSettings
+from mq_broker.broker.administration.topic_making import TopicMaking
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import BrokerConfig, http_listener
 from mq_broker.broker.data.fetch import Reading
@@ -258,7 +259,7 @@ class _Broker:
         self._reading = Reading(shell, self._topics, held)
         delivery = self._delivery = Delivery(shell, self._topics, held)
         services = Services(
-            self._admin,
+            *self._topics_served(),
             *self._judging(config),
             *self._queue_groups(shell, held),
             self._moves,
@@ -342,6 +343,10 @@ class _Broker:
     def _delivery_limit(self, partition: Partition, group: str) -> int | None:
         queue = self._declared.find(partition, group)
         return queue.settings.delivery_limit if queue is not None else None
+
+    def _topics_served(self) -> tuple[Admin, TopicMaking]:
+        made = self._shell, self.cluster, self._topics, self._coordination, self._calls
+        return self._admin, TopicMaking(self._admin, *made)
 
     def _dropping(self, shell: Shell) -> tuple[Purging, Consumed]:
         """The parts that say which records go, as far as they serve methods."""

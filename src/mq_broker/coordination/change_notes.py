@@ -10,6 +10,7 @@ a new one. So a note that is believed is true, whatever raced; and one that is n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from mq_protocol.errors import InvalidTopicName
@@ -26,6 +27,13 @@ def with_change(note: bytes, version: int, name: str) -> bytes:
     """The note to write with a change of topic `name`, where the node has this note and version now."""
     lines = note.splitlines()[1 - LINES_MAX :] if _newest(note) == version and _changes(note) else []
     return b"\n".join([*lines, f"{version + 1} {name}".encode()])
+
+
+def with_changes(note: bytes, version: int, names: Sequence[str]) -> bytes:
+    """The same of several topics, of which each is a change: the node's version is to grow by as many."""
+    for step, name in enumerate(names):
+        note = with_change(note, version + step, name)
+    return note
 
 
 def since(note: bytes, version: int, known: int) -> list[str] | None:

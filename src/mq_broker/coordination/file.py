@@ -16,7 +16,7 @@ import json
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,12 +30,21 @@ from mq_broker.coordination.interface import (
     Features,
     Listener,
     LockPlace,
+    NewTopic,
     SecurityDocuments,
     TopicChanges,
     TopicSpec,
+    refusal,
 )
 from mq_broker.core.messages import CasOutcome, NodeState
-from mq_protocol.errors import CoordinationUnavailable, InternalError, InvalidRequest, TopicExists, UnknownTopic
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    InternalError,
+    InvalidRequest,
+    TopicExists,
+    TritonMQError,
+    UnknownTopic,
+)
 from mq_protocol.limits import LOCK_SILENCE_MS_MAX
 from mq_protocol.names import check_topic_name
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
@@ -265,6 +274,10 @@ class FileCoordination:
 
         await self._change(apply)
         self._emit(CoordinationEvent.TOPICS_CHANGED)
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
+        # They are written together: what is asked while the disk writes shares the next document
+        return list(await asyncio.gather(*(refusal(self.create_topic(*topic)) for topic in topics)))
 
     async def update_topic(
         self, expected_version: int, topic: TopicSpec, states: tuple[NodeState, ...] = ()

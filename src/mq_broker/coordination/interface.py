@@ -8,7 +8,7 @@ past it. Events arrive on the loop through the listener given to `start`.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, NoReturn, Protocol
@@ -16,6 +16,7 @@ from typing import NamedTuple, NoReturn, Protocol
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_broker.security.client_port import ClientPort
 from mq_protocol.addresses import parse_address
+from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
 from mq_protocol.versions import FIRST, Versions
 
@@ -276,6 +277,19 @@ class LockPlace(Protocol):
         Does not wait for a place that has ended by itself."""
 
 
+NewTopic = tuple[TopicSpec, tuple[NodeState, ...]]
+"""With the first state of each partition."""
+
+
+async def refusal(making: Awaitable[None]) -> TritonMQError | None:
+    """What the making of one topic of many has raised."""
+    try:
+        await making
+    except TritonMQError as error:
+        return error
+    return None
+
+
 class CoordinationService(Protocol):
     async def start(self, listener: Listener) -> None:
         """Connect. Raises `CoordinationUnavailable` naming the address when nobody answers within the connect
@@ -324,6 +338,10 @@ class CoordinationService(Protocol):
         """The topic and the first state (version 0) of each partition, all or nothing: nobody sees one without the
         other. `topic_id` must be fresh. Raises `TopicExists`; `CoordinationUnavailable` if it was certainly not made,
         `OutcomeUnknown` if that is all that can be said."""
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
+        """As `create_topic` for each, with what that would have raised at its place. One that is refused keeps no other
+        back."""
 
     async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
         """(version, topic), read after a sync; None if there is no such topic. `CoordinationUnavailable` for one whose

@@ -45,12 +45,14 @@ from mq_broker.coordination.interface import (
     Features,
     Listener,
     LockPlace,
+    NewTopic,
     TopicChanges,
     TopicSpec,
 )
 from mq_broker.coordination.kazoo_session import AnswerLost, Denied, KazooSession
 from mq_broker.coordination.node_reads import NodeReads
 from mq_broker.coordination.state_writes import StateWrites
+from mq_broker.coordination.topics_together import NOTE_ATTEMPTS, TopicsTogether
 from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.coordination.zookeeper_access import ZooKeeperAccess
 from mq_broker.coordination.zookeeper_identity import ZooKeeperIdentity
@@ -62,6 +64,7 @@ from mq_protocol.errors import (
     InvalidRequest,
     OutcomeUnknown,
     TopicExists,
+    TritonMQError,
     UnknownTopic,
 )
 from mq_protocol.limits import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS
@@ -72,9 +75,6 @@ _log = logging.getLogger(__name__)
 
 TRANSACTION_OPERATIONS_MAX = 500
 """At about 300 bytes a state, a seventh of the megabyte that ZooKeeper takes in one request."""
-
-_NOTE_ATTEMPTS = 20
-"""To note a new topic together with its making, while other brokers make theirs. One broker makes one at a time."""
 
 _FORMER_LIFE_POLL_S = 0.1
 
@@ -119,6 +119,9 @@ class ZooKeeperCoordination:
             self._session, self._reads, self._root, lambda: self._emit(CoordinationEvent.SECURITY_CHANGED)
         )
         self._making = asyncio.Lock()
+        self._together = TopicsTogether(
+            self._session, self._path, self._making, self.create_topic, self._withdraw, self._remove_states
+        )
         self._read_all = True  # what is remembered of the topics may be of another ensemble, or one that was put back
         self._brokers_watch = self._session.watch(lambda: self._emit(CoordinationEvent.BROKERS_CHANGED))
         self._topics_watch = self._session.watch(lambda: self._emit(CoordinationEvent.TOPICS_CHANGED))
@@ -359,7 +362,7 @@ class ZooKeeperCoordination:
 
         async def create(attempt: int) -> None:
             note, version = await self._note(topic.name, deadline)
-            last = attempt == _NOTE_ATTEMPTS  # then without insisting: whoever reads the note sees that one is missing
+            last = attempt == NOTE_ATTEMPTS  # then without insisting: whoever reads the note sees that one is missing
 
             def build(transaction: TransactionRequest) -> None:
                 transaction.check(home, 0)
@@ -371,12 +374,12 @@ class ZooKeeperCoordination:
         try:
             await self._create_states(home, states, deadline)
             async with self._making:
-                for attempt in range(1, _NOTE_ATTEMPTS + 1):
+                for attempt in range(1, NOTE_ATTEMPTS + 1):
                     try:
                         await create(attempt)
                         break
                     except BadVersionError:  # another topic was changed meanwhile
-                        if attempt == _NOTE_ATTEMPTS:
+                        if attempt == NOTE_ATTEMPTS:
                             raise
         except NodeExistsError:
             await self._remove_states(topic.topic_id)
@@ -388,6 +391,9 @@ class ZooKeeperCoordination:
             raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {error}") from error
         except (AnswerLost, CoordinationUnavailable) as error:
             await self._withdraw(topic, error)
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
+        return await self._together.make(topics)
 
     async def _create_states(self, home: str, states: Sequence[NodeState], deadline: float) -> None:
         for first in range(0, len(states), TRANSACTION_OPERATIONS_MAX):

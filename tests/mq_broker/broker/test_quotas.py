@@ -292,6 +292,30 @@ def test_topics_and_partitions_count_for_who_made_them(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_topics_that_are_asked_for_together_count_one_after_the_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, greedy, _):
+            await limit(root, GREEDY, topics=3, partitions=5)
+            await greedy.create_topic("a", partitions=1)
+            request = pb.CreateTopicsRequest(
+                topics=[
+                    pb.CreateTopicRequest(name=name, partitions=partitions, replicas=1)
+                    for name, partitions in (("b", 3), ("c", 2), ("d", 1), ("e", 1))
+                ]
+            )
+            answer = await greedy.ask("CreateTopics", request)
+            assert [(made.name, made.error.code) for made in answer.topics] == [
+                ("b", 0),
+                ("c", pb.QUOTA_EXCEEDED),
+                ("d", 0),
+                ("e", pb.QUOTA_EXCEEDED),
+            ]
+            told = await root.metadata()
+            assert {"a", "b", "d"} == {topic.name for topic in told.topics} - {"t"}
+
+    asyncio.run(main())
+
+
 def test_superusers_have_no_quotas_and_may_lift_the_lowest(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, _):

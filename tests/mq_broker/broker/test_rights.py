@@ -34,6 +34,9 @@ REVOKED = "User:gone"
 REQUESTS: dict[str, Any] = {
     "Metadata": pb.MetadataRequest(topics=[TOPIC]),
     "CreateTopic": pb.CreateTopicRequest(name=TOPIC, partitions=1, replicas=1),
+    "CreateTopics": pb.CreateTopicsRequest(
+        topics=[pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in (TOPIC, OTHER)]
+    ),
     "DeleteTopic": pb.DeleteTopicRequest(name=TOPIC),
     "AlterTopic": pb.AlterTopicRequest(name=TOPIC),
     "StartMoves": pb.StartMovesRequest(cancel=True),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mq_broker.coordination import change_notes
-from mq_broker.coordination.change_notes import LINES_MAX, with_change
+from mq_broker.coordination.change_notes import LINES_MAX, with_change, with_changes
 
 
 def noted(*names: str, note: bytes = b"", version: int = 0) -> bytes:
@@ -21,6 +21,14 @@ def test_a_reader_learns_which_topics_changed_since_it_read() -> None:
     assert change_notes.since(note, 4, 3) == ["c"]
     assert change_notes.since(note, 4, 1) == ["a", "b", "c"]
     assert change_notes.since(note, 4, 0) == ["a", "b", "c"]
+
+
+def test_changes_that_are_noted_together_each_count() -> None:
+    note = with_changes(noted("a"), 1, ["b", "c", "d"])
+    assert note == noted("a", "b", "c", "d")
+    assert change_notes.since(note, 4, 1) == ["b", "c", "d"]
+    assert change_notes.since(note, 4, 2) == ["c", "d"]
+    assert with_changes(note, 4, []) == note
 
 
 def test_a_note_that_does_not_reach_back_far_enough_is_not_believed() -> None:

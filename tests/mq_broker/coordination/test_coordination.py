@@ -16,6 +16,7 @@ from mq_broker.coordination.interface import (
     CoordinationEvent,
     CoordinationService,
     Move,
+    NewTopic,
     TopicChanges,
     TopicSpec,
 )
@@ -194,6 +195,83 @@ def test_a_topic_is_made_once(opened: Opener) -> None:
             # Those that came too late have left nothing behind.
             for n in range(5):
                 assert (await service.read_state(id_of(n), 0) is not None) == (id_of(n) == winner)
+
+    asyncio.run(main())
+
+
+def numbered(count: int, partitions: int = 2) -> list[NewTopic]:
+    states = tuple(state_of(number % 3 + 1) for number in range(partitions))
+    return [(TopicSpec(f"t{number}", id_of(f"t{number}"), ((1,),) * partitions), states) for number in range(count)]
+
+
+def test_topics_that_are_made_together_are_each_as_it_was_given(opened: Opener) -> None:
+    async def main() -> None:
+        heard, topics = Heard(), numbered(300)
+        async with opened(heard) as service:
+            await service.topics()
+            heard.forget()
+            assert await service.create_topics([]) == []
+            assert await service.create_topics(topics) == [None] * len(topics)
+            await heard.until(CoordinationEvent.TOPICS_CHANGED)
+            assert await service.topics() == {spec.name: spec for spec, _ in topics}
+            for spec, states in (topics[0], topics[-1]):
+                assert [await service.read_state(spec.topic_id, number) for number in (0, 1)] == [
+                    (0, state) for state in states
+                ]
+
+    asyncio.run(main())
+
+
+def test_one_topic_that_is_refused_keeps_no_other_back(opened: Opener) -> None:
+    async def main() -> None:
+        topics = numbered(5)
+        there = TopicSpec("t3", id_of("there"), ((1,),))
+        async with opened() as service:
+            await service.create_topic(there, (state_of(),))
+            answers = await service.create_topics(topics)
+            assert [type(answer) for answer in answers] == [*[type(None)] * 3, TopicExists, type(None)]
+            expected = {spec.name: spec for spec, _ in topics} | {"t3": there}
+            assert await service.topics() == expected
+            assert await service.read_state(id_of("t3"), 0) is None, "nothing is left of the one that was refused"
+            assert await service.read_state(id_of("t4"), 1) == (0, state_of(2))
+
+    asyncio.run(main())
+
+
+def test_topics_that_are_made_together_are_told_to_who_has_read_before(opened: Opener) -> None:
+    async def main() -> None:
+        topics = numbered(60, partitions=1)
+        async with opened() as service:
+            first = await service.topic_changes(-1)
+            assert await service.create_topics(topics[:40]) == [None] * 40
+            changes = await service.topic_changes(first.version)
+            assert changes.present == {spec.name: spec for spec, _ in topics[:40]}
+            assert await service.create_topics(topics[40:]) == [None] * 20
+            await service.delete_topic("t0")
+            changes = await service.topic_changes(changes.version)
+            if changes.whole:
+                assert set(changes.present) == {spec.name for spec, _ in topics[1:]}
+            else:
+                assert (set(changes.present), changes.gone) == ({spec.name for spec, _ in topics[40:]}, ("t0",))
+
+    asyncio.run(main())
+
+
+def test_what_two_make_together_is_there_once(opened: Opener) -> None:
+    async def main() -> None:
+        mine = numbered(60, partitions=1)
+        theirs = [(replace(spec, topic_id=id_of(f"other-{spec.name}")), states) for spec, states in mine[::-1]]
+        async with opened() as service, opened_beside(opened) as other:
+            beside = service if other.condition == "file" else other
+            answers = await asyncio.gather(service.create_topics(mine), beside.create_topics(theirs))
+            made = {spec.topic_id for spec in (await service.topics()).values()}
+            claimed = [
+                spec.topic_id
+                for (spec, _), answer in zip([*mine, *theirs], [*answers[0], *answers[1]], strict=True)
+                if answer is None
+            ]
+            assert sorted(made) == sorted(claimed)
+            assert len(made) == 60
 
     asyncio.run(main())
 

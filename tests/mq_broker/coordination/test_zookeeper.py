@@ -390,6 +390,27 @@ def test_a_topic_made_although_the_answer_was_lost_is_made(zookeeper: str, root:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_topics_whose_answer_was_lost_are_each_settled(zookeeper: str, root: str, arrives: bool) -> None:
+    async def main() -> None:
+        topics = [(TopicSpec(f"t{n}", id_of(n), ((1,),)), (state_of(),)) for n in range(3)]
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            fate = Fate.ANSWER_IS_LOST if arrives else Fate.REQUEST_IS_LOST
+            named = f"{root}/topics/t0".encode()
+            wire.fate_of = lambda request: fate if operation_of(request) == MULTI and named in request else Fate.PASSES
+            answers = await service.create_topics(topics)
+            assert wire.lost == 1
+            if arrives:
+                assert answers == [None] * 3
+                assert set(await service.topics()) == {"t0", "t1", "t2"}
+            else:
+                assert all(isinstance(answer, CoordinationUnavailable) for answer in answers)
+                assert await service.topics() == {}
+                assert [await service.read_state(id_of(n), 0) for n in range(3)] == [None] * 3
+
+    asyncio.run(main())
+
+
 def test_a_topic_whose_request_was_lost_is_certainly_not_made_and_leaves_nothing(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:

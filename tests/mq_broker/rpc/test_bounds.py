@@ -104,7 +104,7 @@ def _with(method: str, path: str, count: int) -> bytes:
         for number in range(count):
             added = elements.add()
             if once:
-                setattr(added, once[-1], number)
+                setattr(added, once[-1], type(getattr(added, once[-1]))(number))
     data: bytes = request.SerializeToString()
     return data
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -19,13 +19,22 @@ from mq_broker.coordination.interface import (
     CoordinationEvent,
     Listener,
     LockPlace,
+    NewTopic,
     SecurityDocuments,
     SecurityStore,
     TopicChanges,
     TopicSpec,
+    refusal,
 )
 from mq_broker.core.messages import CasOutcome, NodeState
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists, UnknownTopic
+from mq_protocol.errors import (
+    CoordinationUnavailable,
+    InvalidRequest,
+    OutcomeUnknown,
+    TopicExists,
+    TritonMQError,
+    UnknownTopic,
+)
 from mq_protocol.versions import LEVEL
 from tests.simulation.real.loop import PROCESS, Process, VirtualLoop
 
@@ -301,6 +310,9 @@ class Session:
             await self._ask(write, writes=True)
         except _Lost:
             raise OutcomeUnknown(f"whether topic {topic.name} was made is not known: look") from None
+
+    async def create_topics(self, topics: Sequence[NewTopic]) -> list[TritonMQError | None]:
+        return [await refusal(self.create_topic(*topic)) for topic in topics]
 
     async def read_topic(self, name: str) -> tuple[int, TopicSpec] | None:
         return await self._read(lambda: self._service.topics.get(name))

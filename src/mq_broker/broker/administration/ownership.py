@@ -26,14 +26,30 @@ def is_counted(owner: str) -> bool:
 
 def check_room(topics: Iterable[Topic], quotas: Quotas, owner: str, *, new_topics: int, new_partitions: int) -> None:
     """Raises `QuotaExceeded` if the owner may not have so many more."""
-    if not is_counted(owner):
-        return
-    sizes = [topic.partitions for topic in topics if topic.spec.owner == owner]
-    for quota, has, more, what in (
-        (Quota.TOPICS, len(sizes), new_topics, "topics"),
-        (Quota.PARTITIONS, sum(sizes), new_partitions, "partitions"),
-    ):
-        limit = quotas.limit_of(owner, quota)
-        if limit is not None and more and has + more > limit:
-            QUOTA_REFUSALS.add(quota)
-            raise exceeded(owner, quota, limit, has, more, what, "delete what is not needed any more")
+    OwnedRoom(topics, quotas, owner).take(new_topics, new_partitions)
+
+
+class OwnedRoom:
+    """Owns how many topics and partitions an owner has, while more of them are made."""
+
+    def __init__(self, topics: Iterable[Topic], quotas: Quotas, owner: str) -> None:
+        self._quotas = quotas
+        self._owner = owner
+        self._is_counted = is_counted(owner)
+        sizes = [topic.partitions for topic in topics if topic.spec.owner == owner] if self._is_counted else []
+        self._topics, self._partitions = len(sizes), sum(sizes)
+
+    def take(self, new_topics: int, new_partitions: int) -> None:
+        """So many more. Raises `QuotaExceeded` if the owner may not have them."""
+        if not self._is_counted:
+            return
+        for quota, has, more, what in (
+            (Quota.TOPICS, self._topics, new_topics, "topics"),
+            (Quota.PARTITIONS, self._partitions, new_partitions, "partitions"),
+        ):
+            limit = self._quotas.limit_of(self._owner, quota)
+            if limit is not None and more and has + more > limit:
+                QUOTA_REFUSALS.add(quota)
+                raise exceeded(self._owner, quota, limit, has, more, what, "delete what is not needed any more")
+        self._topics += new_topics
+        self._partitions += new_partitions

@@ -154,8 +154,8 @@ class Admin:
         self._making_transactions = asyncio.Lock()
         self._auto_create = auto_create
         self._making_topics = asyncio.Lock()
-        self._counting = asyncio.Lock()  # the topics of who may only have so many: what two make at once counts as well
-        self._quotas = quotas or Quotas()
+        self.counting = asyncio.Lock()  # the topics of who may only have so many: what two make at once counts as well
+        self.quotas = quotas or Quotas()
         self._known_to_leaders: set[str] = set()
 
     # ------------------------------------------------------------------ metadata
@@ -252,9 +252,9 @@ class Admin:
         return [*told, *request.topics]
 
     async def _tell(self, told: _Told, response: pb.MetadataResponse) -> None:
-        response.topics.extend(await asyncio.gather(*(self._topic_info(topic) for topic in told.take())))
+        response.topics.extend(await asyncio.gather(*(self.topic_info(topic) for topic in told.take())))
 
-    async def _topic_info(self, topic: Topic) -> pb.TopicInfo:
+    async def topic_info(self, topic: Topic) -> pb.TopicInfo:
         spec = topic.spec
         info = pb.TopicInfo(
             name=spec.name,
@@ -353,16 +353,27 @@ class Admin:
 
     async def create_topic(self, request: pb.CreateTopicRequest, deadline: float) -> pb.CreateTopicResponse:
         """Answers once every partition's leader serves, so that what the client asks next succeeds."""
-        check_new_topic_name(request.name, self._topic_name_max)
+        self.check_new_name(request.name)
         topic = await self._create(
             request.name, request.partitions, request.replicas, request.schema, dict(request.settings)
         )
         await self._wait_until_led(topic, deadline)
-        return pb.CreateTopicResponse(topic=await self._topic_info(topic))
+        return pb.CreateTopicResponse(topic=await self.topic_info(topic))
+
+    def check_new_name(self, name: str) -> None:
+        """Raises `InvalidTopicName`."""
+        check_new_topic_name(name, self._topic_name_max)
 
     async def _create(
         self, name: str, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str]
     ) -> Topic:
+        schema = await self.checked(partitions, replicas, schema, settings)
+        owner = owner_of_new(name)
+        async with self.counting if is_counted(owner) else contextlib.nullcontext():
+            return await self._create_checked(name, partitions, replicas, schema, settings, owner)
+
+    async def checked(self, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str]) -> bytes:
+        """The schema as it is stored. Raises what is wrong with any of it."""
         if not 1 <= partitions <= PARTITIONS_PER_TOPIC_MAX:
             raise InvalidSetting(f"partitions={partitions} is out of range: give 1 to {PARTITIONS_PER_TOPIC_MAX}")
         if not 1 <= replicas <= REPLICAS_MAX:
@@ -376,9 +387,7 @@ class Admin:
             told = _schema_told(schema)
             check_column_names(told)
             schema = schema_to_bytes(told)
-        owner = owner_of_new(name)
-        async with self._counting if is_counted(owner) else contextlib.nullcontext():
-            return await self._create_checked(name, partitions, replicas, schema, settings, owner)
+        return schema
 
     async def _create_checked(
         self, name: str, partitions: int, replicas: int, schema: bytes, settings: Mapping[str, str], owner: str
@@ -386,7 +395,7 @@ class Admin:
         await self._topics.refresh()
         if self._topics.find(name) is not None:
             raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
-        check_room(self._topics.all(), self._quotas, owner, new_topics=1, new_partitions=partitions)
+        check_room(self._topics.all(), self.quotas, owner, new_topics=1, new_partitions=partitions)
         topic_id = uuid.uuid4().hex
         existing = [members for topic in self._topics.all() for members in topic.spec.assignment]
         assignment = place(partitions, replicas, self._cluster.racks, existing, start=int(topic_id[:8], 16))
@@ -455,7 +464,7 @@ class Admin:
         """Those of the partitions that broker `leader` says it serves."""
         request = pb.MetadataRequest(topics=[topic.spec.name])
         if leader == self._shell.broker:
-            info = await self._topic_info(topic)
+            info = await self.topic_info(topic)
         else:
             address = self._cluster.peer_address(leader)
             if address is None:
@@ -514,12 +523,12 @@ class Admin:
             await self._wait_until_led(topic, deadline)
         if request.replicas:
             topic = await self._change_replicas(topic, request.replicas)
-        return pb.AlterTopicResponse(topic=await self._topic_info(topic))
+        return pb.AlterTopicResponse(topic=await self.topic_info(topic))
 
     async def _add_partitions(self, topic: Topic, partitions: int) -> Topic:
         check_partitions(topic.spec, partitions)
         new_partitions = partitions - topic.partitions
-        check_room(self._topics.all(), self._quotas, topic.spec.owner, new_topics=0, new_partitions=new_partitions)
+        check_room(self._topics.all(), self.quotas, topic.spec.owner, new_topics=0, new_partitions=new_partitions)
         existing = [members for known in self._topics.all() for members in known.spec.assignment]
         start = int(topic.spec.topic_id[:8], 16) + topic.partitions
         added = place(

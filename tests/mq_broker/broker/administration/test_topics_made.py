@@ -10,7 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from mq_broker.broker.administration import topic_making
 from mq_broker.broker.administration import topics as admin
+from mq_broker.broker.administration.topic_making import TopicMaking
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import AutoCreate
 from mq_broker.broker.metadata.topics import Topics
@@ -25,7 +27,7 @@ from mq_protocol.errors import (
     TopicExists,
     UnknownTopic,
 )
-from mq_protocol.limits import REPLICAS_MAX
+from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone
 
@@ -56,6 +58,71 @@ def test_a_topic_is_made_when_one_is_named_by_somebody_who_wants_it(
             assert await named(broker, "b") == {"b": 2}
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="a"))
             assert await named(broker, "c") == {"c": 2}
+
+    asyncio.run(scenario())
+
+
+def wanted(*topics: str, partitions: int = 1, **fields: Any) -> pb.CreateTopicsRequest:
+    made = [pb.CreateTopicRequest(name=name, partitions=partitions, replicas=1, **fields) for name in topics]
+    return pb.CreateTopicsRequest(topics=made)
+
+
+def test_topics_that_are_asked_for_together_are_each_answered_and_those_that_are_made_are_led(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("there")
+            request = wanted("a", "no/name", "there", "b", partitions=2)
+            request.topics.add(name="wide", partitions=1, replicas=REPLICAS_MAX)
+            request.topics.add(name="typo", partitions=1, replicas=1, settings={"durabilty": "os"})
+            request.topics.add(name="none", partitions=0, replicas=1)
+            request.topics.add(name="schema", partitions=1, replicas=1, schema=b"no schema")
+            answer = await broker.ask("CreateTopics", request)
+            assert [(made.name, made.error.code) for made in answer.topics] == [
+                ("a", 0),
+                ("no/name", pb.INVALID_TOPIC_NAME),
+                ("there", pb.TOPIC_EXISTS),
+                ("b", 0),
+                ("wide", pb.NOT_ENOUGH_BROKERS),
+                ("typo", pb.INVALID_SETTING),
+                ("none", pb.INVALID_SETTING),
+                ("schema", pb.INVALID_REQUEST),
+            ]
+            assert await named(broker, "a", "b", "wide", "typo", auto_create=False) == {"a": 2, "b": 2}
+            assert (await broker.ask("CreateTopics", pb.CreateTopicsRequest())).topics == []
+
+    asyncio.run(scenario())
+
+
+def test_a_request_for_more_partitions_than_a_topic_may_have_is_refused_whole(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            for partitions in (PARTITIONS_PER_TOPIC_MAX, (1 << 31) - 1):
+                with pytest.raises(InvalidRequest, match="ask for fewer topics at once"):
+                    await broker.ask("CreateTopics", wanted("a", "b", partitions=partitions))
+            hidden = wanted("a", "b", partitions=PARTITIONS_PER_TOPIC_MAX)
+            hidden.topics.add(name="c", partitions=-(1 << 31), replicas=1)
+            with pytest.raises(InvalidRequest, match="ask for fewer topics at once"):
+                await broker.ask("CreateTopics", hidden)
+            with pytest.raises(InvalidRequest, match="name"):
+                await broker.ask("CreateTopics", wanted("a", "a"))
+            assert await named(broker, "a", auto_create=False) == {}
+
+    asyncio.run(scenario())
+
+
+def test_topics_whose_leaders_do_not_say_so_in_time_are_told_as_unclear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(*_: object) -> list[pb.TopicInfo]:
+        return []
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            monkeypatch.setattr(TopicMaking, "_told_by", never)
+            monkeypatch.setattr(topic_making, "ANSWER_S", 1_000.0)
+            answer = await broker.ask("CreateTopics", wanted("a", "b"))
+            assert [made.error.code for made in answer.topics] == [pb.OUTCOME_UNKNOWN] * 2
+            assert {topic.name for topic in (await broker.metadata()).topics} == {"a", "b"}
 
     asyncio.run(scenario())
 

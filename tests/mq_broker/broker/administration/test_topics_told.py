@@ -431,9 +431,9 @@ def test_a_topic_may_have_as_many_partitions_and_replicas_as_the_bounds_and_no_m
 
 def test_a_topic_of_records_is_told_with_the_columns_of_records_and_a_typed_one_with_its_own() -> None:
     async def scenario(world: World) -> None:
-        told = await world.admin._topic_info(world.known["t"])
+        told = await world.admin.topic_info(world.known["t"])
         assert (told.schema, told.typed) == (schema_to_bytes(SCHEMA), False)
-        typed = await world.admin._topic_info(world.topic("typed", schema=b"as it was stored"))
+        typed = await world.admin.topic_info(world.topic("typed", schema=b"as it was stored"))
         assert (typed.schema, typed.typed) == (b"as it was stored", True)
 
     run(scenario)
