@@ -245,7 +245,7 @@ def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None
         call: Any = channel.stream_stream(path("Lock"), None, None)  # type: ignore[call-overload]
         stream = call(metadata=((principals._KEY, GREEDY),))
         try:
-            await stream.write(pb.LockRequest(name=name, wait_ms=0).SerializeToString())
+            await stream.write(pb.LockRequest(name=name, wait_ms=600_000).SerializeToString())
             if await stream.read() is aio.EOF:  # type: ignore[attr-defined]
                 raise aio.AioRpcError(
                     await stream.code(), await stream.initial_metadata(), await stream.trailing_metadata()
