@@ -5,6 +5,7 @@ The first byte says of which method it is. `test_broker.py` and `brokers.py` ask
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from typing import Any, Final
@@ -62,8 +63,7 @@ def check(data: bytes) -> bool:
     method = METHODS[data[0] % len(METHODS)]
     reader = Bounded(method.name, method.request)
     try:
-        reader._check_size(data[1:])
-        found = reader._parse(data[1:])
+        found = asyncio.run(reader.read(data[1:]))
     except (InvalidRequest, RequestTooLarge) as error:
         check_told(error)
         return False

@@ -243,6 +243,7 @@ def test_the_count_is_protobufs_own() -> None:
             request.settled.add(partition=number)
         data = _padded(chance.randrange(10, 400)) + request.SerializeToString() + b"\x98\x06\x05" + b"\x9d\x06abcd"
         counted = bounds._Count("Subscribe", data)
-        counted.over(bounds._plan(pb.SubscribeRequest, BOUNDS["Subscribe"].lists, ""), 0, len(data))
+        for _ in counted.over(bounds._plan(pb.SubscribeRequest, BOUNDS["Subscribe"].lists, ""), 0, len(data)):
+            pass
         assert counted._found.get("open.partitions", 0) == count
         assert counted._found.get("settled", 0) == len(request.settled)
