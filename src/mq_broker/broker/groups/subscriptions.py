@@ -412,12 +412,12 @@ class _Session:
         partition, bytes_max = subscription.partition, min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
         await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
-    def _gather(self, bytes_max: int = FETCH_CHUNK_BYTES) -> Batches | None:
+    def _gather(self, bytes_max: int = CREDIT_BYTES_MAX) -> Batches | None:
         """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch.
         Batches that others are pushed too have a message of their own, which all of them share."""
         if not self._has_news:
             return None
-        room = min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
+        room = min(bytes_max - self._untold_bytes, chunk_bytes(FETCH_CHUNK_BYTES))
         first = next(iter(self._ready), None)
         if not self._opened and first is not None and self._is_shared(first):
             del self._ready[first]
@@ -429,8 +429,8 @@ class _Session:
         parts: list[Buffer] = []
         while self._ready and self._credit > 0 and room > 0:
             subscription = next(iter(self._ready))
-            if parts and self._is_shared(subscription):
-                break
+            if parts and (self._is_shared(subscription) or subscription.next_batch_bytes > room):
+                break  # a batch is not divided: it would be above what is held
             del self._ready[subscription]
             found = self._read(subscription, min(room, self._credit)) if subscription.pushing else None
             if found is not None:
