@@ -22,9 +22,10 @@ from mq_cli.output import (
     write_json,
     write_table,
 )
+from mq_protocol.errors import TritonMQError
 
 if TYPE_CHECKING:
-    from mq_client import AbortedTransaction, TransactionDescription
+    from mq_client import AbortedTransaction, Admin, TransactionDescription
 
 _key = click.argument("key", metavar="KEY")
 
@@ -122,10 +123,12 @@ def give(key: str, owner: str, as_json: bool, bootstrap: str, timeout_s: float) 
     For a query that goes on under a new user name: stop it, give its key, and start it as the new user with its
     checkpoint. What it had decided is published as ever; a micro-batch that it had only staged is run again.
 
-    May be given again. Needs the right to alter the transaction.
+    May be given again. Needs the right to alter the transaction. A user whom no broker has seen since it started is
+    given it too, with a warning, if you have the right `acls` on the cluster.
     """
     with open_admin(bootstrap, timeout_s) as admin:
         done = admin.give_transaction(key, owner)
+        _warn_of_unknown(admin, done.owner)
     if as_json:
         write_json({"query": done.query, "sink": done.sink, "owner": done.owner, "former": done.former or None})
     elif done.former == done.owner:
@@ -188,6 +191,17 @@ def _tell(done: AbortedTransaction) -> None:
 
 def _decided(each: TransactionDescription) -> str:
     return str(each.batch_id) if each.batch_id >= 0 else "none"
+
+
+def _warn_of_unknown(admin: Admin, owner: str) -> None:
+    """The key is given by now, and may be given again: what cannot be found out is not said."""
+    try:
+        [known] = admin.known_to_brokers(owner)
+    except TritonMQError:  # such as PermissionDenied: to ask needs the right `acls`
+        return
+    if not known.whose:
+        near = f": did you mean {known.near!r}?" if known.near else ""
+        say(f"warning: no broker has seen {owner} since it started, and no rule names it{near}")
 
 
 def _state(each: TransactionDescription) -> str:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from mq_cli.main import DONE, MISUSED, REFUSED, run
-from mq_client import Admin, InvalidRequest, TransactionAborted, UnknownTransaction
+from mq_client import AclRule, Admin, InvalidRequest, TransactionAborted, UnknownTransaction
 from mq_client.transactions import TransactionClient
 from mq_dev.local_cluster import LocalCluster
 
@@ -81,6 +81,21 @@ def test_a_query_is_given_to_another_user(bootstrap: str, query: str, capsys: py
     assert "User:etl-2" in capsys.readouterr().out
     assert run(["transaction", "give", key, "--to", "etl-2", "--bootstrap", bootstrap]) == REFUSED
     assert "write User:NAME" in capsys.readouterr().err
+
+
+def test_who_gives_a_query_to_a_user_whom_nobody_knows_is_told(
+    bootstrap: str, query: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Admin(bootstrap) as admin:
+        admin.alter_acls([AclRule("User:flights-etl", "Read", "Topic", "flights")])
+    key = str(listed(bootstrap, capsys, query)[0]["key"])
+    for owner, near in (("User:flights-elt", ": did you mean 'User:flights-etl'?"), ("User:q9", "\n")):
+        assert run(["transaction", "give", key, "--to", owner, "--bootstrap", bootstrap]) == DONE
+        told = capsys.readouterr().err
+        assert f"warning: no broker has seen {owner} since it started, and no rule names it{near}" in told
+        assert f"is {owner}'s now" in told
+    assert run(["transaction", "give", key, "--to", "User:flights-etl", "--bootstrap", bootstrap]) == DONE
+    assert "warning" not in capsys.readouterr().err
 
 
 def test_without_somebody_to_ask_yes_must_be_said(

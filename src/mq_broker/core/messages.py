@@ -370,12 +370,13 @@ Event: TypeAlias = (
 @dataclass(frozen=True, slots=True)
 class Done:
     """`base_offset` is -1 where none was given (staged, control). `duplicate`: the UUID had been seen; this is the
-    first answer."""
+    first answer. `former`: of a key that was given, whose it was; empty if it was nobody's who has a name."""
 
     index: int
     base_offset: int = -1
     timestamp_us: int = 0
     duplicate: bool = False
+    former: str = ""
 
 
 @dataclass(frozen=True, slots=True)

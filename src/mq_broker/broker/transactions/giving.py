@@ -20,6 +20,7 @@ from mq_broker.broker.transactions.aborting import left_ms, meant, until
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.requests import key_of, key_to_wire, listed_name
 from mq_broker.core.entries import Give, TransactionKey
+from mq_broker.core.messages import Done
 from mq_broker.rpc.callers import asker
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_protocol import mq_pb2 as pb
@@ -72,12 +73,12 @@ class Giving:
         """Asked of the coordinator."""
         key, owner, deadline = key_of(request.key), new_owner(request.owner), until(request.timeout_ms, deadline)
         partition = await self._transactions.coordinator(key)
-        known = partition.replica.machine.transactions.get(key)
-        former = known.owner if known is not None else ""
         try:
-            await partition.ask(Give(key, owner), deadline)
+            done = await partition.ask(Give(key, owner), deadline)
         except UnknownTransaction:
             return pb.GiveTransactionResponse(known=False)
+        assert isinstance(done, Done), "only a decision is answered otherwise"
+        former = done.former  # as it was when this was applied: several may give the key at the same time
         if former != owner:
             log.warning(
                 "query %s belonged to %s and was given to %s",

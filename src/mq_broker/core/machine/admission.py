@@ -480,7 +480,7 @@ def _judge_give(give: Give, machine: PartitionMachine, overlay: Overlay) -> Verd
         )
     if known.aborted:
         return _refuse(_aborted(give.key))
-    return Answer(Done(0, duplicate=True)) if known.owner == give.owner else Admit(give)
+    return Answer(Done(0, duplicate=True, former=give.owner)) if known.owner == give.owner else Admit(give)
 
 
 def _judge_abort(abort: Abort, machine: PartitionMachine, overlay: Overlay) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart, Operation
+from mq_broker.core.entries import NO_UUID, Decide, Entry, EpochStart, Give, Operation
 from mq_broker.core.machine.admission import Admit, Answer, WaitFor, judge
 from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.messages import (
@@ -350,7 +350,7 @@ class Leader:
         shared = self._shared
         entry = shared.log.entry(index)
         operation = entry.operation
-        known = shared.machine.transactions.get(operation.key) if isinstance(operation, Decide) else None
+        known = shared.machine.transactions.get(operation.key) if isinstance(operation, Decide | Give) else None
         shared_ready = index > self.epoch_start
         [(entry, base_offset)] = shared.commit_to(index)
         self._overlay.remove(entry)
@@ -364,7 +364,8 @@ class Leader:
                 shared.emit(Reply(request, Decided(state.row_count, already, state.finished)))
             else:
                 placed = base_offset if shared.machine.next_offset > base_offset else -1
-                shared.emit(Reply(request, Done(index, placed, entry.timestamp_us)))
+                former = known.owner if known is not None else ""
+                shared.emit(Reply(request, Done(index, placed, entry.timestamp_us, former=former)))
 
     def flushed(self) -> None:
         """Answer acks=leader: it is on this disk, and where this leader has it. Offset -1 before it knows the end of

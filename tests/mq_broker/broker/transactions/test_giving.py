@@ -106,6 +106,24 @@ def test_a_give_may_be_asked_for_again_and_outlasts_the_broker(tmp_path: Path) -
     asyncio.run(main())
 
 
+def test_of_several_who_give_a_key_at_once_each_is_told_whose_it_was_then(tmp_path: Path) -> None:
+    """Both were told the first owner, and the log and the audit log said that the key had been his twice."""
+
+    async def main() -> None:
+        async with served(tmp_path) as (root, old, _):
+            await decide(old, 0, await stage(old, 0, 1), rows=1)
+            owners = [f"User:new-{number}" for number in range(5)]
+            given = await asyncio.gather(*(give(root, owner) for owner in owners))
+            formers = dict(zip(owners, (each.former for each in given), strict=True))
+            [known] = (await root.ask("Transactions", pb.TransactionsRequest(query=NAME))).known
+            chain = [known.owner]
+            while chain[-1] != OLD:
+                chain.append(formers[chain[-1]])
+            assert sorted(chain) == sorted([OLD, *owners]), "one after the other"
+
+    asyncio.run(main())
+
+
 def test_who_may_give_is_who_may_alter_the_transaction_and_not_who_owns_it(tmp_path: Path) -> None:
     """Else a user could rid himself of keys that count for his quota, or burden another one with them."""
 

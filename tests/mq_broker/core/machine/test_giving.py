@@ -80,9 +80,9 @@ def test_whoever_decides_behind_a_give_waits_for_it_and_a_give_for_a_decision() 
 def test_a_give_that_is_asked_for_again_is_done_already() -> None:
     led = Led()
     led.done(decide(0, MINE))
-    assert result_of(led.ask(Give(KEY, MINE))) == Done(0, duplicate=True)
+    assert result_of(led.ask(Give(KEY, MINE))) == Done(0, duplicate=True, former=MINE)
     led.done(Give(KEY, NEW))
-    assert result_of(led.ask(Give(KEY, NEW))) == Done(0, duplicate=True)
+    assert result_of(led.ask(Give(KEY, NEW))) == Done(0, duplicate=True, former=NEW)
 
 
 def test_what_nobody_owns_can_be_given() -> None:
