@@ -22,6 +22,7 @@ class Quota(StrEnum):
     STREAMS = "streams"
     TOPICS = "topics"
     PARTITIONS = "partitions"
+    GROUPS = "groups"
     TRANSACTIONS = "transactions"
     STAGED = "staged"
     STAGED_BYTES = "staged_bytes"
@@ -35,6 +36,7 @@ MEANINGS: Final[Mapping[Quota, str]] = {
     Quota.STREAMS: "Streams at a broker at the same time.",
     Quota.TOPICS: "Topics in the cluster that it has made.",
     Quota.PARTITIONS: "Partitions of these topics, in all.",
+    Quota.GROUPS: "Groups that it has begun at partitions that a broker leads, and queue groups that it has declared.",
     Quota.TRANSACTIONS: "Keys of transactions that a broker keeps.",
     Quota.STAGED: "Batches that are staged at a broker and not decided.",
     Quota.STAGED_BYTES: "Bytes of these batches.",
@@ -56,6 +58,7 @@ SECURED: Final[Mapping[Quota, int]] = {
     Quota.STREAMS: 1_000,
     Quota.TOPICS: 1_000,
     Quota.PARTITIONS: 4_000,
+    Quota.GROUPS: 1_000,
     Quota.TRANSACTIONS: 10_000,
     Quota.STAGED: 100_000,
     Quota.STAGED_BYTES: 4 << 30,

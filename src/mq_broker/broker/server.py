@@ -257,7 +257,7 @@ class _Broker:
         self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
         self._producing = Producing(shell, self._topics, held, self._scheduled, self._transactions.owned, self._room)
         self._reading = Reading(shell, self._topics, held)
-        delivery = self._delivery = Delivery(shell, self._topics, held)
+        delivery = self._delivery = Delivery(shell, self._topics, held, self._transactions.begun)
         services = Services(
             *self._topics_served(),
             *self._judging(config),
@@ -318,7 +318,8 @@ class _Broker:
         """The parts that say who reads, and how this broker does."""
         self._log_levels, self._systemd = LogLevels(), Systemd()
         shell, shares = self._shell, self._delivery.shares
-        groups = Groups(shell, self._topics, shares.members_of, shares.counts, shares.end, shares.has_strangers)
+        asked = shares.members_of, shares.counts, shares.end, shares.has_strangers
+        groups = Groups(shell, self._topics, *asked, self._transactions.begun)
         self._observing = Observing(
             shell,
             self.cluster,
@@ -371,7 +372,7 @@ class _Broker:
         self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
         asked = Asked(shell, self._topics, self._declared, self._clock.now_us)
         return (
-            Declaring(self._topics, self._declared),
+            Declaring(self._topics, self._declared, self._transactions.begun),
             Leasing(asked, self._working, Outputs(self._topics, self._transactions)),
             Sessions(asked, self._working, held),
             Describing(

@@ -61,7 +61,7 @@ _STATE_KEYS: Final = frozenset(("leader", "leader_epoch", "isr", "recovery", "to
 _TOPIC_KEYS: Final = frozenset(
     ("name", "topic_id", "assignment", "schema", "settings", "moving", "earlier", "queues", "queue_lives", "owner")
 )
-_QUEUE_KEYS: Final = frozenset(("life", "start_us", "settings"))
+_QUEUE_KEYS: Final = frozenset(("life", "start_us", "settings", "owner"))
 _MOVE_KEYS: Final = frozenset(("target", "origin"))
 
 
@@ -123,13 +123,15 @@ def topic_to_json(topic: TopicSpec) -> dict[str, Any]:
         document["owner"] = topic.owner
     if topic.queue_lives:
         document["queue_lives"] = topic.queue_lives
-        document["queues"] = {
-            group: with_unknown(
-                {"life": queue.life, "start_us": queue.start_us, "settings": queue.settings}, queue.unknown
-            )
-            for group, queue in sorted(topic.queues.items())
-        }
+        document["queues"] = {group: _queue_to_json(queue) for group, queue in sorted(topic.queues.items())}
     return with_unknown(document, topic.unknown)
+
+
+def _queue_to_json(queue: QueueSpec) -> dict[str, Any]:
+    document: dict[str, Any] = {"life": queue.life, "start_us": queue.start_us, "settings": queue.settings}
+    if queue.owner:
+        document["owner"] = queue.owner
+    return with_unknown(document, queue.unknown)
 
 
 def topic_from_json(document: dict[str, Any]) -> TopicSpec:
@@ -170,6 +172,7 @@ def _queues(documents: dict[str, Any], lives: int) -> dict[str, QueueSpec]:
             _number(document["start_us"], "start_us", 0, OFFSET_MAX),
             {_text(key, "settings"): _text(value, "settings") for key, value in document["settings"].items()},
             unknown_keys(document, _QUEUE_KEYS, TOPIC_DOCUMENT_BYTES_MAX),
+            _text(document.get("owner", ""), "owner"),
         )
     if len({queue.life for queue in queues.values()}) < len(queues):
         raise ValueError("two queue groups have the same life")

@@ -147,12 +147,13 @@ class Move:
 class QueueSpec:
     """A queue group of a topic as stored. `life` tells it from a former one of the same name. `start_us`: records that
     are older, in microseconds since 1970, were never its; 0 for none. `settings`: only those that were given.
-    `unknown`: as a move's."""
+    `unknown`: as a move's. `owner`: who declared it, as `User:etl`; empty where that has no name."""
 
     life: int
     start_us: int = 0
     settings: dict[str, str] = field(default_factory=dict)
     unknown: str = ""
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)

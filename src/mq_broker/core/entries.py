@@ -153,7 +153,8 @@ class MoveCursor:
 
     `kind` says who reads: "consumer", "spark", or "ephemeral" for a group that ends some time after its last member.
     `forward`: it changes nothing where the cursor is at that offset or beyond it. `owner`: who asks, as `User:etl`;
-    empty where that has no name. It is written for a query's cursor alone, which is then nobody else's.
+    empty where that has no name. A query's cursor is then nobody else's. Of a group of consumers it says who has begun
+    the group, and is written only while nobody has.
     """
 
     group: str

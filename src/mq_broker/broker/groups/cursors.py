@@ -18,6 +18,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import asked_of_each, in_turns
+from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.broker.transactions.owners import is_for_anybody, name_of
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.admission import not_cursors_owner
@@ -69,7 +70,7 @@ class Mover:
 
     def check(self, group: str, cursor: Cursor | None) -> None:
         """Raises `PermissionDenied` for the cursor of another user's query."""
-        if cursor is not None and cursor.owner not in ("", self.owner) and not self.for_anybody:
+        if cursor is not None and cursor.is_anothers(self.owner) and not self.for_anybody:
             raise not_cursors_owner(group)
 
 
@@ -177,6 +178,7 @@ class Groups:
         counts: CountsOf,
         end_of: EndOf,
         strangers_in: StrangersIn,
+        begun: BegunGroups,
     ) -> None:
         self.labels = Labels()
         self._shell = shell
@@ -185,6 +187,7 @@ class Groups:
         self._counts = counts
         self._end_of = end_of
         self._strangers_in = strangers_in
+        self._begun = begun
 
     async def move_cursors(self, request: pb.MoveCursorsRequest, deadline: float) -> pb.MoveCursorsResponse:
         """Each position by itself: its answer is at its place in the response, with an error where it was refused.
@@ -217,6 +220,7 @@ class Groups:
             if request.group not in partition.replica.machine.cursors:
                 check_new_group_name(request.group)
                 check_is_no_queue(partition, request.group)
+                await self._begun.check(asker(), name_of(asker(), self._shell.level), request.group)
             move = self._judged(request, position.offset, partition)
             if move is not None:
                 await partition.ask(move, deadline, for_anybody=is_for_anybody(asker()))
@@ -241,7 +245,8 @@ class Groups:
             if request.unless_read:
                 self._check_unread(partition, group, "move")
             if cursor is None:
-                return MoveCursor(group, offset, kind or CONSUMER)  # of nobody: the query is yet to come
+                of_query = kind == SPARK  # of nobody: the query is yet to come
+                return MoveCursor(group, offset, kind or CONSUMER, owner="" if of_query else mover.owner)
             return MoveCursor(group, offset, cursor.kind, owner=cursor.owner)
         if kind in OF_CONSUMERS:
             member = own_member(request.member_id)

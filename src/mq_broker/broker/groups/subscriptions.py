@@ -24,6 +24,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.streams import in_turns, side_by_side
+from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_broker.rpc.callers import asker, caller, own_member
 from mq_broker.rpc.pacing import chunk_bytes, room_to_send
@@ -52,8 +53,9 @@ partitions."""
 class Delivery:
     """Owns the shares of groups and the audiences of broadcast groups; each stream's session owns its subscriptions."""
 
-    def __init__(self, shell: Shell, topics: Topics, held: Held) -> None:
+    def __init__(self, shell: Shell, topics: Topics, held: Held, begun: BegunGroups) -> None:
         self.shell = shell
+        self.begun = begun
         self.held = held
         self.topics = topics
         self.shares = Shares()
@@ -292,6 +294,8 @@ class _Session:
             try:
                 partition = self._delivery.shell.partition(await self._topic(wanted, renewed), wanted.partition)
                 self._check_kind(partition)
+                if self.group and self.group not in partition.replica.machine.cursors:
+                    await self._delivery.begun.check(self.asker, self.mover.owner, self.group)
             except TritonMQError as error:
                 self._refuse(wanted.topic, wanted.partition, error)
                 continue

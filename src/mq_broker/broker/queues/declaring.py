@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.broker.queues.declared import Declared, unknown_queue
+from mq_broker.broker.queues.declared import LEVEL_OF_QUEUES, Declared, unknown_queue
 from mq_broker.broker.queues.letters import check_fits
 from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.broker.transactions.begun_groups import BegunGroups
+from mq_broker.broker.transactions.owners import name_of
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.rpc.callers import asker
 from mq_protocol import mq_pb2 as pb
@@ -29,9 +31,10 @@ log = logging.getLogger(__name__)
 class Declaring:
     """Owns nothing: the groups are in the topics' documents."""
 
-    def __init__(self, topics: Topics, declared: Declared) -> None:
+    def __init__(self, topics: Topics, declared: Declared, begun: BegunGroups) -> None:
         self._topics = topics
         self._declared = declared
+        self._begun = begun
 
     async def alter_queue(self, request: pb.AlterQueueRequest, _deadline: float) -> pb.AlterQueueResponse:
         """Declare, change or delete a queue group. Leaders begin and end it in their partitions soon afterwards.
@@ -49,13 +52,15 @@ class Declaring:
             _check_names(topic, settings)
             self._declared.check_reads_nothing(topic, group)
             start_us = _start_us(request)
+            owner = name_of(asker(), LEVEL_OF_QUEUES)
             if group not in known.spec.queues:
                 await self._check_dead_letter(known, settings)
+                await self._begun.check(asker(), owner, group, topic)
             made: list[bool] = []
 
             def declare(spec: TopicSpec) -> TopicSpec:
                 made.append(group not in spec.queues)
-                return with_queue(spec, group, settings, start_us)
+                return with_queue(spec, group, settings, start_us, owner)
 
             edited = await self._topics.edit(topic, declare)
             answer = pb.AlterQueueResponse(queue=queue_told(topic, group, edited.spec.queues[group]), made=made[-1])
@@ -124,7 +129,7 @@ def queue_told(topic: str, group: str, queue: QueueSpec) -> pb.QueueInfo:
 # ---------------------------------------------------------------- what the document becomes. Pure.
 
 
-def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_us: int) -> TopicSpec:
+def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_us: int, owner: str = "") -> TopicSpec:
     """Raises `TooManyGroups`, `InvalidSetting`, and `InvalidRequest` if the group is there with other settings."""
     known = spec.queues.get(group)
     if known is not None:
@@ -141,7 +146,7 @@ def with_queue(spec: TopicSpec, group: str, settings: Mapping[str, str], start_u
         )
     _check_whole(spec, _given(settings))
     life = spec.queue_lives + 1
-    queue = QueueSpec(life, start_us, _given(settings))
+    queue = QueueSpec(life, start_us, _given(settings), owner=owner)
     return replace(spec, queues={**spec.queues, group: queue}, queue_lives=life)
 
 

@@ -26,6 +26,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.broker.transactions.owned import Owned
 from mq_broker.broker.transactions.owners import check_may_see, is_for_anybody, note_stranger, owner_of
 from mq_broker.broker.transactions.requests import (
@@ -99,12 +100,12 @@ class _Publishing:
 
 
 class Transactions:
-    """Owns the publishing of every decision whose coordinator is led here, and how much of transactions each user
-    owns."""
+    """Owns the publishing of every decision whose coordinator is led here, and counts of what each user has."""
 
     def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, admin: Admin, calls: Calls) -> None:
         self._shell = shell
         self.owned = Owned(lambda: shell.partitions(), time.monotonic)
+        self.begun = BegunGroups(lambda: shell.partitions(), lambda: topics.all(), time.monotonic)
         self._cluster = cluster
         self._topics = topics
         self._admin = admin

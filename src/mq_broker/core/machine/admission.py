@@ -140,13 +140,13 @@ def judge(propose: Propose, machine: PartitionMachine, overlay: Overlay, first_i
 
 def _judge_move(move: MoveCursor, machine: PartitionMachine, overlay: Overlay, *, for_anybody: bool) -> Verdict:
     """A query's cursor belongs to the first who moves it and has a name. Neither another query nor a consumer of
-    another user moves it then."""
+    another user moves it then. A group of consumers has no such owner: that it has been begun is noted once."""
+    known = machine.cursors.get(move.group)
     if not for_anybody:
         pending = overlay.cursor_index(move)
         if pending is not None:
             return WaitFor(pending)
-        known = machine.cursors.get(move.group)
-        if known is not None and known.owner not in ("", move.owner):
+        if known is not None and known.is_anothers(move.owner):
             return _refuse(not_cursors_owner(move.group))
     if not 0 <= move.offset <= machine.next_offset:
         return _refuse(
@@ -160,7 +160,8 @@ def _judge_move(move: MoveCursor, machine: PartitionMachine, overlay: Overlay, *
     error = too_many_groups(move.group, machine)
     if error is not None:
         return _refuse(error, of_absence=True)
-    return Admit(move if move.kind == SPARK else replace(move, owner=""))
+    noted = known is not None and known.owner != "" and known.has_same_readers(move.kind)
+    return Admit(replace(move, owner="") if noted and move.kind != SPARK else move)
 
 
 def not_cursors_owner(group: str) -> PermissionDenied:

@@ -38,7 +38,7 @@ from mq_broker.core.entries import (
     Work,
 )
 from mq_broker.core.machine.due_times import DueTimes
-from mq_broker.core.machine.state import EPHEMERAL, SPARK, Cursor, MachineState, StagedBatch, TransactionState
+from mq_broker.core.machine.state import EPHEMERAL, Cursor, MachineState, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, UuidWindow, WindowBounds
 from mq_broker.core.messages import OffsetsSkipped, Published, Trimmed
 from mq_broker.core.work.groups import WorkGroups
@@ -155,8 +155,8 @@ class PartitionMachine:
             self.ephemeral.discard(change.group)
         elif not self.has_passed(change):
             known = self.cursors.get(change.group)
-            owner = "" if change.kind != SPARK else (known.owner if known is not None else "") or change.owner
-            self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us, owner)
+            kept = known.owner if known is not None and known.has_same_readers(change.kind) else ""
+            self.cursors[change.group] = Cursor(change.offset, change.kind, timestamp_us, kept or change.owner)
             (self.ephemeral.add if change.kind == EPHEMERAL else self.ephemeral.discard)(change.group)
 
     def _skip_to(self, floor: int) -> list[Change]:

@@ -44,13 +44,22 @@ SPARK = "spark"
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A group's next offset. `moved_us`: when it was last moved, leader's wall clock. `owner`: of a query's cursor, the
-    first who moved it and has a name; nobody else moves it then."""
+    """A group's next offset. `moved_us`: when it was last moved, leader's wall clock. `owner`: the first who moved it
+    and has a name. A query's is nobody else's then; a group of consumers counts for who has begun it, and others read
+    in it as well."""
 
     offset: int
     kind: str
     moved_us: int
     owner: str = ""
+
+    def is_anothers(self, owner: str) -> bool:
+        """Whether it shows how far a query of another user is."""
+        return self.kind == SPARK and self.owner not in ("", owner)
+
+    def has_same_readers(self, kind: str) -> bool:
+        """Whether a cursor of that kind is a query's too, or one of consumers too."""
+        return (self.kind == SPARK) == (kind == SPARK)
 
 
 @dataclass(frozen=True, slots=True)

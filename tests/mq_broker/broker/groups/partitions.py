@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 
 from mq_broker.broker.groups.cursors import Mover
+from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Result
@@ -15,6 +17,9 @@ from mq_protocol import versions
 LEVEL = versions.LEVEL
 ANYBODY = Mover("", for_anybody=True)
 """Whoever asks where no rights are judged."""
+
+BEGUN = BegunGroups(lambda: (), lambda: (), time.monotonic)
+"""Of a broker without partitions and topics. Whoever asks has no quota."""
 
 
 class Led:

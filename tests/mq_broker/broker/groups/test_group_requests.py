@@ -18,7 +18,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
 from mq_protocol.versions import LEVEL
-from tests.mq_broker.broker.groups.partitions import Led
+from tests.mq_broker.broker.groups.partitions import BEGUN, Led
 
 
 class Part(Led):
@@ -61,6 +61,7 @@ class World:
             self._counts,
             self._end,
             lambda *_: False,
+            BEGUN,
         )
 
     def _counts(self, _part: object, group: str, member: str, key: bytes, offset: int) -> bool:

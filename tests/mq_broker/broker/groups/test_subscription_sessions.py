@@ -30,7 +30,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
-from tests.mq_broker.broker.groups.partitions import LEVEL, Led, rounds
+from tests.mq_broker.broker.groups.partitions import BEGUN, LEVEL, Led, rounds
 
 
 class Readable(Led):
@@ -69,7 +69,7 @@ class Stream:
         self.renewals, self.level = 0, LEVEL
         self._topic_id = "id-of-t"
         stand_in: Any = self
-        self.delivery = delivering or Delivery(stand_in, stand_in, Held(1 << 30))
+        self.delivery = delivering or Delivery(stand_in, stand_in, Held(1 << 30), BEGUN)
         self.session = _Session(self.delivery)
         self._group = group
 

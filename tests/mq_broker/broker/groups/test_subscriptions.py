@@ -17,6 +17,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.core.entries import MoveCursor, Operation
 from mq_broker.core.machine import admission
 from mq_broker.core.messages import Refused, Result
@@ -274,8 +275,8 @@ def test_a_member_that_is_told_of_a_loss_still_settles_what_it_was_given_before(
     made: list[delivery.Delivery] = []
     make = delivery.Delivery.__init__
 
-    def remember(self: delivery.Delivery, shell: Shell, topics: Topics, held: Held) -> None:
-        make(self, shell, topics, held)
+    def remember(self: delivery.Delivery, shell: Shell, topics: Topics, held: Held, begun: BegunGroups) -> None:
+        make(self, shell, topics, held, begun)
         made.append(self)
 
     monkeypatch.setattr(delivery.Delivery, "__init__", remember)

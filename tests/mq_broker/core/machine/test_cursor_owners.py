@@ -101,11 +101,31 @@ def test_two_who_come_at_once_are_not_both_first() -> None:
 
 
 def test_consumers_of_several_users_move_their_group_and_wait_for_no_entry_of_each_other() -> None:
+    """Who has begun it is noted once: it counts for that one's quota."""
     led = Led()
-    for offset, owner in enumerate((MINE, THEIRS, MINE, NOBODY), 1):
-        assert led.ask(move(owner, offset, CONSUMER, forward=True)) == Admit(move("", offset, CONSUMER, forward=True))
+    for offset, owner in enumerate((NOBODY, MINE, THEIRS, NOBODY), 1):
+        assert led.ask(move(owner, offset, CONSUMER, forward=True)) == Admit(
+            move(owner, offset, CONSUMER, forward=True)
+        )
     led.commit()
-    assert (led.cursor.offset, led.cursor.owner) == (4, "")
+    assert (led.cursor.offset, led.cursor.owner) == (4, MINE)
+    for offset, owner in enumerate((THEIRS, MINE, NOBODY), 5):
+        assert led.ask(move(owner, offset, EPHEMERAL)) == Admit(move("", offset, EPHEMERAL))
+    led.begin_anew()
+    assert led.cursor.owner == MINE
+
+
+def test_who_has_begun_a_group_of_consumers_does_not_own_a_query_of_that_name_and_the_other_way() -> None:
+    led = Led()
+    led.done(move(THEIRS, 1, CONSUMER))
+    led.done(move(MINE, 2))
+    assert led.cursor.owner == MINE
+    assert led.refuses(move(THEIRS, 3))
+    led.done(move(MINE, 4, CONSUMER))
+    led.done(move(THEIRS, 5, CONSUMER))
+    assert (led.cursor.offset, led.cursor.owner) == (5, MINE)
+    led.done(move(THEIRS, 6))
+    assert led.cursor.owner == THEIRS
 
 
 def test_a_group_that_is_being_deleted_is_waited_for() -> None:
@@ -146,11 +166,11 @@ def test_who_may_move_for_anybody_does_and_takes_nothing() -> None:
     led.done(move(MINE, 5))
 
 
-def test_a_consumer_of_the_owner_takes_the_group_over_and_it_is_nobodys_then() -> None:
+def test_a_consumer_of_the_owner_takes_the_group_over_and_all_may_read_in_it_then() -> None:
     led = Led()
     led.done(move(MINE, 3))
     led.done(move(MINE, 5, CONSUMER, forward=True))
-    assert (led.cursor.kind, led.cursor.owner) == (CONSUMER, "")
+    assert (led.cursor.kind, led.cursor.owner) == (CONSUMER, MINE)
     led.done(move(THEIRS, 6, CONSUMER, forward=True))
 
 
