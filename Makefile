@@ -183,7 +183,7 @@ build/chromium/usr/bin/chromedriver:
 lock:                         ## pin every dependency anew
 	$(PYTHON) -m venv .venv-lock
 	.venv-lock/bin/pip -q install pip-tools
-	.venv-lock/bin/pip-compile -q --extra security --extra spark --extra connect --extra console --extra demo --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
+	.venv-lock/bin/pip-compile -q --extra security --extra spark --extra connect --extra console --extra otel --extra demo --extra dev --generate-hashes --strip-extras --allow-unsafe --no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header -o requirements.lock pyproject.toml
 	rm -rf .venv-lock
 
 $(VENV)/.ready: requirements.lock pyproject.toml

@@ -26,6 +26,7 @@ from mq_process.allocator import keep_freed_memory
 from mq_process.imports import without_pandas
 from mq_process.logs import dump_stacks_when_asked
 from mq_process.polling import wait_without_event_engine
+from mq_process.tracing import exporting
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
@@ -450,7 +451,8 @@ def _run(config: BrokerConfig, *, stop_at_eof: bool) -> int:
     keep_freed_memory()
     without_pandas()
     try:
-        asyncio.run(_serve(config, stop_at_eof=stop_at_eof))
+        with exporting("tritonmq-broker", str(config.broker), os.environ):
+            asyncio.run(_serve(config, stop_at_eof=stop_at_eof))
     except ExceptionGroup as group:
         # Tasks failed together; what the person at the terminal can act on is our own error among them.
         ours, others = group.split(TritonMQError)

@@ -38,11 +38,12 @@ from mq_client.producing.many import binaries, listed, rows_table
 from mq_client.producing.partitioners import Partitioner, choice_of
 from mq_client.producing.scheduling import Cancellation, attributes_of, batch_of_one, cancel, due_of
 from mq_client.producing.sender import Sender
-from mq_client.producing.splitting import Shipment, conformed, pieces_of, ways_of
+from mq_client.producing.splitting import Shipment, pieces_of_ways, ways_of
 from mq_client.producing.targets import Target
 from mq_client.producing.uuids import partition_of_uuid, piece_uuid, uuid_bytes
 from mq_client.security import Security
 from mq_client.serializers import Serializer, serializer_of
+from mq_client.tracing import sending
 from mq_protocol import limits
 from mq_protocol.names import check_topic_name
 from mq_protocol.partitioner import partition_for_key
@@ -133,7 +134,10 @@ class Producer(AsyncBlock):
         # Those for which `publish` may choose the partition itself, as it does for most.
         self._outgoing = Outgoing(interceptors)
         as_given = self._key_serializer is None and self._value_serializer is None and not self._outgoing
-        plain = self._choice == (None, True, False) and as_given
+        self._tracing = sending()
+        if self._tracing is not None:
+            self._accumulator.traceparent = self._tracing.traceparent
+        plain = self._choice == (None, True, False) and as_given and self._tracing is None
         self._quick: dict[str, Target] = self._targets if plain else {}
         self._closed = False
         atexit.register(_close_at_exit, weakref.ref(self))
@@ -211,9 +215,16 @@ class Producer(AsyncBlock):
         timestamp: int | datetime | None,
         uuid: uuids.UUID | bytes | str | None,
         way: Shipment,
+        *,
+        traced: bool = False,
     ) -> RecordFuture:
-        if self._outgoing:
+        if self._outgoing and not traced:
             _, value, key, headers = self._outgoing.record(topic, value, key, headers)
+        if self._tracing is not None and not traced:
+            typed = (self._targets.get(topic) or self._target(topic)).view.typed
+            given: Any = {"partition": partition, "timestamp": timestamp, "uuid": uuid, "way": way, "traced": True}
+            publish = functools.partial(self._publish_so, topic, value, key, **given)
+            return self._tracing.record(topic, headers, typed, publish)
         if key is not None and self._key_serializer is not None:
             key = self._key_serializer(key)
         if way.due != NOT_SCHEDULED:
@@ -238,7 +249,7 @@ class Producer(AsyncBlock):
             target, partition = self._choose(target, to_bytes(key, "key"), None)
         batch = batch_of_one(target, key, value, headers, timestamp, self._value_serializer)
         outcome = BatchOutcome(topic)
-        self._send_table(topic, [(way, batch)], partition, None, uuid, lambda: outcome)
+        self._send_table(topic, lambda: outcome, [(way, batch)], partition, None, uuid)
         return RecordFuture(outcome, 0)
 
     def _publish(
@@ -343,7 +354,6 @@ class Producer(AsyncBlock):
                 if news:
                     self._sender.work.notify()
                 return future
-        # The topic has just changed.
         return self._publish(name, row, key, None, partition, None, own, attributes)
 
     def _choose(
@@ -388,13 +398,10 @@ class Producer(AsyncBlock):
             table = pa.table({**columns, "value": binaries("value", given, self._value_serializer)})
         else:
             table = rows_table(target.rows, given, lambda columns: self._target_with(topic, columns=columns).rows)
-        outcome = TableOutcome(topic, table.num_rows)
         ways = [(Shipment(USUAL, NOT_SCHEDULED), table)]
-        try:
-            self._send_table(topic, ways, partition, None, None, outcome.piece, None if target.rows is None else names)
-        finally:
-            outcome.complete()
-        return outcome.future
+        return self._publish_table(
+            topic, table.num_rows, ways, partition, None, None, None if target.rows is None else names
+        )
 
     # ------------------------------------------------------------------ tables
 
@@ -439,21 +446,27 @@ class Producer(AsyncBlock):
             if target.view.typed and not set(target.view.schema.names).issuperset(columns):
                 target = self._target_with(topic, columns=columns)
             ways = ways_of(batch, usual, priority_column, deliver_at_column, target.view.schema.names)
-        outcome = TableOutcome(topic, batch.num_rows)
-        try:
-            self._send_table(topic, ways, partition, key_column, uuid, outcome.piece)
-        finally:
-            outcome.complete()
-        return outcome.future
+        return self._publish_table(topic, batch.num_rows, ways, partition, key_column, uuid)
+
+    def _publish_table(self, topic: str, count: int, *rows: Any) -> TableFuture:
+        def send() -> TableFuture:
+            outcome = TableOutcome(topic, count)
+            try:
+                self._send_table(topic, outcome.piece, *rows)
+            finally:
+                outcome.complete()
+            return outcome.future
+
+        return send() if self._tracing is None else self._tracing.send(topic, count, send)
 
     def _send_table(
         self,
         topic: str,
+        outcome_of_piece: Callable[[], Outcome],
         ways: Sequence[tuple[Shipment, pa.RecordBatch | pa.Table]],
         partition: int | None,
         key_column: str | None,
         uuid: uuids.UUID | bytes | str | None,
-        outcome_of_piece: Callable[[], Outcome],
         keys: pa.Array | None = None,
     ) -> None:
         """Rows, by how they are to be sent. `keys`: of rows that have no column for them."""
@@ -464,12 +477,7 @@ class Producer(AsyncBlock):
             target = self._target_with(topic, columns=names)
         if partition is not None:
             target, _ = self._choose(target, None, partition)
-        tables = [(shipment, conformed(target, rows)) for shipment, rows in ways]
-        pieces = [
-            (shipment, chosen, piece)
-            for shipment, table in tables
-            for chosen, piece in pieces_of(target, table, self._choice, self._turn, partition, key_column, own, keys)
-        ]
+        pieces = pieces_of_ways(target, ways, self._choice, self._turn, partition, key_column, own, keys)
         for at, (shipment, chosen, piece) in enumerate(pieces):
             its = None if own is None else piece_uuid(own, at, len(pieces), piece.num_rows)
             with self._lock:
@@ -511,7 +519,7 @@ class Producer(AsyncBlock):
         self._sender.flush(
             Deadline(self._timeout_ms + 1_000 if timeout_ms is None else positive_ms("timeout_ms", timeout_ms))
         )
-        self._raise_failures()
+        self._sender.raise_failures()
 
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, then end threads and streams. Raises as `flush` does, once all is closed. A second call does
@@ -525,7 +533,7 @@ class Producer(AsyncBlock):
             self._sender.flush(deadline)
         finally:
             self._sender.stop(deadline)
-        self._raise_failures()
+        self._sender.raise_failures()
 
     def __enter__(self) -> Producer:
         return self
@@ -584,14 +592,6 @@ class Producer(AsyncBlock):
         if self._accumulator.pending_bytes + size > self._buffer_bytes_max:
             self._sender.wait_for_room(size, self._buffer_bytes_max, Deadline(self._publish_ms_max))
             self._make_room(0)  # closed meanwhile, or the thread failed: nobody would send what is added now
-
-    def _raise_failures(self) -> None:
-        with self._lock:
-            failures = list(self._sender.failures)
-            self._sender.failures.clear()
-        for failure in failures:
-            if failure.error is not None and not failure.outcome.observed:
-                raise failure.error
 
 
 def _close_at_exit(reference: weakref.ref[Producer]) -> None:

@@ -1659,6 +1659,7 @@ class ProduceHeader(_message.Message):
     DUE_US_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     correlation: _builtins.int
     """unique on the stream; answered once"""
     topic: _builtins.str
@@ -1678,6 +1679,8 @@ class ProduceHeader(_message.Message):
     """above 0: publish it at that time, microseconds since 1970, and not before (acks is ALL). Answered with offset -1"""
     delay_ms: _builtins.int
     """above 0: so long after the broker has it. Not with `due_us`; neither with `stage` or `record_uuids`"""
+    traceparent: _builtins.bytes
+    """empty, or the span that it belongs to: 16 bytes of the trace, 8 of the span, 1 of the W3C's flags"""
     @_builtins.property
     def stage(self) -> Global___StageOf:
         """present: stage instead of append (acks is ALL)"""
@@ -1701,10 +1704,11 @@ class ProduceHeader(_message.Message):
         due_us: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
         attributes: Global___BatchAttributes | None = ...,
+        traceparent: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attributes", b"attributes", "stage", b"stage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "attributes", b"attributes", "correlation", b"correlation", "delay_ms", b"delay_ms", "due_us", b"due_us", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "uuid", b"uuid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acks", b"acks", "after", b"after", "attributes", b"attributes", "correlation", b"correlation", "delay_ms", b"delay_ms", "due_us", b"due_us", "partition", b"partition", "record_count", b"record_count", "record_uuids", b"record_uuids", "schema_fingerprint", b"schema_fingerprint", "stage", b"stage", "timeout_ms", b"timeout_ms", "topic", b"topic", "traceparent", b"traceparent", "uuid", b"uuid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -3194,6 +3194,7 @@ type ProduceHeader struct {
 	DueUs             int64                  `protobuf:"varint,12,opt,name=due_us,json=dueUs,proto3" json:"due_us,omitempty"`                  // above 0: publish it at that time, microseconds since 1970, and not before (acks is ALL). Answered with offset -1
 	DelayMs           int64                  `protobuf:"varint,13,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`            // above 0: so long after the broker has it. Not with `due_us`; neither with `stage` or `record_uuids`
 	Attributes        *BatchAttributes       `protobuf:"bytes,14,opt,name=attributes,proto3" json:"attributes,omitempty"`
+	Traceparent       []byte                 `protobuf:"bytes,15,opt,name=traceparent,proto3" json:"traceparent,omitempty"` // empty, or the span that it belongs to: 16 bytes of the trace, 8 of the span, 1 of the W3C's flags
 	unknownFields     protoimpl.UnknownFields
 	sizeCache         protoimpl.SizeCache
 }
@@ -3322,6 +3323,13 @@ func (x *ProduceHeader) GetDelayMs() int64 {
 func (x *ProduceHeader) GetAttributes() *BatchAttributes {
 	if x != nil {
 		return x.Attributes
+	}
+	return nil
+}
+
+func (x *ProduceHeader) GetTraceparent() []byte {
+	if x != nil {
+		return x.Traceparent
 	}
 	return nil
 }
@@ -16482,7 +16490,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\aStageOf\x12-\n" +
 	"\x03key\x18\x01 \x01(\v2\x1b.tritonmq.v1.TransactionKeyR\x03key\x12\x19\n" +
 	"\bbatch_id\x18\x02 \x01(\x03R\abatchId\x12\x15\n" +
-	"\x06run_id\x18\x03 \x01(\tR\x05runId\"\xe6\x03\n" +
+	"\x06run_id\x18\x03 \x01(\tR\x05runId\"\x88\x04\n" +
 	"\rProduceHeader\x12 \n" +
 	"\vcorrelation\x18\x01 \x01(\x04R\vcorrelation\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1c\n" +
@@ -16501,7 +16509,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bdelay_ms\x18\r \x01(\x03R\adelayMs\x12<\n" +
 	"\n" +
 	"attributes\x18\x0e \x01(\v2\x1c.tritonmq.v1.BatchAttributesR\n" +
-	"attributes\"^\n" +
+	"attributes\x12 \n" +
+	"\vtraceparent\x18\x0f \x01(\fR\vtraceparent\"^\n" +
 	"\x0eProduceRequest\x122\n" +
 	"\x06header\x18\x01 \x01(\v2\x1a.tritonmq.v1.ProduceHeaderR\x06header\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\"\xee\x01\n" +

@@ -73,6 +73,7 @@ class Accumulator:
         self, settings: AccumulatorSettings, random: Random, new_uuid: Callable[[], bytes] = lambda: os.urandom(16)
     ) -> None:
         self.settings = settings
+        self.traceparent: Callable[[], bytes] | None = None  # of what is added now, where spans are made
         self.pending_bytes = 0
         self.lanes: dict[tuple[str, int, bool], Lane] = {}
         self.in_flight: dict[int, tuple[Lane, OutgoingBatch]] = {}
@@ -186,6 +187,7 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
+        self._trace(batch)
         future = RecordFuture(batch.outcome, index)
         if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
             self._take_turns(target)
@@ -214,6 +216,7 @@ class Accumulator:
         except BaseException:  # a signal's
             batch.cut(index)
             raise
+        self._trace(batch)
         future = RecordFuture(batch.outcome, index)
         if not named and index & (TURN_RECORDS - 1) == TURN_RECORDS - 1:
             self._take_turns(target)
@@ -221,6 +224,10 @@ class Accumulator:
             self._close(target, partition, now)
             news = True
         return future, news
+
+    def _trace(self, batch: OpenBatch) -> None:
+        if self.traceparent is not None and not batch.traceparent:
+            batch.traceparent = self.traceparent()
 
     def _room(
         self, target: Target, partition: int | None, size: int, now: float, uuid: bytes | None
@@ -277,6 +284,8 @@ class Accumulator:
             due=due,
             attributes=attributes,
         )
+        if self.traceparent is not None:
+            closed.traceparent = self.traceparent()
         self._busy[lane] = None
         lane.add(closed)
 
@@ -320,7 +329,7 @@ class Accumulator:
         uuids = list(batch.uuids)
         alone = uuids[0] if len(uuids) == 1 else None  # the batch's own UUID is a record's as well
         lane, closed = self._closed(view, partition, alone, count, batch.size, batch.outcome, build, batch.opened_at)
-        closed.attributes = target.attributes
+        closed.attributes, closed.traceparent = target.attributes, batch.traceparent
         if len(uuids) > 1:
             closed.record_uuids = b"".join(uuids)
         first = self._next_sticky(target) if partition == target.sticky else target.sticky

@@ -68,6 +68,7 @@ class OutgoingBatch:
     attributes: Attributes = USUAL
     schema: pa.Schema | None = None
     record_uuids: bytes = b""  # one of its own for each record, joined; or none
+    traceparent: bytes = b""  # the span that it belongs to, if it is recorded
 
     positions: Sequence[int] = ()  # of its records in the batch as it was published, once some are left out
     payload: pa.Buffer | None = None

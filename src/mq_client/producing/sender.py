@@ -265,6 +265,7 @@ class Sender:
             due_us=batch.due.at_us,
             delay_ms=batch.due.delay_ms,
             attributes=_to_wire(batch.attributes),
+            traceparent=batch.traceparent,
         )
 
     def _stream(self, address: str) -> ProduceStream:
@@ -293,6 +294,15 @@ class Sender:
                         : _FAILURES_MAX - 1
                     ]
                 self.failures.append(answer)
+
+    def raise_failures(self) -> None:
+        """The first error of what nobody has looked at since this was called last."""
+        with self.lock:
+            failures = list(self.failures)
+            self.failures.clear()
+        for failure in failures:
+            if failure.error is not None and not failure.outcome.observed:
+                raise failure.error
 
     def _tell(self, answers: Sequence[Answer]) -> None:
         for answer in answers:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -128,6 +128,15 @@ def conformed(target: Target, batch: pa.RecordBatch | pa.Table) -> pa.Table:
             f"record of {largest} bytes is above {view.name!r}'s record_bytes_max={target.record_bytes_max}: raise it"
         )
     return table
+
+
+def pieces_of_ways(
+    target: Target, ways: Sequence[tuple[Shipment, pa.RecordBatch | pa.Table]], *how: Any
+) -> list[tuple[Shipment, int, pa.RecordBatch]]:
+    """The batches of all rows, and their partitions. `how`: as `pieces_of` takes it. Raises as `conformed` does, before
+    there is a piece."""
+    tables = [(shipment, conformed(target, rows)) for shipment, rows in ways]
+    return [(shipment, chosen, piece) for shipment, table in tables for chosen, piece in pieces_of(target, table, *how)]
 
 
 def pieces_of(

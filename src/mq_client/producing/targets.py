@@ -32,7 +32,19 @@ class OpenBatch:
     A signal's exception may come between any two calls of the main thread: what was appended by then is cut off again.
     """
 
-    __slots__ = ("clock_ns", "given_us", "headers", "keys", "opened_at", "outcome", "rows", "size", "uuids", "values")
+    __slots__ = (
+        "clock_ns",
+        "given_us",
+        "headers",
+        "keys",
+        "opened_at",
+        "outcome",
+        "rows",
+        "size",
+        "traceparent",
+        "uuids",
+        "values",
+    )
 
     def __init__(self, topic: str, now: float) -> None:
         self.values: list[bytes | None] = []
@@ -42,6 +54,7 @@ class OpenBatch:
         self.given_us: dict[int, int] = {}
         self.rows: list[Sequence[Any]] = []
         self.uuids: dict[bytes, int] = {}  # each record's own, in order; or none has one
+        self.traceparent = b""  # of the first record that has one
         self.size = 0
         self.opened_at = now
         self.outcome = BatchOutcome(topic)

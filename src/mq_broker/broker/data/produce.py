@@ -12,11 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from mq_broker.broker.data.scheduled import Scheduled, check_schedule, is_scheduled
+from mq_broker.broker.data.tracing import Tracing, end
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.window_turnover import Fillers
@@ -96,6 +97,7 @@ class _Batch:
     decoded_bytes: int = 0
     error: TritonMQError | None = None
     checked: bool = False
+    span: Any | None = None  # where somebody records its trace
 
 
 class _Answer(NamedTuple):
@@ -123,6 +125,7 @@ class Producing:
         self.held = held
         self.topics = topics
         self.fillers = Fillers()
+        self.tracing = Tracing()
         self.checks = Places(CHECKS_AT_ONCE_MAX, "check-batch")
 
     async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
@@ -213,6 +216,7 @@ class _Stream:
             if isinstance(request, RefusedBatch):
                 raise request.error
             topic = await self._producing.topics.get(header.topic)
+            batch.span = self._producing.tracing.begin(header, len(batch.payload))
             if topic.spec.schema and header.schema_fingerprint not in topic.versions:
                 # The producer may have heard of new columns before this broker
                 topic = await self._producing.topics.renewed(topic)
@@ -259,6 +263,8 @@ class _Stream:
             self._answer(batch, Refused(batch.error))
             return
         assert batch.partition is not None
+        if batch.span is not None:
+            batch.span.add_event("checked")
         header = batch.header
         stages = header.HasField("stage")
         due_us = self._producing.scheduled.due_us(header) if is_scheduled(header) else 0
@@ -290,6 +296,8 @@ class _Stream:
         answer = pb.ProduceResult(correlation=batch.header.correlation)
         PRODUCE_SECONDS.add(self._loop.time() - batch.began, _ACKS.get(batch.header.acks, "other"))
         PRODUCE_BATCHES.add(_code(result))
+        if batch.span is not None:
+            end(batch.span, batch.header, result)
         if batch.partition is not None and is_scheduled(batch.header):
             self._producing.scheduled.look(batch.partition)
         match result:

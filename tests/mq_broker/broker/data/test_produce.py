@@ -14,6 +14,7 @@ from grpc import aio
 
 from mq_broker.broker.data import produce
 from mq_broker.broker.data.produce import _check_header, _check_record_uuids, _held_bytes, _Stream
+from mq_broker.broker.data.tracing import Tracing
 from mq_broker.broker.host.window_turnover import Fillers
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.memory import Held
@@ -108,6 +109,7 @@ class World:
     def __init__(self) -> None:
         self.held = Held(1 << 30)
         self.fillers = Fillers()
+        self.tracing = Tracing()
         self.level = 1
         self.proposed: list[tuple[Any, dict[str, Any]]] = []
         self.replies: list[Any] = []
