@@ -73,13 +73,19 @@ func (h *hostile) Subscribe(call grpc.BidiStreamingServer[pb.SubscribeRequest, p
 
 func (h *hostile) serve(t *testing.T) (context.Context, *Client) {
 	t.Helper()
+	return h.serveAs(t, h)
+}
+
+// serveAs has another one answer, which is a hostile one and more.
+func (h *hostile) serveAs(t *testing.T, as pb.BrokerServer) (context.Context, *Client) {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.address = listener.Addr().String()
 	server := grpc.NewServer()
-	pb.RegisterBrokerServer(server, h)
+	pb.RegisterBrokerServer(server, as)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

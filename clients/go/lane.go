@@ -27,6 +27,7 @@ type outgoing struct {
 	deadline  deadline
 	result    *Result
 	records   []*Result // one for each record, of those that were published by themselves
+	span      []byte    // that it belongs to, if somebody records it
 
 	flying  *stream // where its attempt is under way; nil: it is to be sent
 	attempt uint64  // that attempt's correlation
@@ -184,7 +185,8 @@ func (l *lane) header(batch *outgoing, after []byte) *pb.ProduceHeader {
 	return &pb.ProduceHeader{
 		Topic: l.key.topic, Partition: l.key.partition, Uuid: batch.uuid[:], After: after, RecordCount: batch.count,
 		Acks: pb.Acks(l.producer.options.Acks), SchemaFingerprint: batch.view.fingerprint,
-		TimeoutMs: uint32(min(batch.deadline.remaining(), brokerTimeoutMax).Milliseconds()),
+		TimeoutMs:   uint32(min(batch.deadline.remaining(), brokerTimeoutMax).Milliseconds()),
+		Traceparent: batch.span,
 	}
 }
 

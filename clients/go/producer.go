@@ -144,6 +144,9 @@ type publishOptions struct {
 	partition int32
 	uuid      UUID
 	named     bool
+
+	traceparent string
+	traced      bool
 }
 
 // PublishOption says more of one batch.
@@ -173,6 +176,10 @@ func (p *Producer) PublishBatch(
 	} else if chosen.uuid == (UUID{}) {
 		return failed(newError(pb.ErrorCode_INVALID_REQUEST, "the UUID is all zeros, which means none: give NewUUID()"))
 	}
+	span, err := chosen.span()
+	if err != nil {
+		return failed(err)
+	}
 	asking, cancel := context.WithTimeout(ctx, p.options.Timeout)
 	defer cancel()
 	view, err := p.client.topic(asking, topic)
@@ -199,7 +206,7 @@ func (p *Producer) PublishBatch(
 	}
 	made := &outgoing{
 		view: view, partition: chosen.partition, uuid: chosen.uuid, count: uint32(batch.NumRows()), payload: payload,
-		deadline: newDeadline(p.options.Timeout), result: newResult(),
+		deadline: newDeadline(p.options.Timeout), result: newResult(), span: recorded(span),
 	}
 	made.room = min(int64(len(payload)), p.options.BufferBytesMax)
 	if err := p.room.Acquire(ctx, made.room); err != nil {

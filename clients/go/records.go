@@ -2,6 +2,7 @@ package tritonmq
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -44,6 +45,7 @@ type openBatch struct {
 	room     int64
 	deadline deadline
 	timer    *time.Timer
+	span     []byte // of the first record that has one
 }
 
 // Publish sends a record of a topic without columns. It goes to the partition that Partition names, else to that of
@@ -56,6 +58,13 @@ func (p *Producer) Publish(ctx context.Context, topic string, record Record, opt
 	}
 	if chosen.named {
 		return failed(newError(pb.ErrorCode_INVALID_REQUEST, "a UUID names a batch: give it to PublishBatch"))
+	}
+	if _, err := chosen.span(); err != nil {
+		return failed(err)
+	}
+	if chosen.traced && !slices.ContainsFunc(record.Headers, func(h Header) bool { return h.Key == TraceparentHeader }) {
+		named := Header{TraceparentHeader, []byte(chosen.traceparent)}
+		record.Headers = append(slices.Clone(record.Headers), named)
 	}
 	asking, cancel := context.WithTimeout(ctx, p.options.Timeout)
 	defer cancel()
@@ -113,6 +122,9 @@ func (p *Producer) collect(view *topic, key laneKey, record Record, room int64) 
 		})
 	}
 	batch.append(record)
+	if batch.span == nil {
+		batch.span = recorded(spanOf(record.Headers))
+	}
 	batch.size += record.size()
 	batch.room += room
 	result := newResult()
@@ -142,6 +154,7 @@ func (p *Producer) send(batch *openBatch) {
 	p.add(&outgoing{
 		view: batch.view, partition: batch.key.partition, uuid: NewUUID(), count: uint32(rows.NumRows()),
 		payload: payload, room: batch.room, deadline: batch.deadline, result: newResult(), records: batch.records,
+		span: batch.span,
 	})
 }
 
