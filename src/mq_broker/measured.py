@@ -26,6 +26,8 @@ WRITER_ROUND: Final = Durations("writer_round_seconds", "A round of the thread t
 WRITER_BYTES: Final = Counts("writer_bytes_total", "Bytes of entries that it took.")
 FSYNC: Final = Durations("fsync_seconds", "A sync of one journal.", "kind")
 FSYNC_FAILURES: Final = Counts("fsync_failures_total", "Syncs that failed.")
+SCRUBBED_BYTES: Final = Counts("scrubbed_bytes_total", "Stored bytes that the scrub has verified.")
+SCRUB_DAMAGE: Final = Counts("scrub_damage_total", "Journals in which the scrub found damage.")
 DISK_REFUSALS: Final = Counts("disk_refusals_total", "Appends that the disk did not take.")
 
 LINK_DROPPED: Final = Counts("link_dropped_total", "Messages to a broker that found its buffer full.", "peer")
@@ -49,7 +51,8 @@ QUOTA_REFUSALS: Final = Counts("quota_refusals_total", "Requests that quotas ref
 
 ALL: Final = (
     REQUESTS, REQUEST_SECONDS, IN_FLIGHT, STREAMS, PRODUCE_SECONDS, PRODUCE_BATCHES, LOOP_LAG, WRITER_ROUND,
-    WRITER_BYTES, FSYNC, FSYNC_FAILURES, DISK_REFUSALS, LINK_DROPPED, LINK_BYTES, COORDINATION, ISR_CHANGES,
+    WRITER_BYTES, FSYNC, FSYNC_FAILURES, SCRUBBED_BYTES, SCRUB_DAMAGE,
+    DISK_REFUSALS, LINK_DROPPED, LINK_BYTES, COORDINATION, ISR_CHANGES,
     LEADERSHIPS, ALARMS, LOG_MESSAGES, TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT, SINK_DECISIONS,
     QUOTA_WAITS, QUOTA_REFUSALS,
 )  # fmt: skip

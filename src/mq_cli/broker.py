@@ -308,6 +308,14 @@ class _BrokerId(click.IntRange):
     help="Memory for UUIDs above which the broker warns in its log, e.g. 512MiB. No UUID is forgotten.",
 )
 @click.option(
+    "--scrub-rate",
+    type=SIZE,
+    default="32MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="Verify what a start did not read at no more than so many bytes a second; 0: not at all.",
+)
+@click.option(
     "--http",
     default="",
     metavar="HOST:PORT",

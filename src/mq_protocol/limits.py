@@ -170,6 +170,9 @@ second."""
 DEDUP_UUIDS_FLOOR: Final = 100
 DEDUP_UUIDS_CEILING: Final = 10_000_000
 
+SCRUB_RATE: Final = 32 << 20
+"""Bytes a second at which what a start did not read is verified: 20 GB in ten minutes. A disk hardly notices."""
+
 DEDUP_MEMORY_MAX: Final = 1 << 30
 """What the UUIDs of all partitions of a broker may take before it says so: some 230 full windows of the default
 size."""

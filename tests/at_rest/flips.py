@@ -17,7 +17,8 @@ import google_crc32c
 
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.storage.files import OsFiles
-from mq_broker.storage.journal.recovery import LogDamaged, recover, segment_key
+from mq_broker.storage.journal.recovered import segment_key
+from mq_broker.storage.journal.recovery import LogDamaged, recover
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, SLOT_BYTES, SealedAway
 from mq_protocol.errors import StorageFailed

@@ -18,7 +18,7 @@ from mq_broker.coordination.interface import TopicSpec
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import Cut, LogIdentity, load_identity
 from mq_broker.storage.inspecting.directory import _owner
-from mq_broker.storage.journal.recovery import read_mark
+from mq_broker.storage.journal.recovered import read_mark
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, pack_mark
 from mq_broker.storage.opening.directory import _read_owner
 from mq_protocol.errors import InternalError, InvalidSetting, StorageFailed

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mq_broker.broker.host.contacts import Contacts
 from mq_broker.core.entries import Decide
@@ -55,7 +55,7 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.peer_admission import Verdict, judge, judge_snapshot
 from mq_broker.core.replication.replica import Replica
 from mq_protocol.errors import NotLeader
-from tests.simulation.host import AUDIT_TICKS, REST_TICK_MS, Host, OnReply
+from tests.simulation.host import AUDIT_TICKS, REST_TICK_MS, Host, Kept, OnReply
 from tests.simulation.journal import DiskCondition, Journal
 from tests.simulation.registration import Registration
 
@@ -165,6 +165,8 @@ class Broker:
             host.first_readable = recovered.snapshot.state.next_offset
         self.hosts[partition] = host
         self.cluster.oracle.opened(host, recovered)
+        if recovered.checkpoint is not None:
+            host.goes_on_from(cast(Kept, journal.kept), recovered.checkpoint.snapshot.state)
         self.feed(host, self.registration.seen)
         for other in self.cluster.brokers.values():
             if other is not self and other.up:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from mq_broker.broker.host.quiescence import Rest, RestTimes
 from mq_broker.core.entries import Entry
@@ -37,7 +37,18 @@ REST_TICK_MS = 1_000
 AUDIT_TICKS = 30
 """Later than all must be well again: whatever is, is so without the audit."""
 
+CHECKPOINT_ENTRIES = 6
+"""A checkpoint is due so many applied entries after the one before."""
+
 OnReply: TypeAlias = Callable[[Result], None]
+
+
+class Kept(NamedTuple):
+    """What is derived beside the core's state, and kept in a checkpoint."""
+
+    readable: tuple[tuple[int, int, int], ...]
+    first_readable: int
+    skipped: tuple[OffsetsSkipped, ...]
 
 
 @dataclass(eq=False)
@@ -87,6 +98,15 @@ class Host:
 
     def flushed(self, index: int, leader_epoch: int) -> None:
         self.broker.feed(self, Flushed(index, leader_epoch))
+        if not self.closed and self.replica.applied_index >= self.journal.kept_index + CHECKPOINT_ENTRIES:
+            beside = Kept(tuple(self.readable), self.first_readable, tuple(self.skipped))
+            self.journal.keep(self.replica.applied_state(), beside)
+
+    def goes_on_from(self, kept: Kept, state: MachineState) -> None:
+        """A checkpoint."""
+        self.readable, self.skipped = list(kept.readable), list(kept.skipped)
+        self.next_offset = state.next_offset
+        self.trimmed(max(self.first_readable, kept.first_readable))
 
     def refused(self, first_index: int, reason: str, entries: tuple[Entry, ...]) -> None:
         self.refused_entries = entries

@@ -8,13 +8,14 @@ it stands for go (rule 13).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mq_broker.core.entries import Entry
+from mq_broker.core.entries import Entry, stored_bytes
 from mq_broker.core.machine.state import Snapshot
-from mq_broker.core.messages import RecoveredLog
+from mq_broker.core.messages import Checkpoint, RecoveredLog
 from tests.simulation.loop import Loop
 
 
@@ -38,6 +39,14 @@ class DiskCondition:
     may_lose: Callable[[], bool] = lambda: True
 
 
+class Checkpointed(NamedTuple):
+    """`beside`: what the shell keeps with it."""
+
+    log_id: str
+    snapshot: Snapshot
+    beside: object
+
+
 class _Append(NamedTuple):
     generation: int
     entries: tuple[Entry, ...]
@@ -58,6 +67,7 @@ class Journal:
 
     - `entries` is the loop's truth, of what follows `snapshot`; `_files` follow it; what is up to index `_synced`
       survives a power loss, and so does the snapshot
+    - `_checkpoint` is of what was synced when it was stored, of the log that it names; it spares reading, and no entry
     - `log_id` names one unbroken life of the log: made anew whenever the log may lack what it reported as flushed
     - `recovery` is the number under which the log was begun, or goes on (rule 15)
     """
@@ -79,6 +89,7 @@ class Journal:
         self._files: list[Entry] = []
         self._files_snapshot: Snapshot | None = None
         self._synced = 0
+        self._checkpoint: Checkpointed | None = None
         self._shortened = 0
         self._orders: list[_Append | _Truncate | _Shorten] = []
         self._busy = False
@@ -180,7 +191,39 @@ class Journal:
         self._told_ms = 0.0
         self._refused = None
         self._over = False
-        return RecoveredLog(tuple(self.entries), self.snapshot)
+        kept = self._fitting()
+        if kept is None:
+            return RecoveredLog(tuple(self.entries), self.snapshot)
+        last = kept.snapshot.last_index
+        known = self.span(self.base + 1, last)
+        runs = [(entry.index, entry.leader_epoch) for entry in known]
+        epochs = tuple(run for run, before in zip(runs, [(0, 0), *runs], strict=False) if run[1] != before[1])
+        sizes = array("I", map(stored_bytes, known))
+        checkpoint = Checkpoint(kept.snapshot, epochs, sizes)
+        return RecoveredLog(self.span(last + 1, self.last_index), self.snapshot, checkpoint)
+
+    def _fitting(self) -> Checkpointed | None:
+        kept = self._checkpoint
+        fits = (
+            kept is not None and kept.log_id == self.log_id and self.base < kept.snapshot.last_index <= self.last_index
+        )
+        return kept if fits else None
+
+    @property
+    def kept(self) -> object:
+        """What was kept with the checkpoint that the log was opened with, or would be."""
+        kept = self._fitting()
+        return None if kept is None else kept.beside
+
+    @property
+    def kept_index(self) -> int:
+        kept = self._fitting()
+        return self.base if kept is None else kept.snapshot.last_index
+
+    def keep(self, snapshot: Snapshot, beside: object) -> None:
+        """Store a checkpoint, if the disk has all that it is of."""
+        if self.durability != "memory" and not self._over and snapshot.last_index <= self._synced:
+            self._checkpoint = Checkpointed(self.log_id, snapshot, beside)
 
     def append(self, entries: tuple[Entry, ...]) -> None:
         for entry in entries:

@@ -75,7 +75,7 @@ ELASTIC = (
         "a log that begins with a snapshot is opened without its state",
         "rule 13",
         "replication.replica_state:Shared.__init__",
-        "log.snapshot.state if log.snapshot is not None else None",
+        "begins.state if begins is not None else None",
         "None",
         ("retention",),
     ),

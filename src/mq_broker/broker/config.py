@@ -25,6 +25,7 @@ from mq_protocol.limits import (
     NAME_BYTES_MAX,
     PARTITIONS_PER_TOPIC_MAX,
     REPLICAS_MAX,
+    SCRUB_RATE,
     SESSION_TIMEOUT_MS,
 )
 from mq_protocol.names import check_rack
@@ -69,6 +70,7 @@ class BrokerConfig:
     or a consumer names and nobody has made. `http`: where metrics are served, over HTTPS with `certs`; empty: nowhere.
     `ready_in_sync_timeout_s`: after so long the broker counts as ready although replicas of it are not in sync.
     `dedup_memory_max`: bytes of memory for the UUIDs that partitions remember, beyond which the log says so.
+    `scrub_rate`: how quickly what a start did not read is verified, at most; 0: not at all.
     `authorize`: rights are judged, whoever asks; `superusers`: who may do all then. `audit_reads`: the audit log also
     tells who reads.
 
@@ -112,6 +114,7 @@ class BrokerConfig:
     memory_high: int = 0
     auto_create: AutoCreate | None = None
     dedup_memory_max: int = DEDUP_MEMORY_MAX
+    scrub_rate: int = SCRUB_RATE
     http: str = ""
     ready_in_sync_timeout_s: float = 300.0
     authorize: bool = False
@@ -175,6 +178,8 @@ class BrokerConfig:
             )
         if self.dedup_memory_max < 1:
             raise InvalidSetting(f"--dedup-memory-max={self.dedup_memory_max} is out of range: give 1 or more bytes")
+        if self.scrub_rate < 0:
+            raise InvalidSetting(f"--scrub-rate={self.scrub_rate} is out of range: give bytes a second, or 0")
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
             raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
         self._check_mode()

@@ -39,6 +39,7 @@ from mq_broker.broker.data.scheduled import Scheduled
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.broker.groups.ephemeral import EphemeralGroups
 from mq_broker.broker.groups.subscriptions import Delivery
+from mq_broker.broker.host.checkpoints import Checkpoints, Scrub
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.window_budget import WindowBudget
@@ -231,7 +232,7 @@ class _Broker:
         cluster_id: str,
         secret: bytes | None,
     ) -> None:
-        self._dedup_memory_max = config.dedup_memory_max
+        self._dedup_memory_max, self._scrub_rate = config.dedup_memory_max, config.scrub_rate
         self._ports = Ports(config, alone=secret is None)
         self.address = self._ports.tls_address or self._ports.address
         self._message_bytes_max = config.message_bytes_max
@@ -477,6 +478,8 @@ class _Broker:
         spawn(self._idle.keep(), "idle queue groups")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
+        spawn(Checkpoints(self._shell).keep(), "checkpoints")
+        spawn(Scrub(self._shell, self._scrub_rate).keep(), "scrub")
         spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         self._observing.state = "serving"

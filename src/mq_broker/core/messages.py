@@ -7,6 +7,7 @@ is written into entries.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
@@ -98,12 +99,24 @@ class ReplicaSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What was made of a log's entries in an earlier life of the replica, so that they need not be read again: all of
+    them up to that of `snapshot` were committed, and came to its state. The journal has them still, from the one after
+    the log's own snapshot on. Of those: `epochs`, each with its first entry, ascending; `sizes`, the bytes of each."""
+
+    snapshot: Snapshot
+    epochs: tuple[tuple[int, int], ...]
+    sizes: array[int]
+
+
+@dataclass(frozen=True, slots=True)
 class RecoveredLog:
     """What storage found: every entry it kept, in order, all of it flushed. Empty for a new replica. With a `snapshot`
-    the first entry is the one after it (rule 13)."""
+    the first entry is the one after it (rule 13); with a `checkpoint`, which has more, the one after that."""
 
     entries: tuple[Entry, ...] = ()
     snapshot: Snapshot | None = None
+    checkpoint: Checkpoint | None = None
 
 
 # ------------------------------------------------------------------ events

@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from mq_protocol.envelope import Buffer
 
 WRITE_PARTS_MAX = os.sysconf("SC_IOV_MAX")
 """How many buffers one write takes."""
+
+_COPY_BYTES: Final = 4 << 20
 
 
 class Files(Protocol):
@@ -116,3 +118,17 @@ class OsFiles:
             os.close(fd)
         new.replace(path)
         self.sync_directory(path.parent)
+
+
+def rewrite(files: Files, fd: int, start: int, end: int) -> None:
+    """Write the same bytes again, so that the kernel takes them for unwritten: after a failed sync it takes them for
+    written."""
+    while start < end:
+        data = files.read(fd, min(_COPY_BYTES, end - start), start)
+        if not data:
+            raise OSError(5, "the file ends before what was written to it")
+        view = memoryview(data)
+        while view:
+            taken = files.write(fd, (view,), start)
+            view = view[taken:]
+            start += taken

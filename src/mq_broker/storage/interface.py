@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
+from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import RecoveredLog
+from mq_broker.storage.offset_index import FrozenIndex
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
 
@@ -50,6 +52,40 @@ class JournalListener(Protocol):
     def altered(self, reason: str) -> None:
         """An entry that was read has a checksum that holds and a seal that does not. The journal is to be closed: it
         does not open again before that is put right. Told once."""
+
+
+class Derived(NamedTuple):
+    """What came of a journal's entries up to that of `snapshot`, which is committed and applied: the state, and the
+    index of offsets of the same moment."""
+
+    snapshot: Snapshot
+    offsets: FrozenIndex
+
+
+class Keeping(Protocol):
+    """Of a journal on disk: its checkpoints, and the verification of what opening did not read."""
+
+    @property
+    def due(self) -> float:
+        """How near the next checkpoint is: 1 or more, it is due."""
+
+    @property
+    def worth(self) -> bool:
+        """Whether a checkpoint at a clean stop would save the next start more than it takes."""
+
+    async def keep(self, derived: Derived) -> bool:
+        """Store it as a checkpoint, once all that it is of is synced. Also when the journal is closed. False if
+        nothing was stored: the disk did not take it, the log is another by now, or it does not hold what is to be
+        kept. Whatever comes of it, the journal is as good as before."""
+
+    @property
+    def unscrubbed_bytes(self) -> int:
+        """Of entries that were not read since the journal was opened."""
+
+    async def scrub(self, bytes_max: int) -> int:
+        """Verify about so many more of them, at least one entry, in a thread. Returns how many bytes that were; 0 if
+        none are left. What is bad is told to the listener, as it is when it is read. Raises `StorageFailed` if they
+        cannot be read for now."""
 
 
 class Journal(Protocol):
@@ -103,6 +139,10 @@ class Journal(Protocol):
         """The payload of one entry. Raises `StorageFailed` if its checksum does not hold: damage is never served."""
 
     @property
+    def keeping(self) -> Keeping | None:
+        """None in memory."""
+
+    @property
     def sealed(self) -> bool:
         """Some of it is sealed on the disk."""
 
@@ -138,9 +178,11 @@ def not_kept(index: int, first_index: int) -> StorageFailed:
 
 class OpenJournal(NamedTuple):
     """`recovery`: what the log was last told to `adopt`. `damaged`: why entries that were there are not in the journal
-    any more, and its log id is new; empty if nothing is missing."""
+    any more, and its log id is new; empty if nothing is missing. `offsets`: the index of them
+    that a checkpoint has, if there is one."""
 
     journal: Journal
     recovered: RecoveredLog
     recovery: int = 0
     damaged: str = ""
+    offsets: FrozenIndex | None = None

@@ -1,10 +1,11 @@
 """From offsets to journal entries: one record of 64 bytes for each published batch.
 
 The index is derived: the core says again at every start which batches are published, so it is never synced, never
-recovered, and a file that is there already is emptied. Records are found by binary search over bytes; there is no
-Python object for each of them. A small index lives in a `bytearray`; past 64 KiB one that was given a file moves into
-it, mapped, with its blocks allocated beforehand (a mapped hole on a full disk would kill the process). If the disk has
-no room for it, it stays in memory: an index is no reason to refuse a message.
+recovered, and a file that is there already is emptied. What a checkpoint has of it (`FrozenIndex`) it goes on from.
+Records are found by binary search over bytes; there is no Python object for each of them. A small index lives in a
+`bytearray`; past 64 KiB one that was given a file moves into it, mapped, with its blocks allocated beforehand (a mapped
+hole on a full disk would kill the process). If the disk has no room for it, it stays in memory: an index is no reason
+to refuse a message.
 
 The log's start moves up by retention: records below it are dead, and go once they are more than half. Offsets may be
 lost, too, by a recovery (rule 15): such a gap is remembered as two numbers.
@@ -17,9 +18,9 @@ import mmap
 import os
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq_broker.core.entries import PRIORITY_USUAL
 from mq_broker.core.messages import Published
@@ -39,6 +40,19 @@ _WORDS: Final = _SIZE // 8
 _INDEX_WORD: Final = 1
 _FIRST_BYTES: Final = 4096
 _MEMORY_BYTES_MAX: Final = 64 << 10
+
+
+class FrozenIndex(NamedTuple):
+    """An index as it was at one moment. `records`: those that are not dead, as they are in memory."""
+
+    log_start_offset: int
+    log_end_offset: int
+    bytes_appended: int
+    newest_us: int
+    gaps: tuple[tuple[int, int], ...]
+    has_priorities: bool
+    has_lives: bool
+    records: bytes
 
 
 class OffsetIndex:
@@ -65,8 +79,27 @@ class OffsetIndex:
         self._gaps: list[tuple[int, int]] = []
         self._bytes_appended = 0
         self._newest_us = -(1 << 63)
+        self._moves = 0
         self.has_priorities = False
         self.has_lives = False
+
+    @classmethod
+    def thawed(cls, frozen: FrozenIndex, path: Path | None = None) -> OffsetIndex:
+        """One that goes on from there."""
+        index = cls(path, frozen.log_start_offset)
+        index.log_end_offset = frozen.log_end_offset
+        index._bytes_appended = frozen.bytes_appended
+        index._newest_us = frozen.newest_us
+        index._gaps = list(frozen.gaps)
+        index.has_priorities, index.has_lives = frozen.has_priorities, frozen.has_lives
+        used, size = len(frozen.records), _FIRST_BYTES
+        while size < used:
+            size *= 2
+        if used:
+            index._resize(size)
+            index._data[:used] = frozen.records
+            index._count = used // _SIZE
+        return index
 
     def __len__(self) -> int:
         """How many batches."""
@@ -246,8 +279,34 @@ class OffsetIndex:
         start_offset = max(start_offset, self.log_start_offset)
         return max(0, self._bytes_before(end_offset) - self._bytes_before(start_offset))
 
+    def freezing(self, bytes_at_once: int = sys.maxsize) -> Iterator[FrozenIndex | None]:
+        """The index as it is now, last of all; before that None after so many bytes of records, so that whoever copies
+        a large one lets others run in between. Ends without it if records were moved meanwhile."""
+        frozen = FrozenIndex(
+            self.log_start_offset,
+            self.log_end_offset,
+            self._bytes_appended,
+            self._newest_us,
+            tuple(self._gaps),
+            self.has_priorities,
+            self.has_lives,
+            b"",
+        )
+        moves, at, end = self._moves, self._first * _SIZE, self._count * _SIZE
+        pieces: list[bytes] = []
+        while at < end:
+            if moves != self._moves:
+                return
+            piece = min(bytes_at_once, end - at)
+            pieces.append(bytes(self._data[at : at + piece]))
+            at += piece
+            if at < end:
+                yield None
+        yield frozen._replace(records=b"".join(pieces))
+
     def close(self) -> None:
         """Give the file back. The index is empty afterwards."""
+        self._moves += 1
         if isinstance(self._data, mmap.mmap):
             self._data.close()
         self._data = bytearray()
@@ -327,6 +386,7 @@ class OffsetIndex:
     def _drop_dead(self) -> None:
         live = len(self)
         start, end = self._first * _SIZE, self._count * _SIZE
+        self._moves += 1
         self._data[: end - start] = self._data[start:end]
         self._first, self._count = 0, live
         size = len(self._data)

@@ -12,6 +12,7 @@ import contextlib
 import contextvars
 import errno
 import hashlib
+import json
 import os
 import random
 import shutil
@@ -48,19 +49,24 @@ from mq_broker.core.entries import (
     Trim,
     Work,
 )
-from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.machine import Change, PartitionMachine
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.machine.window import WindowBounds
+from mq_broker.core.messages import OffsetsSkipped, Published, RecoveredLog, Trimmed
 from mq_broker.core.work import steps
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.codec.snapshot import decode_snapshot
 from mq_broker.storage.files import OsFiles
-from mq_broker.storage.interface import Frame, Journal, OpenJournal
+from mq_broker.storage.interface import Derived, Frame, Journal, OpenJournal
+from mq_broker.storage.journal.journal import DiskJournal
+from mq_broker.storage.journal.keeping import KeepingOfJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.segments import LogFiles
+from mq_broker.storage.journal.shortening import Replay
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.key_provider import DEFAULT, DoesNotUnwrap, NoSuchKey
 from mq_broker.storage.keyring import Keyring
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_broker.storage.opening.opening import Sealing, open_disk_journal
 from mq_protocol.envelope import Buffer
 from mq_protocol.manifest import StagedPart
@@ -318,6 +324,9 @@ class Keys:
         return hashlib.sha256((self.salt + key_id).encode()).digest()
 
 
+checkpointed_by_default: contextvars.ContextVar[bool] = contextvars.ContextVar("checkpointed_by_default", default=False)
+"""Whether a checkpoint of half of what is flushed is there when a bed crashes or a journal is opened again."""
+
 sealed_by_default: contextvars.ContextVar[bool] = contextvars.ContextVar("sealed_by_default", default=False)
 """Whether beds seal what they write, if they are told nothing."""
 
@@ -345,23 +354,71 @@ class Bed:
         await self.writer.stop()
 
     def open(self, durability: str | None = None) -> tuple[Journal, Heard, OpenJournal]:
-        heard = Heard()
         durability = durability or self.durability
         if durability == "memory":
+            heard = Heard()
             opened = open_memory_journal(heard, PLACE)
         else:
-            opened = open_disk_journal(
-                self.path,
-                PLACE,
-                durability,
-                heard,
-                self.writer,
-                boot=self.boot,
-                topic="flights",
-                sealing=Sealing(self.keys) if self.keys is not None else None,
-                **self.settings,  # type: ignore[arg-type]
-            )
+            heard, opened = self._open_on_disk(durability)
+            if opened.recovered.checkpoint is not None and checkpointed_by_default.get():
+                heard, opened = self._scrubbed(heard, opened, durability)
         return opened.journal, heard, opened
+
+    def _open_on_disk(self, durability: str) -> tuple[Heard, OpenJournal]:
+        heard = Heard()
+        opened = open_disk_journal(
+            self.path,
+            PLACE,
+            durability,
+            heard,
+            self.writer,
+            boot=self.boot,
+            topic="flights",
+            sealing=Sealing(self.keys) if self.keys is not None else None,
+            **self.settings,  # type: ignore[arg-type]
+        )
+        return heard, opened
+
+    def _scrubbed(self, heard: Heard, opened: OpenJournal, durability: str) -> tuple[Heard, OpenJournal]:
+        """What opening did not read is read at once. If it is bad, what a broker does then is done."""
+        journal: DiskJournal = opened.journal  # type: ignore[assignment]
+        log_id = journal.log_id
+
+        def scrub() -> None:
+            while asyncio.run(journal.keeping.scrub(500)):
+                pass
+
+        thread = threading.Thread(target=scrub)
+        thread.start()
+        thread.join()
+        if not journal.keeping._over:
+            checkpoint = opened.recovered.checkpoint
+            assert checkpoint is not None
+            frames = journal.read(journal.first_index, checkpoint.snapshot.last_index, 1 << 40)
+            entries = (*(frame.entry for frame in frames), *opened.recovered.entries)
+            return heard, opened._replace(recovered=RecoveredLog(entries, opened.recovered.snapshot))
+        deadline = time.monotonic() + DEADLINE_S
+        while json.loads((self.path / "log.json").read_text())["log_id"] == log_id:
+            assert time.monotonic() < deadline, "no new log id"
+            time.sleep(0.001)
+        self._abandon(journal)
+        return self._open_on_disk(durability)
+
+    async def keep(self, journal: Journal, last_index: int = 0) -> bool:
+        """A checkpoint of the entries up to that one; of half of what the disk has, if none is given."""
+        files: LogFiles = journal._files  # type: ignore[attr-defined]
+        last_index = last_index or (journal.first_index + files.synced) // 2
+        assert journal.keeping is not None
+        return await journal.keeping.keep(derived_of(journal, last_index))
+
+    def _abandon(self, journal: Journal) -> None:
+        files: LogFiles = journal._files  # type: ignore[attr-defined]
+        files.closed = True
+        for name in ("_fd", "_mark_fd"):
+            if getattr(files, name) >= 0:
+                os.close(getattr(files, name))
+                setattr(files, name, -1)
+        journal._close_reader()  # type: ignore[attr-defined]
 
     def hold(self) -> None:
         """From its next write on the writer waits."""
@@ -387,13 +444,13 @@ class Bed:
     async def crash(self, journal: Journal) -> None:
         """What kill -9 leaves: the files as they are, nobody to write them any more. Another writer for the next
         life."""
+        keeping: KeepingOfJournal | None = journal.keeping  # type: ignore[assignment]
+        if checkpointed_by_default.get() and keeping and not keeping._over and not isinstance(self.files, MortalFiles):
+            await self.keep(journal)
         files: LogFiles = journal._files  # type: ignore[attr-defined]
         files.closed = True
         await self.writer.stop()
-        for name in ("_fd", "_mark_fd"):
-            if getattr(files, name) >= 0:
-                os.close(getattr(files, name))
-        journal._close_reader()  # type: ignore[attr-defined]
+        self._abandon(journal)
         await self.__aenter__()
 
     @property
@@ -481,6 +538,30 @@ def state_of(frames: Sequence[Frame], window: WindowBounds) -> MachineState:
     for frame in frames:
         machine.apply(frame.entry)
     return machine.state()
+
+
+def derived_of(journal: Journal, last_index: int, window: WindowBounds | None = None) -> Derived:
+    """What a broker would have made of the entries up to that one."""
+    before = snapshot_of(journal)
+    replay = Replay(before, window or WindowBounds(1 << 30))
+    index = OffsetIndex(None, 0, before.state.next_offset if before is not None else 0)
+    frames = journal.read(journal.first_index, last_index, 1 << 40) if last_index >= journal.first_index else []
+    for frame in frames:
+        for change in replay.take(frame.entry):
+            index_change(index, change)
+    [frozen] = index.freezing()
+    assert frozen is not None
+    return Derived(replay.snapshot(), frozen)
+
+
+def index_change(index: OffsetIndex, change: Change) -> None:
+    match change:
+        case Published():
+            index.append(change)
+        case Trimmed(log_start_offset):
+            index.trim(log_start_offset)
+        case OffsetsSkipped(first, next_offset):
+            index.skip(first, next_offset)
 
 
 def snapshot_of(journal: Journal) -> Snapshot | None:

@@ -1,4 +1,6 @@
-"""Tests of journals run twice, plain and sealed, where they do not look at the bytes of a segment themselves."""
+"""Tests of journals run twice, plain and sealed, where they do not look at the bytes of a segment themselves. And twice
+more: a journal that was there before is read from its beginning, or a checkpoint is gone on from and the rest scrubbed.
+What is damaged comes to the same."""
 
 from __future__ import annotations
 
@@ -6,9 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mq_broker.storage.bed import sealed_by_default
+from tests.mq_broker.storage.bed import checkpointed_by_default, sealed_by_default
 
 BOTH = ("test_writer", "test_writer_cuts", "test_recovery", "test_shortening", "test_quarantine", "test_journal")
+
+CHECKPOINTED = ("test_recovery", "test_shortening", "test_quarantine", "test_journal", "test_writer_cuts")
+
+COUNT_WHAT_IS_DONE: frozenset[str] = frozenset()
+"""They count writes and syncs, or look at what lies in the directory."""
 
 LOOK_AT_BYTES = frozenset(
     {
@@ -49,6 +56,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module = metafunc.module.__name__.rpartition(".")[2]
     if module in BOTH and metafunc.function.__name__ not in LOOK_AT_BYTES:
         metafunc.parametrize("sealing", [False, True], ids=["plain", "sealed"], indirect=True)
+
+    if module in CHECKPOINTED and metafunc.function.__name__ not in COUNT_WHAT_IS_DONE:
+        metafunc.parametrize("checkpointing", [False, True], ids=["read", "checkpoint"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def checkpointing(request: pytest.FixtureRequest) -> Iterator[None]:
+    token = checkpointed_by_default.set(getattr(request, "param", False))
+    yield
+    checkpointed_by_default.reset(token)
 
 
 @pytest.fixture(autouse=True)

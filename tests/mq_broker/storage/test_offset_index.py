@@ -363,3 +363,53 @@ def test_months_of_retention_take_no_more_room_than_what_is_kept(tmp_path: Path,
         assert (tmp_path / "offsets.index").stat().st_size <= 56 * 2 * 2 * 3100
     assert [b.index for b in index.range(59_990, 1 << 40, 1 << 40)] == list(range(59_991, 60_001))
     index.close()
+
+
+def test_an_index_goes_on_from_what_it_was_frozen_as(index: OffsetIndex, tmp_path: Path) -> None:
+    made = batches(5_000)
+    for number, published in enumerate(made[:4_000]):
+        index.append(published)
+        if number == 1_500:
+            index.trim(published.base_offset)
+    [frozen] = index.freezing()
+    assert frozen is not None
+    again = OffsetIndex.thawed(frozen, tmp_path / "again.index")
+    for each in (index, again):
+        for published in made[4_000:]:
+            each.append(published)
+        each.trim(made[2_000].base_offset + 1)
+    for offset in (again.log_start_offset, made[2_500].base_offset, made[4_500].base_offset):
+        assert again.range(offset, again.log_end_offset, 10_000) == index.range(offset, index.log_end_offset, 10_000)
+        assert again.newest_us(offset) == index.newest_us(offset)
+        assert again.bytes_between(0, offset) == index.bytes_between(0, offset)
+    assert (len(again), again.bytes_total, again.log_start_offset, again.log_end_offset) == (
+        len(index),
+        index.bytes_total,
+        index.log_start_offset,
+        index.log_end_offset,
+    )
+    again.close()
+
+
+def test_an_index_is_frozen_as_of_the_first_piece_however_long_that_takes(index: OffsetIndex) -> None:
+    made = batches(3_000)
+    for published in made[:2_000]:
+        index.append(published)
+    [at_once] = index.freezing()
+    pieces, left = index.freezing(1_000), made[2_000:]
+    for piece in pieces:
+        if piece is not None:
+            assert piece == at_once
+            break
+        index.append(left.pop(0))
+    assert len(left) == 1_000 - 127
+
+
+def test_what_is_moved_while_it_is_frozen_is_given_up(index: OffsetIndex) -> None:
+    made = batches(2_000)
+    for published in made:
+        index.append(published)
+    pieces = index.freezing(1_000)
+    assert next(pieces) is None
+    index.trim(made[1_900].base_offset)
+    assert list(pieces) == []

@@ -90,7 +90,7 @@ STORAGE = (
     Fault(
         "what is written is acknowledged without a sync",
         "storage.journal.segments:LogFiles.sync",
-        "self._files.sync(self._fd)",
+        "self.files.sync(self._fd)",
         "pass",
         ("all power",),
     ),
@@ -104,7 +104,7 @@ STORAGE = (
     Fault(
         "the name of a new segment is not synced",
         "storage.journal.segments:LogFiles._roll",
-        "self._files.sync_directory(self.directory)",
+        "self.files.sync_directory(self.directory)",
         "pass",
         ("all power", "small segments"),
     ),
@@ -166,7 +166,7 @@ STORAGE = (
     ),
     Fault(
         "a snapshot is stored after the segments it stands for are gone",
-        "storage.journal.journal:DiskJournal._make_snapshot",
+        "storage.journal.shortening:make_snapshot",
         "store_snapshot(directory, data, files, key)",
         "drop_segments(directory, dropped[-1][0] + 1, files)",
         ("purge", "small segments"),

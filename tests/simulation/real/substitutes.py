@@ -22,6 +22,7 @@ from typing import Any
 
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
+from mq_broker.broker.host import checkpoints
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.queues import expiring, idle, leftovers, lives
 from mq_broker.broker.queues.idle import Idle
@@ -33,6 +34,8 @@ from mq_broker.rpc import framed
 from mq_broker.rpc import server as rpc_server
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
+from mq_broker.storage.interface import OpenJournal
+from mq_broker.storage.journal import keeping
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
@@ -240,6 +243,14 @@ class KnownShell(server.Shell):
         if not expected:
             process.oracle.cluster.fail(f"{process} is told twice that the link to broker {broker} is {what}")
 
+    async def _open_journal(self, *args: Any) -> OpenJournal:
+        found = await super()._open_journal(*args)
+        process = PROCESS.get()
+        assert process is not None
+        if found.recovered.checkpoint is not None:
+            process.oracle.cluster.faults["gone on from a checkpoint"] += 1
+        return found
+
     async def _delete(self, partition: Partition) -> None:
         process = PROCESS.get()
         assert process is not None
@@ -337,6 +348,10 @@ def in_place_of(
     vars(leftovers).update(SWEEP_S=sweep_s)
     undo += [(idle, name, getattr(idle, name)) for name in ("CHECK_S", "SLEPT_MS", "AGAIN_MS")]
     vars(idle).update(CHECK_S=0.2, SLEPT_MS=1_000, AGAIN_MS=500)
+    undo += [(keeping, name, getattr(keeping, name)) for name in ("CHECKPOINT_COST", "GROWTH", "WORTH_COST")]
+    vars(keeping).update(CHECKPOINT_COST=12_000, GROWTH=0, WORTH_COST=1)  # of ten entries
+    undo.append((checkpoints, "CHECK_S", checkpoints.CHECK_S))
+    vars(checkpoints).update(CHECK_S=0.2)
     undo.append((queue_settings, "IDLE_MS_FLOOR", queue_settings.IDLE_MS_FLOOR))
     vars(queue_settings).update(IDLE_MS_FLOOR=1)
     if tight:

@@ -118,7 +118,7 @@ class Partition:
         self.name = f"{topic.spec.name}-{number}"
         self.observers = Observers()
         self.closed = False
-        self.shorten_due = False
+        self.shorten_due = found.recovered.checkpoint is not None  # what is applied already says so no more
         self.could_begin = 0
         self.held_by = ""
         self.rest = Rest(IN_EARNEST)

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
+from mq_broker.broker.host.keeping import derived_now
 from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.peer_messages import PeerMessages
@@ -50,6 +51,9 @@ from mq_protocol.versions import FIRST
 log = logging.getLogger(__name__)
 
 OPENINGS_AT_ONCE: Final = 8
+LEAVINGS_AT_ONCE: Final = 4
+"""Partitions whose checkpoints are built in memory at the end."""
+
 REOPEN_S: Final = 5.0
 STAND_BACK_S: Final = 5.0
 RELEASE_POLL_S: Final = 0.3
@@ -92,6 +96,7 @@ class Shell:
         # Journals in memory that are to begin anew
         self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}
         self._openings = asyncio.Semaphore(OPENINGS_AT_ONCE)
+        self._leavings = asyncio.Semaphore(LEAVINGS_AT_ONCE)
         self._touched: list[Partition] = []
         self._work: set[asyncio.Task[None]] = set()
         self._node_writes: set[asyncio.Task[None]] = set()
@@ -153,6 +158,11 @@ class Shell:
             **self._writer.gauges(),
             "partitions_without_key": len(self._sealed_away) - altered,
             "partitions_altered": altered,
+            "unscrubbed_bytes": sum(
+                partition.journal.keeping.unscrubbed_bytes
+                for partition in self._partitions.values()
+                if partition.journal.keeping is not None
+            ),
         }
 
     async def check_key(self, name: str) -> None:
@@ -380,7 +390,8 @@ class Shell:
             await found.journal.close()
             return
         base = found.recovered.snapshot
-        index = self._directory.open_index(place, durability, base.state.next_offset if base is not None else 0)
+        next_offset = base.state.next_offset if base is not None else 0
+        index = self._directory.open_index(place, durability, next_offset=next_offset, frozen=found.offsets)
         partition = Partition(self, topic, number, Opened(found, events, index))
         self._partitions[topic.spec.topic_id, number] = partition
         self._in_order = None
@@ -390,7 +401,7 @@ class Shell:
             partition.feed(PeerConnected(broker))
 
     async def _open_journal(self, topic: Topic, place: Place, listener: JournalListener) -> OpenJournal:
-        """In a thread, for it reads the whole log."""
+        """In a thread, for it reads the log, or what a checkpoint does not have of it."""
         snapshot, recovery = self._begin_with.pop((place.topic_id, place.partition), (None, 0))
         if topic.volatile:
             return await asyncio.to_thread(open_memory_journal, listener, place, snapshot=snapshot, recovery=recovery)
@@ -516,4 +527,16 @@ class Shell:
         partitions = list(self._partitions.values())
         self._partitions.clear()
         self._in_order = None
-        await asyncio.gather(*(partition.close(error) for partition in partitions))
+        await asyncio.gather(*(self._leave(partition, error) for partition in partitions))
+
+    async def _leave(self, partition: Partition, error: TritonMQError) -> None:
+        """Close it, so that its next start has next to nothing to read."""
+        keeping = partition.journal.keeping if not self.failure.done() else None  # else what is applied may be wrong
+        if keeping is None or not keeping.worth:
+            await partition.close(error)
+            return
+        async with self._leavings:
+            derived = derived_now(partition)
+            await partition.close(error)
+            if derived is not None:
+                await keeping.keep(derived)

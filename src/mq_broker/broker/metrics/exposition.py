@@ -43,6 +43,7 @@ _VALUES: Final = {
     "partitions_moving": "Partitions led here that are on their way to other brokers.",
     "partitions_without_key": "Replicas here that stay closed: the key that seals them is missing or wrong.",
     "partitions_altered": "Replicas here that stay closed: they were altered on the disk.",
+    "unscrubbed_bytes": "Stored bytes that were not read since their journal was opened; the scrub verifies them.",
     "partitions_awake": "Replicas here that are ticked often.",
     "replica_unheard_seconds": "For how long nothing was heard of a replica that is not in sync and led from here.",
     "writer_queue_bytes": "What waits for the thread that writes the journals.",

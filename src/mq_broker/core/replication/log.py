@@ -18,6 +18,7 @@ from bisect import bisect_right
 
 from mq_broker.core.entries import Entry, stored_bytes
 from mq_broker.core.machine.state import Snapshot
+from mq_broker.core.messages import Checkpoint
 
 
 class Log:
@@ -36,7 +37,9 @@ class Log:
         "tail_bytes",
     )
 
-    def __init__(self, entries: tuple[Entry, ...], snapshot: Snapshot | None = None) -> None:
+    def __init__(
+        self, entries: tuple[Entry, ...], snapshot: Snapshot | None = None, checkpoint: Checkpoint | None = None
+    ) -> None:
         self.base_index = snapshot.last_index if snapshot is not None else 0
         self.base_epoch = snapshot.last_epoch if snapshot is not None else 0
         self._epochs: list[int] = []
@@ -47,6 +50,13 @@ class Log:
         self.flushed = self.base_index
         self.tail_bytes = 0
         self.last_timestamp_us = snapshot.timestamp_us if snapshot is not None else 0
+        if checkpoint is not None:
+            self._epoch_firsts = [first for first, _ in checkpoint.epochs]
+            self._epochs = [epoch for _, epoch in checkpoint.epochs]
+            self._sizes = checkpoint.sizes[:]
+            self.applied = self.flushed = self.last_index
+            self.last_timestamp_us = max(self.last_timestamp_us, checkpoint.snapshot.timestamp_us)
+            assert self.applied == checkpoint.snapshot.last_index, "a checkpoint of another log"
         for entry in entries:
             self.append(entry)
         self.flushed = self.last_index

@@ -11,6 +11,7 @@ from typing import assert_never
 
 from mq_broker.core.entries import EpochStart, Schedule, Stage, offsets_given
 from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
     AppendEntries,
@@ -208,6 +209,11 @@ class Replica:
     def machine(self) -> PartitionMachine:
         """The applied state. Read it; never change it."""
         return self._shared.machine
+
+    def applied_state(self) -> Snapshot:
+        """That state as a value, as it is now."""
+        log = self._shared.log
+        return Snapshot(log.applied, log.epoch_at(log.applied), log.last_timestamp_us, self._shared.machine.state())
 
     # ------------------------------------------------------------------ events
 

@@ -41,7 +41,8 @@ class Shared:
     """Owns everything of one replica that outlives a role.
 
     `epoch` is the highest leader epoch seen, from the node or from a leader's message; it never falls. `high_watermark`
-    is the last index known to be committed (after a restart where the journal begins, 0 if that is whole: rule 2).
+    is the last index known to be committed (after a restart that of the checkpoint, else where the journal begins, 0 if
+    that is whole: rule 2).
     `recovery` is the highest that this log was found to go on under (rule 15).
     """
 
@@ -51,12 +52,13 @@ class Shared:
         self.name = f"{topic}-{partition}"
         self.me = me
         self.settings = settings
-        self.log = Log(log.entries, log.snapshot)
-        self.machine = PartitionMachine(settings.window, log.snapshot.state if log.snapshot is not None else None)
+        self.log = Log(log.entries, log.snapshot, log.checkpoint)
+        begins = log.checkpoint.snapshot if log.checkpoint is not None else log.snapshot
+        self.machine = PartitionMachine(settings.window, begins.state if begins is not None else None)
         self.recovery = me.recovery
         self.now_ms = now_ms
         self.epoch = self.log.last_epoch
-        self.high_watermark = self.log.base_index
+        self.high_watermark = self.log.applied
         self.node: Node | None = None
         self.proved = (0, 0)  # an epoch, and the last index that a message of it proved to be its leader's too
         self.live: dict[int, int] = {}

@@ -88,7 +88,7 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         _let_others_run()
     newer = work or _is_newer(state)
     header = _HEADER.pack(0, _MAGIC, _WITH_WORK if newer else _VERSION, len(body))[_CRC_BYTES:]
-    crc = _checksum(place, (header, body))
+    crc = checksum_of(place, (header, body))
     return b"".join((crc.to_bytes(_CRC_BYTES, "little"), header, body))
 
 
@@ -111,7 +111,7 @@ def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
     if len(data) < _HEADER.size:
         raise CorruptBatch(f"a snapshot is cut off after {len(data)} bytes: it is to be sent or written again")
     crc, magic, version, body_bytes = _HEADER.unpack_from(data)
-    if magic != _MAGIC or len(data) != _HEADER.size + body_bytes or _checksum(place, (data[_CRC_BYTES:],)) != crc:
+    if magic != _MAGIC or len(data) != _HEADER.size + body_bytes or checksum_of(place, (data[_CRC_BYTES:],)) != crc:
         raise CorruptBatch(f"the checksum of a snapshot of {place} does not hold: damaged, or of another partition")
     if version not in (_WHOLE, _VERSION, _WITH_WORK):
         raise NewerSnapshot(
@@ -141,7 +141,8 @@ def read_snapshot_file(directory: Path) -> bytes | None:
         return None
 
 
-def _checksum(place: Place, pieces: Iterable[Buffer]) -> int:
+def checksum_of(place: Place, pieces: Iterable[Buffer]) -> int:
+    """Of the pieces one after another. Lets other threads run in between."""
     crc = place.seed
     for piece in pieces:
         view = memoryview(piece)

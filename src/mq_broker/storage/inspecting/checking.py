@@ -36,6 +36,7 @@ UNCOVERED: Final = (
     ("log.json", "only its form is checked, and its topic id and partition against the name of its directory"),
     ("broker.json, coordination.json", "only the form is checked, once a broker starts"),
     ("offsets.index", "a broker makes it anew from the journal at each start"),
+    ("checkpoint", "what a broker has made of the journal, which it reads where that does not fit"),
     ("broker.pid, audit.log", "brokers do not read them"),
     ("aside-<n>", "what was damaged or given up; brokers do not read it"),
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from mq_broker.storage.codec.checkpoint import FILE_NAME as CHECKPOINT_FILE_NAME
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.identity import FILE_NAME as IDENTITY_FILE_NAME
@@ -30,7 +31,7 @@ _ASIDE: Final = re.compile(r"aside-[0-9]{1,18}")
 _DIGITS: Final = re.compile(r"[0-9]{20}")
 _PARTITION_MAX: Final = (1 << 32) - 1
 _INDEX_MAX: Final = (1 << 64) - 1
-_NEEDLESS: Final = ("offsets.index",)
+_NEEDLESS: Final = ("offsets.index", CHECKPOINT_FILE_NAME)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -31,10 +32,14 @@ from mq_broker.core.machine.window import WindowBounds
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
 from mq_broker.storage.interface import Frame, JournalListener, not_kept
+from mq_broker.storage.journal import shortening
+from mq_broker.storage.journal.checkpoints import Layout
+from mq_broker.storage.journal.keeping import Damage, KeepingOfJournal
 from mq_broker.storage.journal.key_ahead import KeyAhead
-from mq_broker.storage.journal.recovery import LogDamaged, Recovered
+from mq_broker.storage.journal.recovered import Recovered
+from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
-from mq_broker.storage.journal.shortening import WholeSegment, drop_segments, entries_of, store_snapshot, summarize
+from mq_broker.storage.journal.shortening import WholeSegment, drop_segments
 from mq_broker.storage.journal.unsealing import OPENED_AT_ONCE_MAX, OPENED_ON_THE_LOOP_MAX, Kept
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.reused_memory import SEALING_MEMORY
@@ -96,6 +101,8 @@ class DiskJournal:
         self._epochs: list[tuple[int, int]] = []  # (first index, epoch)
         if recovered.snapshot is not None:
             self._note_epoch(self._base, recovered.snapshot.last_epoch)
+        for index, epoch in recovered.checkpoint.epochs if recovered.checkpoint is not None else ():
+            self._note_epoch(index, epoch)
         for entry in recovered.entries:
             self._note_epoch(entry.index, entry.leader_epoch)
         self._written = self._reported = self.last_index
@@ -112,6 +119,10 @@ class DiskJournal:
         self._adopting: list[tuple[int, asyncio.Future[str]]] = []
         self._shortening: asyncio.Task[int] | None = None
         self._stopping = threading.Event()
+        self.keeping = KeepingOfJournal(files, place, recovered, self._layout, ahead, at_work, self._found)
+
+    def _layout(self) -> Layout:
+        return Layout(self._base, self._ends, self._segments, self._keys, self._epochs)
 
     @property
     def first_index(self) -> int:
@@ -220,6 +231,7 @@ class DiskJournal:
         await asyncio.wait(
             {self._closed, self._writer.died}, timeout=CLOSE_DEADLINE_S, return_when=asyncio.FIRST_COMPLETED
         )
+        await self.keeping.settled(CLOSE_DEADLINE_S)
         if self._shortening is not None:
             await asyncio.wait({self._shortening}, timeout=CLOSE_DEADLINE_S)
         self._close_reader()
@@ -238,6 +250,7 @@ class DiskJournal:
         """Called by the writer on the loop: what became of the orders so far."""
         if outcome.replaced is not None:
             self.log_id, reason = outcome.replaced
+            self.keeping.end()
             self._listener.replaced(self.log_id, reason)
         limit = min(
             [last for generation, last in self._cuts if generation > outcome.generation], default=self.last_index
@@ -314,6 +327,7 @@ class DiskJournal:
         """Forget all above, and have the files follow."""
         self._generation += 1
         self._cuts.append((self._generation, last_index))
+        self.keeping.cut(last_index)
         del self._ends[last_index + 1 - self._base :]
         while self._segments and self._segments[-1][0] > max(last_index, self._floor):
             popped = self._keys.pop(self._segments.pop()[0], None)
@@ -355,8 +369,11 @@ class DiskJournal:
             for (index, start), (following, end) in pairwise(starts)
         ]
         key = self._ahead.latest if self._ahead is not None else None
+        files, before = self._writer.files, self.snapshot_data
+        make = shortening.make_snapshot
+        work = partial(make, directory, self._place, files, before, dropped, window, self._stopping, key)
         try:
-            data = await asyncio.to_thread(self._make_snapshot, dropped, window, key)
+            data = await asyncio.to_thread(self._working, work)
         except LogDamaged as damage:
             raise self._damaged(damage.segment, damage.position, damage.reason) from damage
         except OSError as error:
@@ -367,27 +384,15 @@ class DiskJournal:
             return self.first_index
         self._begin_after(first - 1, data)
         try:
-            await asyncio.to_thread(self._drop_segments, first)
+            await asyncio.to_thread(self._working, partial(drop_segments, directory, first, files))
         except (OSError, StorageFailed) as error:
             _logger.warning("%s: segments before entry %d are not removed yet (%s)", directory, first, error)
         return first
 
-    def _make_snapshot(
-        self, dropped: Sequence[WholeSegment], window: WindowBounds, key: DataKey | None
-    ) -> bytes | None:
-        """In a thread."""
-        directory, files = self._files.directory, self._writer.files
-        with self._at_work():
-            entries = entries_of(directory, self._place, files, dropped)
-            data = summarize(self._place, self.snapshot_data, entries, window, self._stopping)
-            if data is not None:
-                store_snapshot(directory, data, files, key)
-        return data
-
-    def _drop_segments(self, first_index: int) -> None:
+    def _working(self, work: Callable[[], Any]) -> Any:
         """In a thread."""
         with self._at_work():
-            drop_segments(self._files.directory, first_index, self._writer.files)
+            return work()
 
     def _begin_after(self, base: int, data: bytes) -> None:
         """A durable snapshot stands for all up to `base` now: forget what it stands for."""
@@ -557,15 +562,23 @@ class DiskJournal:
             self._reader = None
 
     def _tell_altered(self, segment: int, position: int, error: Altered) -> None:
+        self.keeping.end()
         if not self._altered_told:
             self._altered_told = True
             ALARMS.add("altered")
             _logger.error("%s, byte %d: %s", segment_path(self._files.directory, segment), position, error)
             self._writer.loop.call_soon(self._listener.altered, str(error))
 
+    def _found(self, damage: Damage) -> None:
+        if damage.altered is not None:
+            self._tell_altered(damage.segment, damage.position, damage.altered)
+        else:
+            _logger.error("%s", self._damaged(damage.segment, damage.position, damage.reason))
+
     def _damaged(self, segment: int, position: int, reason: str) -> StorageFailed:
         """The error to raise; the first one also gives the log a new id, for it lacks what it acknowledged."""
         message = f"{segment_path(self._files.directory, segment)} is damaged at byte {position}: {reason}"
+        self.keeping.end()
         if not self._damage_told and self._closed is None:
             self._damage_told = True
             self._writer.submit(self._files, self, Renew(self._generation, message))

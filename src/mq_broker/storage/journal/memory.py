@@ -31,6 +31,7 @@ class MemoryJournal:
 
     def __init__(self, listener: JournalListener, place: Place, snapshot: Snapshot | None = None) -> None:
         self.log_id = new_log_id()
+        self.keeping = None
         self.snapshot_data = encode_snapshot(place, snapshot) if snapshot is not None else b""
         self._listener = listener
         self._place = place

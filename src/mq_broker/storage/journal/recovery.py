@@ -24,6 +24,8 @@ A snapshot stands for every entry up to its own; the order begins after it. Segm
 was cut short left behind (shortening.py), and go. A snapshot that is damaged takes the whole log with it, unless the
 journal still begins with entry 1 and does not need it.
 
+With a checkpoint (checkpoints.py) only what follows its entry is read. If that is damaged all is read, as without one.
+
 Afterwards the last segment is synced before anything is served (trap 14). What lies above the mark is first written
 again in place if the kernel has not been restarted since: had its sync failed, the kernel would take those pages for
 clean (trap 16).
@@ -38,29 +40,21 @@ from __future__ import annotations
 import errno
 import logging
 import re
-from array import array
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mq_broker.core.entries import Entry
-from mq_broker.core.machine.state import Snapshot
 from mq_broker.storage.codec.frame import HEADER_BYTES, MAGIC_POSITION, NewerFrame, Place, decode, unpack_header
 from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.codec.snapshot import decode_snapshot, read_snapshot_file
-from mq_broker.storage.files import Files
-from mq_broker.storage.journal.segments import MARK_FILE_NAME, SEGMENT_SUFFIX, Tail, rewrite, segment_path, unpack_mark
+from mq_broker.storage.files import Files, rewrite
+from mq_broker.storage.journal.checkpoints import begin_with_checkpoint
+from mq_broker.storage.journal.recovered import Recovered, newer_journal, read_mark, segment_key
+from mq_broker.storage.journal.segments import SEGMENT_SUFFIX, segment_path
 from mq_broker.storage.keyring import Keyring, opened_with
-from mq_broker.storage.sealed import (
-    BLOCK_BYTES,
-    OVERHEAD_BYTES,
-    DataKey,
-    file_end,
-    plain_snapshot,
-    read_block,
-    unit_start,
-)
+from mq_broker.storage.sealed import OVERHEAD_BYTES, DataKey, plain_snapshot, unit_start
 from mq_protocol.errors import CorruptBatch, StorageFailed
 
 _WINDOW_BYTES: Final = 4 << 20  # what is read at once: a segment may be larger than the memory to spare
@@ -83,47 +77,6 @@ class LogDamaged(StorageFailed):
         self.reason = reason
 
 
-@dataclass(slots=True)
-class Recovered:
-    """What was kept: `snapshot`, also as the bytes `snapshot_data`, and the entries after it. `ends[i]` is where entry
-    `base_index + i` ends in the journal as one stream of frames, `ends[0]` is 0. `segments` are (first index, where it
-    begins in that stream). `keys`: of those segments that are sealed, by their first index."""
-
-    snapshot: Snapshot | None = None
-    snapshot_data: bytes = b""
-    entries: list[Entry] = field(default_factory=list)
-    ends: array[int] = field(default_factory=lambda: array("Q", [0]))
-    segments: list[tuple[int, int]] = field(default_factory=list)
-    keys: dict[int, DataKey] = field(default_factory=dict)
-
-    @property
-    def base_index(self) -> int:
-        """What the snapshot stands for: every entry up to this one."""
-        return self.snapshot.last_index if self.snapshot is not None else 0
-
-    @property
-    def last_index(self) -> int:
-        return self.base_index + len(self.entries)
-
-    @property
-    def last_epoch(self) -> int:
-        if self.entries:
-            return self.entries[-1].leader_epoch
-        return self.snapshot.last_epoch if self.snapshot is not None else 0
-
-    @property
-    def tail(self) -> Tail:
-        if not self.segments:
-            return Tail(0, 0, self.last_index)
-        first, _ = self.segments[-1]
-        return Tail(first, self.end_in_last(self.last_index), self.last_index)
-
-    def end_in_last(self, index: int) -> int:
-        """Where entry `index` ends in the file of the last segment; the one before it ends where it begins."""
-        first, base = self.segments[-1]
-        return file_end(self.ends[index - self.base_index] - base, index + 1 - first, sealed=first in self.keys)
-
-
 @dataclass(frozen=True, slots=True)
 class _Bad:
     """Where a scan stopped. `whole`: the frame is intact, only out of order. `unreadable`: the disk does not give its
@@ -133,14 +86,6 @@ class _Bad:
     reason: str
     whole: bool = False
     unreadable: bool = False
-
-
-def read_mark(directory: Path, place: Place) -> int | None:
-    """The flushed mark; None if it is missing or cannot be believed."""
-    try:
-        return unpack_mark(place, (directory / MARK_FILE_NAME).read_bytes())
-    except FileNotFoundError:
-        return None
 
 
 def segment_firsts(directory: Path) -> list[int]:
@@ -175,10 +120,11 @@ def recover(
     rebooted: bool,
     about_to_change: Callable[[], None] = _unchanged,
     keys: Keyring | None = None,
+    log_id: str = "",
 ) -> Recovered:
     """Scan, then cut and sync. `clean`: the log was stopped cleanly. `lossy`: a reboot may have cost it what it
     acknowledged, so it is to get a new id. `about_to_change` is called after the scan and before the first change, and
-    gives it that id. `keys` open what is sealed.
+    gives it that id. `keys` open what is sealed. With a `log_id` what a checkpoint of that log knows is not read.
 
     Raises `LogDamaged` or, for what a newer version wrote or what is sealed away, `StorageFailed`, both before anything
     is touched, and `OSError` as it comes.
@@ -188,25 +134,16 @@ def recover(
     kept = _read_snapshot(directory, place, firsts, keys)
     outdated = [first for first in firsts if first <= kept.base_index]
     firsts = firsts[len(outdated) :]
-    torn: _Bad | None = None
-    for first in firsts:
-        path = segment_path(directory, first)
-        if first != kept.last_index + 1:
-            raise LogDamaged(
-                path,
-                first,
-                0,
-                kept.last_index,
-                f"it begins at entry {first}, what is before it ends at {kept.last_index}",
-            )
-        last = first == firsts[-1]
-        torn = _scan_segment(files, path, first, place, kept, mark, keys, last=last, clean=clean, lossy=lossy)
-    if mark is not None and mark > kept.last_index:
-        tail = kept.tail
-        path = segment_path(directory, tail.segment) if tail.segment else directory
-        reason = f"the log ends at entry {kept.last_index}, but had been flushed up to {mark}"
-        # With no segment left the cut is at one that is not there: what remains is the snapshot, or nothing.
-        raise LogDamaged(path, tail.segment or kept.last_index + 1, tail.segment_bytes, kept.last_index, reason)
+    scan = _Scan(directory, place, files, firsts, mark, keys, clean=clean, lossy=lossy)
+    begun = begin_with_checkpoint(directory, place, files, kept, firsts, mark, log_id, keys) if log_id else None
+    try:
+        torn = scan.run(begun or kept)
+        kept = begun or kept
+    except LogDamaged as damage:
+        if begun is None:
+            raise
+        _logger.warning("%s: all of it is read, since it is damaged above its checkpoint: %s", directory, damage)
+        torn = scan.run(kept)
     about_to_change()
     if firsts and not outdated and torn is None and mark is not None and firsts[-1] <= kept.last_index <= mark:
         return kept
@@ -219,35 +156,67 @@ def recover(
     return kept
 
 
-def _scan_segment(
-    files: Files,
-    path: Path,
-    first: int,
-    place: Place,
-    kept: Recovered,
-    mark: int | None,
-    keys: Keyring | None,
-    *,
-    last: bool,
-    clean: bool,
-    lossy: bool,
-) -> _Bad | None:
-    """Add the entries of the segment to `kept`. Returns where its torn tail begins, if it has one."""
-    fd = files.open(path)
-    try:
-        size = files.size(fd)
-        kept.segments.append((first, kept.ends[-1]))
-        key = segment_key(files, fd, place, keys)
-        if key is not None:
-            kept.keys[first] = key
-        bad = _scan(files, fd, size, place, kept, key)
-        if bad is not None:
-            reason = _damage(files, fd, place, bad, kept.last_index + 1, mark, last=last, clean=clean, lossy=lossy)
-            if reason:
-                raise LogDamaged(path, first, bad.position, kept.last_index, reason)
-        return bad
-    finally:
-        files.close(fd)
+@dataclass(frozen=True, slots=True)
+class _Scan:
+    """Reads the segments `firsts` of a log, and changes nothing."""
+
+    directory: Path
+    place: Place
+    files: Files
+    firsts: Sequence[int]
+    mark: int | None
+    keys: Keyring | None
+    clean: bool
+    lossy: bool
+
+    def run(self, kept: Recovered) -> _Bad | None:
+        """Add all entries that follow what `kept` has. Returns where the torn tail begins, if there is one."""
+        torn: _Bad | None = None
+        begun = kept.segments[-1][0] if kept.segments else 0
+        for first in self.firsts:
+            if first < begun:
+                continue
+            path = segment_path(self.directory, first)
+            if first != begun and first != kept.last_index + 1:
+                reason = f"it begins at entry {first}, what is before it ends at {kept.last_index}"
+                raise LogDamaged(path, first, 0, kept.last_index, reason)
+            torn = self._segment(path, first, kept, at=kept.end_in_last(kept.last_index) if first == begun else 0)
+        if self.mark is not None and self.mark > kept.last_index:
+            tail = kept.tail
+            path = segment_path(self.directory, tail.segment) if tail.segment else self.directory
+            reason = f"the log ends at entry {kept.last_index}, but had been flushed up to {self.mark}"
+            # With no segment left the cut is at one that is not there: what remains is the snapshot, or nothing.
+            raise LogDamaged(path, tail.segment or kept.last_index + 1, tail.segment_bytes, kept.last_index, reason)
+        return torn
+
+    def _segment(self, path: Path, first: int, kept: Recovered, at: int) -> _Bad | None:
+        """Add the entries of the segment from byte `at` on. Returns where its torn tail begins, if it has one."""
+        files, fd = self.files, self.files.open(path)
+        try:
+            size = files.size(fd)
+            if not at:
+                kept.segments.append((first, kept.ends[-1]))
+                key = segment_key(files, fd, self.place, self.keys)
+                if key is not None:
+                    kept.keys[first] = key
+            bad = _scan(files, fd, size, self.place, kept, kept.keys.get(first), at)
+            if bad is not None:
+                reason = _damage(
+                    files,
+                    fd,
+                    self.place,
+                    bad,
+                    kept.last_index + 1,
+                    self.mark,
+                    last=first == self.firsts[-1],
+                    clean=self.clean,
+                    lossy=self.lossy,
+                )
+                if reason:
+                    raise LogDamaged(path, first, bad.position, kept.last_index, reason)
+            return bad
+        finally:
+            files.close(fd)
 
 
 def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, synced: int) -> None:
@@ -264,24 +233,6 @@ def _settle_tail(files: Files, path: Path, kept: Recovered, torn: _Bad | None, s
         files.sync(fd)
     finally:
         files.close(fd)
-
-
-def segment_key(files: Files, fd: int, place: Place, keys: Keyring | None) -> DataKey | None:
-    """What opens a segment; None for a plain one. Raises `KeyAbsent`, `WrongKey`, `OSError`, and `StorageFailed` for
-    one of a newer version. A disk that cannot read it is left to who reads on."""
-    try:
-        slot = read_block(place, memoryview(files.read(fd, BLOCK_BYTES, 0)))
-    except NewerFrame as error:
-        raise _newer(place, error) from error
-    except OSError as error:
-        if error.errno != errno.EIO:
-            raise
-        return None
-    return None if slot is None else opened_with(keys, place, slot)
-
-
-def _newer(place: Place, error: NewerFrame) -> StorageFailed:
-    return StorageFailed(f"the journal of {place} was written by a newer version, and is left as it is: {error}")
 
 
 def _read_snapshot(directory: Path, place: Place, firsts: list[int], keys: Keyring | None) -> Recovered:
@@ -310,24 +261,26 @@ def _drop_outdated(directory: Path, files: Files, outdated: Sequence[int]) -> No
 
 
 def frames_in(
-    files: Files, fd: int, size: int, place: Place, first: int = 0, key: DataKey | None = None
+    files: Files, fd: int, size: int, place: Place, first: int = 0, key: DataKey | None = None, at: int = 0
 ) -> Iterator[tuple[Entry, int]]:
     """The entries of a segment of `size` bytes, in order, each with the position after its frame, every checksum
-    verified. Of a sealed one `first`, its first index, and what opens it; each seal is verified too.
+    verified; from the one at byte `at` on, if that is given. Of a sealed one `first`, its first index, and what opens
+    it; each seal is verified too.
 
     Raises `CorruptBatch` where the first bad frame begins, `OSError` where the disk cannot be read, and `StorageFailed`
     for an entry that a newer version wrote, or that was altered.
     """
-    at = start = unit_start(0, 0, sealed=key is not None)
-    if key is not None and size <= at:
+    begins = unit_start(0, 0, sealed=key is not None)
+    at = start = at or begins
+    if key is not None and size <= begins:
         raise CorruptBatch("a sealed segment has no entry")
     view = memoryview(b"")
     while at < size:
         if at + HEADER_BYTES > start + len(view):
-            start, view = at, memoryview(files.read(fd, _WINDOW_BYTES, at))
+            start, view = at, memoryview(files.read(fd, min(_WINDOW_BYTES, size - at), at))
         frame_bytes = unpack_header(view, at - start).frame_bytes
         if at + frame_bytes > start + len(view) and frame_bytes <= size - at:
-            start, view = at, memoryview(files.read(fd, max(frame_bytes, _WINDOW_BYTES), at))
+            start, view = at, memoryview(files.read(fd, min(max(frame_bytes, _WINDOW_BYTES), size - at), at))
         try:
             if key is None:
                 entry, _, end = decode(place, view, at - start)
@@ -335,18 +288,19 @@ def frames_in(
                 frame, end = key.open(first, view, at - start)
                 entry = frame.entry
         except NewerFrame as error:
-            raise _newer(place, error) from error
+            raise newer_journal(place, error) from error
         at = start + end
         yield entry, at
 
 
-def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered, key: DataKey | None) -> _Bad | None:
-    """Take every good frame of the segment that `kept` has last into it; where and why it ended early, if it did."""
+def _scan(files: Files, fd: int, size: int, place: Place, kept: Recovered, key: DataKey | None, at: int) -> _Bad | None:
+    """Take every good frame, from byte `at` on, of the segment that `kept` has last into it; where and why it ended
+    early, if it did."""
     first, overhead = kept.segments[-1][0], OVERHEAD_BYTES if key is not None else 0
-    at = 0  # a block alone is as bad as what should follow it
-    start = unit_start(0, 0, sealed=key is not None)
+    # A block alone is as bad as what should follow it
+    start = at or unit_start(0, 0, sealed=key is not None)
     try:
-        for entry, end in frames_in(files, fd, size, place, first, key):
+        for entry, end in frames_in(files, fd, size, place, first, key, at):
             next_index = kept.last_index + 1
             if entry.index != next_index:
                 return _Bad(at, f"entry {entry.index} lies where {next_index} belongs", whole=True)

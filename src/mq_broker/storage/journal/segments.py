@@ -9,6 +9,7 @@ On disk, one directory per partition:
     log.json                    identity.py
     aside-1/                    what was damaged or given up (quarantine.py)
     flushed                     the mark: the index up to which the log was synced when it was last told
+    checkpoint                  what was made of the entries up to one of them (checkpoints.py), if it was
 
 The mark is what lets recovery tell a torn tail from damage: an entry at or below it was once safely on the disk, so if
 it is bad or missing now, that is damage, wherever it lies. It is written after each sync, not synced itself (it may be
@@ -35,8 +36,9 @@ from typing import Final, NamedTuple, Protocol, TypeAlias, assert_never
 import google_crc32c
 
 from mq_broker.measured import DISK_REFUSALS, FSYNC, FSYNC_FAILURES
+from mq_broker.storage.codec.checkpoint import FILE_NAME as CHECKPOINT_FILE_NAME
 from mq_broker.storage.codec.frame import Place
-from mq_broker.storage.files import WRITE_PARTS_MAX, Files
+from mq_broker.storage.files import WRITE_PARTS_MAX, Files, rewrite
 from mq_broker.storage.identity import LogIdentity
 from mq_broker.storage.interface import Frame
 from mq_broker.storage.reused_memory import SEALING_MEMORY
@@ -49,7 +51,6 @@ SEGMENT_SUFFIX: Final = ".log"
 _MARK: Final = struct.Struct("<QI")
 # Below this a part costs more as a buffer of its own than copied beside its neighbours
 _JOIN_BYTES_MAX: Final = 16 << 10
-_COPY_BYTES: Final = 4 << 20
 _SEALED_AT_ONCE_BYTES: Final = 1 << 20
 """Sealed bytes that are written together: few enough that the processor has them at hand. A larger frame is written
 alone."""
@@ -156,7 +157,8 @@ class LogFiles:
       follows);
     - `_owed` is a truncation that failed: nothing is written or flushed before it has been made good;
     - `_refused` is set from a failed write until the loop truncates below it: whatever is appended meanwhile is gone
-      too.
+      too;
+    - no checkpoint is of an entry above `checkpointed`.
     """
 
     def __init__(
@@ -166,9 +168,10 @@ class LogFiles:
         self.identity = identity
         self.sync_each_round = identity.durability == "fsync"
         self.closed = False
+        self.checkpointed = 0
         self._boot = boot
         self._place = place
-        self._files = files
+        self.files = files
         self._segment = tail.segment
         self._end = self._synced_end = tail.segment_bytes
         self._written = self._synced = tail.last_index
@@ -227,7 +230,7 @@ class LogFiles:
             return True
         try:
             with FSYNC.measuring("commit"):
-                self._files.sync(self._fd)
+                self.files.sync(self._fd)
         except OSError as error:
             self._sync_failed(error)
             return False
@@ -272,6 +275,11 @@ class LogFiles:
             self._close_mark()
             self._writable = False
         return self._fd < 0 and self._mark_fd < 0
+
+    @property
+    def synced(self) -> int:
+        """Up to here the disk has all. For any thread: it may be behind the truth."""
+        return self._synced
 
     @property
     def dirty(self) -> bool:
@@ -364,7 +372,7 @@ class LogFiles:
         at = 0
         while at < len(parts):
             chunk = parts[at : at + WRITE_PARTS_MAX]
-            taken = self._files.write(self._fd, chunk, self._end)
+            taken = self.files.write(self._fd, chunk, self._end)
             self._end += taken
             while at < len(parts) and taken >= (nbytes := memoryview(parts[at]).nbytes):
                 taken -= nbytes
@@ -377,31 +385,31 @@ class LogFiles:
         if not self._writable:
             if self.identity.clean or self.identity.boot_id != self._boot:
                 identity = replace(self.identity, clean=False, boot_id=self._boot)
-                identity.store(self.directory, self._files)
+                identity.store(self.directory, self.files)
                 self.identity = identity
             if self._mark_fd < 0:
-                self._mark_fd = self._files.open(self.directory / MARK_FILE_NAME)
+                self._mark_fd = self.files.open(self.directory / MARK_FILE_NAME)
             if self._segment and self._fd < 0:
-                self._fd = self._files.open(segment_path(self.directory, self._segment))
+                self._fd = self.files.open(segment_path(self.directory, self._segment))
             self._writable = True
         if self._tail_dirty:
             self._cut_tail()
 
     def _cut_tail(self) -> None:
-        self._files.truncate(self._fd, self._end)
+        self.files.truncate(self._fd, self._end)
         self._tail_dirty = False
 
     def _roll(self, segment: int) -> bool:
         """A new last segment. The one before is synced first: only the last one may have a torn tail."""
         if not self.sync():
             return False
-        fd = self._files.open(segment_path(self.directory, segment))
+        fd = self.files.open(segment_path(self.directory, segment))
         try:
-            self._files.sync_directory(self.directory)
+            self.files.sync_directory(self.directory)
         except OSError:
-            self._files.close(fd)
+            self.files.close(fd)
             with contextlib.suppress(OSError):
-                self._files.remove(segment_path(self.directory, segment))
+                self.files.remove(segment_path(self.directory, segment))
             raise
         self._close_segment()
         self._fd, self._segment = fd, segment
@@ -436,11 +444,16 @@ class LogFiles:
         """Cut the files, durably. Can be repeated after a failure on the way."""
         self._make_writable()
         self._write_mark(min(self._synced, order.last_index))
-        self._files.sync(self._mark_fd)
+        self.files.sync(self._mark_fd)
+        if order.last_index < self.checkpointed:
+            with contextlib.suppress(FileNotFoundError):
+                self.files.remove(self.directory / CHECKPOINT_FILE_NAME)
+                self.files.sync_directory(self.directory)
+            self.checkpointed = 0
         self._drop_segments_after(order.segment)
         if order.segment:
-            self._files.truncate(self._fd, order.segment_bytes)
-            self._files.sync(self._fd)
+            self.files.truncate(self._fd, order.segment_bytes)
+            self.files.sync(self._fd)
         self._end = self._synced_end = order.segment_bytes
         self._synced = self._written
         self._owed = None
@@ -452,11 +465,11 @@ class LogFiles:
             if first > segment:
                 if first == self._segment:
                     self._close_segment()
-                self._files.remove(segment_path(self.directory, first))
-                self._files.sync_directory(self.directory)
+                self.files.remove(segment_path(self.directory, first))
+                self.files.sync_directory(self.directory)
         if segment != self._segment or self._fd < 0:
             self._close_segment()
-            self._fd = self._files.open(segment_path(self.directory, segment)) if segment else -1
+            self._fd = self.files.open(segment_path(self.directory, segment)) if segment else -1
             self._segment = segment
 
     # -------------------------------------------------------------- failing
@@ -472,9 +485,9 @@ class LogFiles:
             return
         try:
             if self.sync_each_round:
-                self._files.truncate(self._fd, self._synced_end)
+                self.files.truncate(self._fd, self._synced_end)
             else:
-                rewrite(self._files, self._fd, self._synced_end, self._end)
+                rewrite(self.files, self._fd, self._synced_end, self._end)
         except OSError as second:
             self._die(f"{self.directory} could not be put right after a failed sync ({second.strerror})")
             return
@@ -489,7 +502,7 @@ class LogFiles:
         """A new log id, on the disk before anything else happens."""
         identity = replace(self.identity.renewed(), boot_id=self._boot)
         try:
-            identity.store(self.directory, self._files)
+            identity.store(self.directory, self.files)
         except OSError as error:
             self._die(f"{self.directory}: no new log id could be written after a failure ({error.strerror})")
         self.identity = identity
@@ -498,7 +511,7 @@ class LogFiles:
     def _adopt(self, recovery: int) -> None:
         identity = replace(self.identity, recovery=recovery)
         try:
-            identity.store(self.directory, self._files)
+            identity.store(self.directory, self.files)
         except OSError as error:
             self._adopted = (recovery, str(error))
         else:
@@ -524,9 +537,9 @@ class LogFiles:
                     self._make_good(self._owed)
                 self._make_writable()
                 self._write_mark(self._synced)
-                self._files.sync(self._mark_fd)
+                self.files.sync(self._mark_fd)
                 identity = replace(self.identity, clean=True)
-                identity.store(self.directory, self._files)
+                identity.store(self.directory, self.files)
                 self.identity = identity
         self._close_segment()
         self._close_mark()
@@ -534,17 +547,17 @@ class LogFiles:
 
     def _close_mark(self) -> None:
         if self._mark_fd >= 0:
-            self._files.close(self._mark_fd)
+            self.files.close(self._mark_fd)
             self._mark_fd = -1
 
     def _close_segment(self) -> None:
         assert self._apart is None, f"{self.directory}: its last segment is being synced"
         if self._fd >= 0:
-            self._files.close(self._fd)
+            self.files.close(self._fd)
             self._fd = -1
 
     def _write_mark(self, index: int) -> None:
-        self._files.write(self._mark_fd, (pack_mark(self._place, index),), 0)
+        self.files.write(self._mark_fd, (pack_mark(self._place, index),), 0)
 
 
 # ------------------------------------------------------------------ bytes
@@ -561,20 +574,6 @@ def unpack_mark(place: Place, data: bytes) -> int | None:
         return None
     index, _ = _MARK.unpack(data)
     return index if pack_mark(place, index) == data else None
-
-
-def rewrite(files: Files, fd: int, start: int, end: int) -> None:
-    """Write the same bytes again, so that the kernel takes them for unwritten: after a failed sync it takes them for
-    written."""
-    while start < end:
-        data = files.read(fd, min(_COPY_BYTES, end - start), start)
-        if not data:
-            raise OSError(5, "the file ends before what was written to it")
-        view = memoryview(data)
-        while view:
-            taken = files.write(fd, (view,), start)
-            view = view[taken:]
-            start += taken
 
 
 def _gather(frames: list[Frame]) -> list[Buffer]:

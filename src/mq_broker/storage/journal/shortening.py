@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mq_broker.core.entries import Entry
-from mq_broker.core.machine.machine import PartitionMachine
+from mq_broker.core.machine.machine import Change, PartitionMachine
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.storage.codec.frame import Place
@@ -57,12 +57,14 @@ class Replay:
         self._last_epoch = before.last_epoch if before is not None else 0
         self._timestamp_us = before.timestamp_us if before is not None else 0
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: Entry) -> Sequence[Change]:
+        """Returns what readers see of it."""
         assert entry.index == self.last_index + 1, f"entry {entry.index} after {self.last_index}"
-        self._machine.apply(entry)
+        changes = self._machine.apply(entry)
         self.last_index = entry.index
         self._last_epoch = entry.leader_epoch
         self._timestamp_us = max(self._timestamp_us, entry.timestamp_us)
+        return changes
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.last_index, self._last_epoch, self._timestamp_us, self._machine.state())
@@ -111,6 +113,23 @@ def entries_of(directory: Path, place: Place, files: Files, segments: Sequence[W
 def store_snapshot(directory: Path, data: bytes, files: Files, key: DataKey | None = None) -> None:
     """In place of the present one, durably; sealed if there is a key."""
     files.replace(directory / FILE_NAME, data if key is None else key.seal_snapshot(data))
+
+
+def make_snapshot(
+    directory: Path,
+    place: Place,
+    files: Files,
+    before: bytes,
+    dropped: Sequence[WholeSegment],
+    window: WindowBounds,
+    stopping: threading.Event,
+    key: DataKey | None,
+) -> bytes | None:
+    """Summarize what these segments have, and store that. Raises as `entries_of` and `store_snapshot`."""
+    data = summarize(place, before, entries_of(directory, place, files, dropped), window, stopping)
+    if data is not None:
+        store_snapshot(directory, data, files, key)
+    return data
 
 
 def drop_segments(directory: Path, first_index: int, files: Files) -> None:

@@ -31,7 +31,7 @@ from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
-from mq_broker.storage.offset_index import OffsetIndex
+from mq_broker.storage.offset_index import FrozenIndex, OffsetIndex
 from mq_broker.storage.opening.opening import Sealing, open_disk_journal
 from mq_broker.storage.opening.quarantine import fresh_identity, install_snapshot, start_over
 from mq_broker.storage.sealed import KeyAbsent
@@ -154,8 +154,8 @@ class DataDirectory:
         cache_bytes_max: int = JOURNAL_CACHE_BYTES_MAX,
         key: str = "",
     ) -> OpenJournal:
-        """The partition's journal, recovered, or a new one. Blocks while it checks every frame: call it in a thread.
-        `key`: the name of the key that what begins is sealed with, if that is not the broker's.
+        """The partition's journal, recovered, or a new one. Blocks while it checks what no checkpoint is of: call it in
+        a thread. `key`: the name of the key that what begins is sealed with, if that is not the broker's.
 
         Damage is put aside and told (opening.py). Raises `StorageFailed` if the disk refuses, `SealedAway` where a key
         is missing or does not fit, `InvalidSetting` for a durability that there is not.
@@ -237,11 +237,22 @@ class DataDirectory:
             )
             return start_over(path, place, identity, reason, self._files)
 
-    def open_index(self, place: Place, durability: str, log_start_offset: int = 0, next_offset: int = 0) -> OffsetIndex:
-        """An empty offset index, beside the journal for those on disk. The two offsets are those of the journal's
-        snapshot."""
+    def open_index(
+        self,
+        place: Place,
+        durability: str,
+        log_start_offset: int = 0,
+        next_offset: int = 0,
+        frozen: FrozenIndex | None = None,
+    ) -> OffsetIndex:
+        """An offset index, beside the journal for those on disk: empty, or with what a checkpoint has of it. The two
+        offsets are those of the journal's snapshot."""
         path = None if durability == "memory" else self.partition_path(place) / "offsets.index"
-        return OffsetIndex(path, log_start_offset, next_offset)
+        if frozen is None:
+            return OffsetIndex(path, log_start_offset, next_offset)
+        index = OffsetIndex.thawed(frozen, path)
+        index.trim(max(log_start_offset, next_offset))
+        return index
 
     def delete_partition(self, place: Place) -> None:
         """Remove a closed journal for good. Only ever on the word of the coordination service that the topic was

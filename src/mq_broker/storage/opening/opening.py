@@ -25,7 +25,8 @@ from mq_broker.storage.identity import FILE_NAME, Cut, LogIdentity, boot_id, loa
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.journal import DiskJournal
 from mq_broker.storage.journal.key_ahead import KeyAhead
-from mq_broker.storage.journal.recovery import LogDamaged, Recovered, holds_entries, recover, segment_firsts
+from mq_broker.storage.journal.recovered import Recovered
+from mq_broker.storage.journal.recovery import LogDamaged, holds_entries, recover, segment_firsts
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, LogFiles, pack_mark, segment_path
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
@@ -50,8 +51,8 @@ def open_disk_journal(
     at_work: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     sealing: Sealing | None = None,
 ) -> OpenJournal:
-    """The journal that lives in `directory`, recovered, or a new one. Blocks while it checks every frame: call it in a
-    thread.
+    """The journal that lives in `directory`, recovered, or a new one. Blocks while it checks every frame that no
+    checkpoint is of: call it in a thread.
 
     `boot` is this boot of the kernel, asked for if not given. The journal's own threads hold `at_work` while they
     change files. With `sealing` whatever begins is sealed. Raises `StorageFailed` if there is no telling what the
@@ -81,7 +82,11 @@ def open_disk_journal(
         ahead=ahead,
     )
     return OpenJournal(
-        journal, RecoveredLog(tuple(recovered.entries), recovered.snapshot), identity.recovery, found.damaged
+        journal,
+        RecoveredLog(tuple(recovered.entries), recovered.snapshot, recovered.checkpoint),
+        identity.recovery,
+        found.damaged,
+        recovered.index,
     )
 
 
@@ -129,6 +134,7 @@ def _open_files(
                 rebooted=rebooted,
                 about_to_change=renew,
                 keys=keys,
+                log_id=identity.log_id,
             )
             identity = another if lossy else identity
         except LogDamaged as damage:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from mq_broker.core.machine.state import Snapshot
+from mq_broker.storage.codec import checkpoint
 from mq_broker.storage.codec import snapshot as snapshots
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
@@ -135,6 +136,8 @@ def _take_out(directory: Path, place: Place, cut: Cut, files: Files) -> None:
     ]
     if cut.segment == 0 and (directory / snapshots.FILE_NAME).exists():
         going.append(directory / snapshots.FILE_NAME)
+    if (directory / checkpoint.FILE_NAME).exists():  # of the log that this was: it would only take room
+        files.remove(directory / checkpoint.FILE_NAME)
     for path in going:
         if aside is None:
             files.remove(path)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mq_broker.storage.codec.checkpoint import FILE_NAME as CHECKPOINT_FILE_NAME
 from mq_broker.storage.codec.frame import NewerFrame, Place
 from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.files import Files
@@ -102,7 +103,8 @@ def _is_segment(path: Path) -> bool:
 
 
 def _is_snapshot(path: Path) -> bool:
-    return path.name.removesuffix(".new") == SNAPSHOT_FILE_NAME
+    """Or a checkpoint, which is sealed as one."""
+    return path.name.removesuffix(".new") in (SNAPSHOT_FILE_NAME, CHECKPOINT_FILE_NAME)
 
 
 def _sealed_file(path: Path, place: Place) -> Iterator[SealedFile]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from mq_broker.core.entries import (
@@ -22,6 +24,8 @@ from mq_broker.core.entries import (
     TransactionKey,
     stored_bytes,
 )
+from mq_broker.core.machine.state import MachineState, Snapshot
+from mq_broker.core.messages import Checkpoint
 from mq_broker.core.replication.log import Log
 from mq_broker.storage.codec.frame import Place, encode
 from mq_protocol.manifest import StagedPart
@@ -159,3 +163,21 @@ def test_a_shortened_log_is_cut_where_it_should_be() -> None:
     log.truncate(3)
     assert (log.last_index, log.last_epoch, log.tail_count) == (3, 1, 1)
     assert log.tail_bytes == stored_bytes(log.entry(3))
+
+
+def test_a_log_that_goes_on_from_a_checkpoint_is_as_one_that_has_applied_as_much() -> None:
+    epochs = (1, 1, 2, 4, 4, 4, 7)
+    entries = [Entry(index, epoch, 100 * index, EpochStart(1)) for index, epoch in enumerate(epochs, start=1)]
+    sizes = array("I", [stored_bytes(entry) for entry in entries])
+    whole = applied(Log(tuple(entries)), 5)
+    runs = ((1, 1), (3, 2), (4, 4))
+    begun = Log(tuple(entries[5:]), None, Checkpoint(Snapshot(5, 4, 500, MachineState()), runs, sizes[:5]))
+    assert [getattr(begun, name) for name in Log.__slots__] == [getattr(whole, name) for name in Log.__slots__]
+    assert begun.flushed == 7
+    assert [entry.index for entry in begun.tail()] == [6, 7]
+    for log in (begun, whole):
+        log.begin_after(4)
+        assert (epochs_of(log), log.last_index_up_to(4, 7), log.range_end(5, 2, 1 << 20)) == ([4, 4, 4, 7], 6, 6)
+    behind = Snapshot(4, 4, 400, MachineState())
+    shorter = Log(tuple(entries[5:]), behind, Checkpoint(Snapshot(5, 4, 500, MachineState()), ((5, 4),), sizes[4:5]))
+    assert (epochs_of(shorter), shorter.applied, shorter.flushed) == (epochs_of(whole), 5, 7)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mq_broker.storage.identity import load_identity
-from mq_broker.storage.journal.recovery import read_mark
+from mq_broker.storage.journal.recovered import read_mark
 from mq_broker.storage.opening.opening import open_disk_journal
 from tests.mq_broker.storage.bed import PLACE, Bed, Heard, eventually, frames_of, joined, on_a_bed, open_files_under
 

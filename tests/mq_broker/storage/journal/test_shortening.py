@@ -259,7 +259,7 @@ def test_a_journal_in_memory_begins_with_the_snapshot_that_it_is_given() -> None
     async def scene() -> None:
         snapshot = Snapshot(40, 3, 7, state_of(frames_of(1, 40), DEDUP))
         heard = Heard()
-        journal, recovered, recovery, _ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
+        journal, recovered, recovery, *_ = open_memory_journal(heard, PLACE, snapshot=snapshot, recovery=3)
         assert (recovered.entries, recovered.snapshot, recovery, snapshot_of(journal)) == ((), snapshot, 3, snapshot)
         assert (journal.first_index, journal.last_index) == (41, 40)
         journal.append(frames_of(41, 45, epoch=3))

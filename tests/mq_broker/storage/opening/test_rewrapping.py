@@ -16,7 +16,8 @@ import pytest
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.storage.codec.snapshot import FILE_NAME as SNAPSHOT_FILE_NAME
 from mq_broker.storage.files import OsFiles
-from mq_broker.storage.journal.recovery import recover, segment_key
+from mq_broker.storage.journal.recovered import segment_key
+from mq_broker.storage.journal.recovery import recover
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening import rewrapping
 from mq_broker.storage.opening.rewrapping import rewrap, sealed_files, settle, uses
