@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.entries import Trim
 from mq_protocol.errors import StorageFailed, TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
@@ -128,8 +129,8 @@ class Retention:
         while True:
             await asyncio.sleep(CHECK_S)
             now_us = self._clock.now_us()
-            for partition in self._shell.partitions():
-                if partition not in self._turns:
+            async for partition in in_turns(self._shell.partitions()):
+                if partition not in self._turns and not partition.closed:
                     self._begin_turn(partition, now_us)
             self._held_back = {p: group for p, group in self._held_back.items() if not p.closed}
 

@@ -16,6 +16,7 @@ from typing import Final
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
+from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.entries import SCHEDULED, UUID_BYTES, Carry, Discard, Publish
 from mq_broker.core.messages import Result
 from mq_protocol import mq_pb2 as pb
@@ -68,7 +69,7 @@ class Scheduled:
         while True:
             if loop.time() >= look_at:
                 look_at = loop.time() + LOOK_S
-                for partition in self._shell.partitions():
+                async for partition in in_turns(self._shell.partitions()):
                     if len(partition.replica.machine.due_times) and partition.serving:
                         self._waiting[partition] = None
                         self._carry(partition)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Final
 
 from mq_broker.broker.groups.sharing import Shares
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.runtime.streams import those
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
@@ -39,12 +41,14 @@ class EphemeralGroups:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(min(CHECK_S, GRACE_S / 4))
-            self.look(asyncio.get_running_loop().time())
+            some = await those(self._shell.partitions(), lambda each: each.replica.machine.ephemeral)
+            self.look(asyncio.get_running_loop().time(), some)
 
-    def look(self, now: float) -> None:
-        """End the groups whose time is over. `now`: the loop's clock."""
+    def look(self, now: float, partitions: Iterable[Partition] | None = None) -> None:
+        """End the groups whose time is over. `now`: the loop's clock. `partitions`: which may have such groups; all if
+        not given."""
         alone: dict[tuple[Partition, str], tuple[int, float]] = {}
-        for partition in self._shell.partitions():
+        for partition in self._shell.partitions() if partitions is None else partitions:
             groups = partition.replica.machine.ephemeral
             if not groups or not partition.serving:  # in this order: most of thousands of partitions have none
                 continue

@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
+
+from mq_broker.broker.host.partition import Partition
+from mq_broker.broker.runtime.streams import those
 
 if TYPE_CHECKING:
     from mq_broker.broker.host.shell import Shell
@@ -33,11 +37,13 @@ class WindowBudget:
         """Look now and then. Runs until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
-            self.look()
+            self.look(await those(self._shell.partitions(), lambda each: each.replica.window_bytes))
 
-    def look(self) -> None:
-        """One error in the log when the budget is reached, one line when there is room again."""
-        taken = {partition.name: partition.replica.window_bytes for partition in self._shell.partitions()}
+    def look(self, partitions: Iterable[Partition] | None = None) -> None:
+        """One error in the log when the budget is reached, one line when there is room again. `partitions`: which may
+        remember UUIDs; all if not given."""
+        some = self._shell.partitions() if partitions is None else partitions
+        taken = {partition.name: partition.replica.window_bytes for partition in some}
         total = sum(taken.values())
         if not self._told and total >= self._bytes_max:
             self._told = True

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from mq_broker.broker.runtime.streams import those
 from mq_protocol.names import quoted
 
 if TYPE_CHECKING:
@@ -128,14 +129,14 @@ class WindowTurnover:
         """Look now and then. Runs until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
-            self.look()
+            self.look(await those(self._shell.partitions(), lambda each: each.replica.window_turned_over_us))
 
-    def look(self) -> None:
-        """An error in the log for each partition led here whose window has turned over, told once until it is calm."""
+    def look(self, partitions: Iterable[Partition] | None = None) -> None:
+        """An error in the log for each partition led here whose window has turned over, told once until it is calm.
+        `partitions`: of which one may have; all if not given."""
         now_s = self._passed_s()
-        turned_us = {
-            p: us for p in self._shell.partitions() if (us := p.replica.window_turned_over_us) and not p.closed
-        }
+        some = self._shell.partitions() if partitions is None else partitions
+        turned_us = {p: us for p in some if (us := p.replica.window_turned_over_us) and not p.closed}
         # What a replica only reads again, from its journal or from a leader, was told when it happened: it is older
         # than a look.
         news = [p for p, us in turned_us.items() if us > self._seen_us.get(p, self._looked_us) and p.replica.leading]

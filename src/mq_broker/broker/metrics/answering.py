@@ -12,7 +12,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import ANSWER_BYTES_MAX
 from mq_protocol.rights import Kind, Operation
 
-ROWS_AT_ONCE: Final = 250
+ROWS_AT_ONCE: Final = 100
 """Rows that are told before others have their turn."""
 
 TOPIC_TOLD_BYTES: Final = 30

@@ -18,7 +18,7 @@ from mq_broker.broker.metrics.observation import GroupRow, Observation, QueueRow
 from mq_process.measures import BUCKETS_S, Counts, Durations
 from mq_protocol import mq_pb2 as pb
 
-LINES_AT_ONCE: Final = 500
+LINES_AT_ONCE: Final = 200
 """Lines that are written before others have their turn."""
 
 TOPICS_MAX: Final = 2_000

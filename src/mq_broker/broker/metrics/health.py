@@ -21,7 +21,7 @@ from mq_protocol.errors import CoordinationUnavailable
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-LOOKED_AT_ONCE: Final = 250
+LOOKED_AT_ONCE: Final = 50
 READS_AT_ONCE: Final = 16
 
 

@@ -39,8 +39,8 @@ REST_SHARE: Final = 4
 """After a gathering at least so many times as long as it took passes before the next: it never gets more than a fifth
 of the loop."""
 
-SLICE: Final = 250
-"""So many partitions and cursors are looked at before others have their turn: about 4 ms."""
+SLICE: Final = 50
+"""So many partitions and cursors are looked at before others have their turn: less than a millisecond."""
 
 CURSORS_MAX: Final = 100_000
 """Cursors of groups that one gathering looks at: about a second of the loop's time. What is beyond is left out."""

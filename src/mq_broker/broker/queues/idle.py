@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -18,6 +19,7 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.streams import those
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import Work
@@ -71,15 +73,16 @@ class Idle:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
-            self.look()
+            self.look(await those(self._shell.partitions(), lambda each: each.topic.spec.queues))
 
-    def look(self) -> None:
-        """See which groups are idle, and ask the other leaders about those that were so for long enough."""
+    def look(self, partitions: Iterable[Partition] | None = None) -> None:
+        """See which groups are idle, and ask the other leaders about those that were so for long enough. `partitions`:
+        which may have groups; all if not given."""
         now_ms = self._shell.now_ms()
         former = {} if self._stood_still(now_ms) else self._watched
         self._looked_ms = now_ms
         self._watched = {}
-        for partition in self._shell.partitions():
+        for partition in self._shell.partitions() if partitions is None else partitions:
             if not partition.topic.spec.queues or not partition.serving:  # most of thousands have none
                 continue
             epoch = partition.replica.leader_epoch

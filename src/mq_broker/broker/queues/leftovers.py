@@ -89,7 +89,7 @@ class Leftovers:
     async def sweep(self) -> None:
         """Discard leftovers in the partitions led here, among what the sweep before has seen."""
         before, self._seen = self._seen, {}
-        for partition in self._shell.partitions():
+        async for partition in in_turns(self._shell.partitions()):
             if partition.serving and not partition.topic.internal:
                 await self._sweep_one(partition, before.get(partition.name, set()))
 

@@ -12,6 +12,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.work.state import WorkState
 from mq_broker.measured import ALARMS
 from mq_protocol.queue_settings import Order
@@ -59,10 +60,9 @@ class Stuck:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for partition in self._shell.partitions():
+            async for partition in in_turns(self._shell.partitions()):
                 if partition.replica.machine.work or partition.topic.spec.queues:
                     self.look(partition, self._shell.now_ms())
-                    await asyncio.sleep(0)
             for place in [place for place in self._seen if not place[0].serving]:
                 del self._seen[place]
 

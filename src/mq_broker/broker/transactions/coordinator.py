@@ -508,7 +508,7 @@ class Transactions:
         """Remove, on the partitions led here, staged batches older than this that no decision names any more."""
         before_us = int((time.time() - age_s) * 1_000_000)
         statuses: dict[TransactionKey, pb.TransactionStatusResponse | None] = {}
-        for partition in self._shell.partitions():
+        async for partition in in_turns(self._shell.partitions()):
             if not partition.serving or partition.topic.spec.name.startswith(INTERNAL_PREFIX):
                 continue
             old: dict[TransactionKey, list[tuple[int, bytes]]] = {}

@@ -14,6 +14,7 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.runtime.streams import in_turns, those
 from mq_broker.broker.transactions.aborting import pins
 from mq_broker.broker.transactions.requests import listed_name
 from mq_broker.core.entries import Forget, TransactionKey
@@ -69,14 +70,16 @@ class Upkeep:
         """Runs until cancelled."""
         while True:
             await asyncio.sleep(LOOK_S)
-            self.alarm(self._shell.now_ms())
+            staged = await those(self._shell.partitions(), lambda each: each.replica.machine.staged)
+            self.alarm(self._shell.now_ms(), staged)
             await self.forget(FORGET_US)
 
-    def alarm(self, now_ms: int) -> None:
-        """Tell who has held up retention for too long, in partitions led here."""
+    def alarm(self, now_ms: int, partitions: Iterable[Partition] | None = None) -> None:
+        """Tell who has held up retention for too long, in partitions led here. `partitions`: of which something may be
+        staged; all if not given."""
         held = {
             (partition.name, batch.key)
-            for partition in self._shell.partitions()
+            for partition in (self._shell.partitions() if partitions is None else partitions)
             if partition.serving
             for batch in partition.replica.machine.staged.values()
             if not batch.due_us and pins(partition, batch)
@@ -104,7 +107,7 @@ class Upkeep:
         """Forget, at the coordinators led here, the keys that were for one decision which has been published for so
         long."""
         before_us = self._now_us() - after_us
-        for partition in self._shell.partitions():
+        async for partition in in_turns(self._shell.partitions()):
             if partition.serving and partition.topic.internal:
                 await self._forget_of(partition, before_us)
 

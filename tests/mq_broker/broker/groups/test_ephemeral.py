@@ -124,7 +124,7 @@ def test_the_groups_are_looked_at_for_as_long_as_the_broker_runs_by_the_loops_cl
     loop = SimpleNamespace(time=lambda: 50.0 + len(slept))
     monkeypatch.setattr(ephemeral, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=lambda: loop))
     groups = groups_of(Led())
-    monkeypatch.setattr(groups, "look", looked.append)
+    monkeypatch.setattr(groups, "look", lambda now, _partitions: looked.append(now))
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(groups.keep())
     assert slept == [CHECK_S] * 4

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.runtime import streams
-from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns, side_by_side, until_one_ends
+from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns, side_by_side, those, until_one_ends
 from mq_protocol.limits import YIELD_EVERY
 
 
@@ -52,6 +52,26 @@ def test_others_have_their_turn_while_a_list_is_worked_on(
         task.cancel()
         assert found == list(range(len(found)))
         assert had == turns
+
+    asyncio.run(scenario())
+
+
+def test_those_that_are_wanted_are_found_in_turns() -> None:
+    async def scenario() -> None:
+        had = 0
+
+        async def other() -> None:
+            nonlocal had
+            while True:
+                await asyncio.sleep(0)
+                had += 1
+
+        task = asyncio.create_task(other())
+        assert await those(quick(3 * YIELD_EVERY), lambda number: number % YIELD_EVERY == 0) == [
+            0, YIELD_EVERY, 2 * YIELD_EVERY,
+        ]  # fmt: skip
+        task.cancel()
+        assert had >= 2
 
     asyncio.run(scenario())
 
