@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring alerts tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
+.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring alerts quiet tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -163,6 +163,9 @@ monitoring: $(VENV)/.ready build/prometheus/usr/bin/promtool ## alert rules and 
 
 alerts: $(VENV)/.ready build/prometheus/usr/bin/promtool ## cause each alert on real brokers with a real Prometheus; writes tests/ALERTS.md
 	$(BIN)/python -m tests.alerts --table tests/ALERTS.md
+
+quiet: $(VENV)/.ready build/prometheus/usr/bin/promtool ## what chaos runs, without faults, and the alert rules as they are: make quiet MINUTES=60; none may fire
+	$(BIN)/python -m tests.alerts.quiet --minutes $(MINUTES) --table tests/ALERTS.md
 
 tutorial: $(VENV)/.ready build/prometheus/usr/bin/promtool ## docs/tutorial.md as a newcomer pastes it, with a real Prometheus and a kill -9
 	TRITONMQ_TEST_TUTORIAL=1 $(BIN)/python -m pytest tests/documents/test_tutorial.py

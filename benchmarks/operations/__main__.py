@@ -25,6 +25,7 @@ def sections(directory: Path, *, quick: bool) -> dict[str, Callable[[], list[Row
     return {
         "plugin": lambda: plugin.measured(directory / "plugin", 1 if quick else 5),
         "hot-path": lambda: hot_path.measured(directory, 200 if quick else 5_000, 1 if quick else 5),
+        "memory": lambda: [idle.memory_of_http(directory / "memory", 1 if quick else 5)],
         "idle": lambda: idle.measured(directory, 100 if quick else 10_000),
     }
 
@@ -32,7 +33,7 @@ def sections(directory: Path, *, quick: bool) -> dict[str, Callable[[], list[Row
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.operations", description=__doc__)
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--rows", default="plugin,hot-path,idle", help="with commas between")
+    parser.add_argument("--rows", default="plugin,hot-path,memory,idle", help="with commas between")
     given = parser.parse_args()
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="tritonmq-operations-", ignore_cleanup_errors=True) as directory:

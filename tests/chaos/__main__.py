@@ -91,7 +91,7 @@ def main() -> int:
         outcome = Run(settings).go()
         print(story(outcome), flush=True)
         if arguments.save:
-            save(outcome, _version(), command)
+            save(outcome, version(), command)
         if not outcome.clean:
             failed += 1
             print(f"FAILED. The history: {outcome.history}; judge it again: python -m tests.history {outcome.history}")
@@ -101,7 +101,8 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _version() -> str:
+def version() -> str:
+    """The commit that runs."""
     told = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
     )

@@ -80,6 +80,7 @@ class Settings:
     workers: int = 2
     spark: bool = False
     encrypt: bool = False
+    http: bool = False
     retention_bytes: int = 4_000
 
 
@@ -126,7 +127,12 @@ class Run:
         self._parts.mkdir(parents=True)
         disks = any(NEMESES[name].needs_disks for name in s.nemeses)
         cluster = FireCluster(
-            s.directory / "cluster", s.brokers, session_ms=s.session_ms, disks=disks, encrypt=s.encrypt
+            s.directory / "cluster",
+            s.brokers,
+            session_ms=s.session_ms,
+            disks=disks,
+            encrypt=s.encrypt,
+            http=s.http,
         )
         recorder = Recorder(self._parts / "nemesis.jsonl", "nemesis")
         try:

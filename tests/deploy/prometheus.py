@@ -20,13 +20,13 @@ DEADLINE_S = 90.0
 
 
 class Prometheus:
-    """Owns a Prometheus that scrapes these addresses each second, with rules as text."""
+    """Owns a Prometheus that scrapes these addresses, with rules as text. It looks every `every_s` seconds."""
 
-    def __init__(self, directory: Path, targets: list[str], rules: str) -> None:
+    def __init__(self, directory: Path, targets: list[str], rules: str, *, every_s: int = 1) -> None:
         self.port = free_port(HOST)
         (directory / "alerts.yml").write_text(rules)
         config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "global": {"scrape_interval": f"{every_s}s", "evaluation_interval": f"{every_s}s"},
             "rule_files": [str(directory / "alerts.yml")],
             "scrape_configs": [{"job_name": "tritonmq", "static_configs": [{"targets": targets}], **switch.scraped()}],
         }
