@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -111,6 +112,28 @@ def _with(method: str, path: str, count: int) -> bytes:
 
 def test_each_method_that_is_served_has_a_bound() -> None:
     assert set(BOUNDS) == {*REQUESTS, "Link"}
+
+
+def test_others_have_their_turn_while_a_large_request_is_read() -> None:
+    """On the loop, a piece at a time: a thread that counts would take the interpreter from the loop."""
+    data = _with("StartMoves", "moves", BOUNDS["StartMoves"].lists["moves"].most)
+    threads = threading.active_count()
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def main() -> None:
+        other = asyncio.create_task(others())
+        await Bounded("StartMoves", REQUESTS["StartMoves"]).read(data)
+        other.cancel()
+
+    asyncio.run(main())
+    assert turns >= len(data) // 10_000
+    assert threading.active_count() == threads
 
 
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
