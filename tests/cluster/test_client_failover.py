@@ -65,6 +65,12 @@ class Listening:
         self._thread = threading.Thread(target=lambda: self.records.extend(consumer), daemon=True)
         self._thread.start()
 
+    @property
+    def is_fed(self) -> bool:
+        """Whether it has all its partitions on streams that it shares."""
+        with self._consumer._subscriptions.changed:
+            return all(place.fed for place in self._consumer._subscriptions.places.values())
+
     def end(self) -> None:
         self._consumer.stop()
         self._thread.join(10)
@@ -91,6 +97,8 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     watch = OffsetWatch(cluster.bootstrap, ["t"])
     watch.wait_first(Deadline(10_000))
     alone = Listening(Consumer(cluster.bootstrap), "t")
+    beside = [Listening(Consumer(cluster.bootstrap), "t") for _ in range(2)]
+    wait_until(lambda: all(listening.is_fed for listening in (alone, *beside)), "they share a stream to each leader")
     members = [Listening(Consumer(cluster.bootstrap, group="g", settle_ms=50), "t") for _ in range(2)]
     traffic = Traffic(cluster.bootstrap, "t")
     traffic.until_acknowledged()
@@ -119,8 +127,16 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     wait_until(
         lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has these too"
     )
-    for listening in (alone, *members):
+    for other in beside:
+        wait_until(lambda other=other: len(other.records) >= count, "who is fed with it has everything too")
+    for listening in (alone, *beside, *members):
         listening.end()
+    for other in beside:
+        for partition in range(PARTITIONS):
+            given, expected = (
+                [record for record in each.records if record.partition == partition] for each in (other, alone)
+            )
+            assert given == expected, "the same records in the same order"
     by_place = {(record.partition, record.offset): record.value for record in alone.records}
     assert len(by_place) == len(alone.records) == count, "each record once"
     for number, future in enumerate(futures):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from mq_client import Admin, Consumer, Producer
-from mq_dev.local_cluster import LocalCluster
+from mq_client import AclRule, Admin, Consumer, PermissionDenied, Producer, Security, UnknownTopic
+from mq_dev.certificates import Authority, make_missing, write_client
+from mq_dev.local_cluster import HOST, LocalCluster
 from tests.cluster.harness import wait_until
 
 CONSUMERS = 8
@@ -119,4 +120,43 @@ def test_a_broker_that_is_killed_is_neither_a_gap_nor_a_repeat_for_who_is_fed(tm
         for before, consumer in zip(taken, consumers, strict=True):
             check(before + values(consumer, 300 - len(before)), range(300))
             assert consumer.take(10) is None
+            consumer.stop()
+
+
+@pytest.mark.cluster
+def test_users_share_no_stream_and_a_right_that_is_taken_away_ends_the_shared_one_for_each_of_its_user(
+    tmp_path: Path,
+) -> None:
+    certs = tmp_path / "certs"
+    make_missing(certs, HOST, (1,))
+    authority = Authority.open(certs, tmp_path / "certs.ca.key")
+    with LocalCluster(tmp_path / "cluster", certs=certs) as cluster:
+        with Admin(cluster.bootstrap, security=cluster.security) as admin:
+            admin.create_topic("t", partitions=2)
+            for user in ("eve", "ada"):
+                write_client(authority, certs, user)
+                admin.alter_acls([AclRule(f"User:{user}", what, "Topic", "t") for what in ("Read", "Describe")])
+            eves, adas = (
+                [Consumer(cluster.bootstrap, security=Security(certs, user)) for _ in range(2)]
+                for user in ("eve", "ada")
+            )
+            for consumer in (*eves, *adas):
+                consumer.subscribe("t")
+                consumer.start()
+            wait_until(lambda: all(map(is_fed, [*eves, *adas])), "all are fed")
+            feeds = [
+                {place.feed for each in mine for place in each._subscriptions.places.values()} for mine in (eves, adas)
+            ]
+            assert [len(mine) for mine in feeds] == [2, 2], "one for each partition"
+            assert not feeds[0] & feeds[1], "what one user is pushed is not another one's"
+            admin.alter_acls(remove=[AclRule("User:eve", what, "Topic", "t") for what in ("Read", "Describe")])
+            for consumer in eves:
+                with pytest.raises((PermissionDenied, UnknownTopic)):
+                    consumer.take(60_000)
+            with Producer(cluster.bootstrap, security=cluster.security) as producer:
+                for number in range(100):
+                    producer.publish("t", b"%d" % number, partition=number % 2)
+            for consumer in adas:
+                check(values(consumer, 100), range(100))
+        for consumer in (*eves, *adas):
             consumer.stop()
