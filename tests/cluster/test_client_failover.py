@@ -76,6 +76,16 @@ class Listening:
         self._thread.join(10)
 
 
+def by_partition(records: list[ConsumerRecord]) -> list[list[ConsumerRecord]]:
+    return [[record for record in records if record.partition == partition] for partition in range(PARTITIONS)]
+
+
+def read(cluster: Cluster, partition: int, start: int, end: int) -> list[int]:
+    with Reader(cluster.bootstrap) as reader:
+        batches = list(reader.read("t", partition, start, end))
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
 def kill(cluster: Cluster, topic: str) -> Callable[[], None]:
     leader = cluster.leader(topic)
     cluster.kill(leader)
@@ -127,38 +137,26 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     wait_until(
         lambda: len({int(r.value) for m in members for r in list(m.records)}) == count, "the group has these too"
     )
-    for other in beside:
-        wait_until(lambda other=other: len(other.records) >= count, "who is fed with it has everything too")
+    wait_until(lambda: all(len(other.records) >= count for other in beside), "those who are fed with it have them too")
     for listening in (alone, *beside, *members):
         listening.end()
     for other in beside:
-        for partition in range(PARTITIONS):
-            given, expected = (
-                [record for record in each.records if record.partition == partition] for each in (other, alone)
-            )
-            assert given == expected, "the same records in the same order"
+        assert by_partition(other.records) == by_partition(alone.records), "the same records in the same order"
     by_place = {(record.partition, record.offset): record.value for record in alone.records}
     assert len(by_place) == len(alone.records) == count, "each record once"
     for number, future in enumerate(futures):
         placed = future.result(0)
         assert by_place[placed.partition, placed.offset] == b"%d" % number
-    for partition in range(PARTITIONS):
-        given = [int(record.value) for record in alone.records if record.partition == partition]
-        assert given == list(range(partition, count, PARTITIONS)), "in order"
+    for partition, given in enumerate(by_partition(alone.records)):
+        assert [int(record.value) for record in given] == list(range(partition, count, PARTITIONS)), "in order"
     seen = Counter(int(record.value) for member in members for record in member.records)
     assert set(seen) == set(range(count)), "a group is given each record at least once"
     ends = cluster.admin.offsets("t")
     assert sum(end for _, end in ends.values()) == count
     wait_until(lambda: watch.latest()["t"] == ends, "the watch knows every end")
     watch.close()
-    with Reader(cluster.bootstrap) as reader:
-        for partition, (start, end) in ends.items():
-            read = [
-                int(value)
-                for batch in reader.read("t", partition, start, end)
-                for value in batch.column("value").to_pylist()
-            ]
-            assert read == list(range(partition, count, PARTITIONS))
+    for partition, (start, end) in ends.items():
+        assert read(cluster, partition, start, end) == list(range(partition, count, PARTITIONS))
 
 
 def test_staging_and_deciding_survive_the_death_of_leaders(start_cluster: Callable[..., Cluster]) -> None:

@@ -38,8 +38,8 @@ SOON_S: Final = 1.0
 EMPTY_S: Final = 1.0
 """A partition that nobody is fed is closed so long afterwards."""
 
-AT_ONCE: Final = 32
-"""After so many consumers were given a batch other work of the loop has its turn."""
+TURN_S: Final = 0.002
+"""For so long consumers are given what came, before other work of the loop has its turn."""
 
 
 class Key(NamedTuple):
@@ -106,11 +106,14 @@ class Feed:
 
     async def push(self, batches: Sequence[SharedBatch]) -> None:
         self.position = batches[-1].end_offset
-        for count, (place, consumer) in enumerate(list(self._members.items()), 1):
+        clock = self._feeds.loop.now
+        began = clock()
+        for place, consumer in list(self._members.items()):
             if place in self._members and not consumer.fed(place, self, batches):
                 self._members.pop(place, None)
-            if count % AT_ONCE == 0:
+            if clock() - began >= TURN_S:
                 await asyncio.sleep(0)
+                began = clock()
         self._join_all()
         self._close_if_empty()
 

@@ -370,6 +370,25 @@ def test_a_partition_that_nobody_is_fed_is_closed_after_some_time(world: World) 
     assert stream.last_said
 
 
+def test_other_work_of_the_loop_has_its_turn_between_consumers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _ = world.met()
+    feed = first.place().feed
+    assert feed is not None
+    monkeypatch.setattr(feeds_module, "TURN_S", 0.0)
+    giving = feed.push([records_of(base=5)])
+    giving.send(None)
+    assert first.taken() == [(0, 5), (0, 6)]
+    assert second.taken() == []
+    late = world.client()
+    late.opened(world.stream(late), 0, 7)
+    assert late.place().fed, "it is where the stream is, and is given nothing of before"
+    second.subscriptions.remove("t")
+    giving.send(None)
+    with pytest.raises(StopIteration):
+        giving.send(None)
+    assert late.taken() == []
+
+
 def test_credit_of_the_stream_for_all_is_given_again_though_nobody_has_taken_anything(world: World) -> None:
     world._monkeypatch.setattr(feeds_module, "CREDIT_BYTES", 1_000)
     first, _, stream = world.met()
@@ -397,9 +416,9 @@ def push_row(client: Client, stream: Stream, **row: Any) -> None:
     client.hear(stream, pb.BatchesHeader(batches=[stored]), payload)
 
 
-def records_of(count: int = 2) -> SharedBatch:
+def records_of(count: int = 2, base: int = 0) -> SharedBatch:
     payload = memoryview(encode_batch(records_to_batch([], [b"v"] * count, [], [0] * count)))
-    return shared_batch(payload, 0, count)
+    return shared_batch(payload, base, count)
 
 
 def test_records_are_made_once_for_all_and_columns_for_each(world: World) -> None:
