@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +33,7 @@ from mq_client import (
 )
 from mq_client.producing.futures import RecordFuture
 from mq_protocol import mq_pb2 as pb
+from tests import switch
 from tests.chaos.clients import ClientProcess, finish_all
 from tests.chaos.cluster import FireCluster
 from tests.cluster.harness import Cluster, wait_until
@@ -144,7 +144,7 @@ class Seen:
             if pid is None:
                 continue
             try:
-                with urllib.request.urlopen(f"http://{process.http}/metrics?detail=broker", timeout=10) as answer:
+                with switch.opened(process.http, "/metrics?detail=broker", 10) as answer:
                     samples = read(answer.read())
             except OSError:  # it starts, or it ends
                 continue
@@ -282,7 +282,7 @@ def without_links(cluster: FireCluster, kubelet: Kubelet, number: int) -> None:
 
 
 def under_min_isr(cluster: Cluster, number: int) -> float:
-    with urllib.request.urlopen(f"http://{cluster.brokers[number].http}/metrics?detail=broker", timeout=10) as answer:
+    with switch.opened(cluster.brokers[number].http, "/metrics?detail=broker", 10) as answer:
         found: float = read(answer.read())["partitions_under_min_isr"][()]
     return found
 
@@ -290,8 +290,8 @@ def under_min_isr(cluster: Cluster, number: int) -> float:
 def test_nobody_is_restarted_before_the_one_before_has_caught_up(apart: FireCluster) -> None:
     kubelet = Kubelet(apart)
     without_links(apart, kubelet, 3)
-    why = f"http://{apart.brokers[3].http}/readyz"
-    wait_until(lambda: "not in sync yet" in answer_of(why), "broker 3 says that it is not in sync", 60)
+    address = apart.brokers[3].http
+    wait_until(lambda: "not in sync yet" in answer_of(address, "/readyz"), "broker 3 says that it is not in sync", 60)
     assert not kubelet.probe("readinessProbe", 3)
     apart.network.mend_all()
     assert kubelet.until_ready(3)
@@ -311,9 +311,9 @@ def test_with_a_readiness_that_ignores_who_is_in_sync_partitions_would_refuse_wr
     wait_until(lambda: under_min_isr(apart, 1), "partitions have too few replicas in sync", 60)
 
 
-def answer_of(url: str) -> str:
+def answer_of(address: str, path: str) -> str:
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with switch.opened(address, path, 10) as answer:
             text: str = answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import socket
-import ssl
 import struct
 import threading
 import time
@@ -27,6 +26,7 @@ from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.framing import Receiver
+from mq_protocol.secured_socket import SecuredSocket
 from mq_protocol.streams import SILENCE_S, Kind, Said, parsed, said, say
 from mq_protocol.transport import MEANINGS
 
@@ -42,9 +42,8 @@ KEPT_MAX: Final = 4
 class Line:
     """Owns a connection that one thread at a time sends to and receives from, and waits."""
 
-    def __init__(self, connection: socket.socket, receiver: Receiver, generation: int) -> None:
+    def __init__(self, connection: socket.socket | SecuredSocket, receiver: Receiver, generation: int) -> None:
         self._connection = connection
-        self._secured = isinstance(connection, ssl.SSLSocket)
         self._receiver = receiver
         self.generation = generation
         self.kept_at = 0.0
@@ -57,7 +56,8 @@ class Line:
         """Whether it still stands, as far as can be told: nobody speaks on it before it is asked."""
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
-        return self._receiver.is_empty and not poll.poll(0)
+        secured = self._connection if isinstance(self._connection, SecuredSocket) else None
+        return self._receiver.is_empty and (secured is None or secured.is_empty) and not poll.poll(0)
 
     def ask(self, method: str, body: bytes, timeout_s: float | None) -> None:
         """A whole call with one request."""
@@ -83,10 +83,13 @@ class Line:
 
     def _fill(self) -> None:
         buffer = self._receiver.buffer()
-        whole = 0 if self._secured or not self._receiver.is_large else socket.MSG_WAITALL
+        connection = self._connection
         try:
-            count = self._connection.recv_into(buffer) if not whole else self._connection.recv_into(buffer, 0, whole)
-        except (BlockingIOError, ssl.SSLWantReadError) as late:
+            if self._receiver.is_large and isinstance(connection, socket.socket):
+                count = connection.recv_into(buffer, 0, socket.MSG_WAITALL)
+            else:
+                count = connection.recv_into(buffer)
+        except BlockingIOError as late:
             raise TimeoutError from late
         if count == 0:
             raise ConnectionError("it has ended the connection")
@@ -96,12 +99,9 @@ class Line:
         """By the kernel where it can, which saves a call of it before each that receives."""
         if seconds is not None and seconds <= 0:
             raise TimeoutError
-        if self._secured:
-            self._connection.settimeout(seconds)
-        else:
-            limit = 0 if seconds is None else max(1, int(seconds * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *divmod(limit, 1_000_000)))
+        limit = 0 if seconds is None else max(1, int(seconds * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", *divmod(limit, 1_000_000)))
 
 
 _lock = threading.Lock()
@@ -244,7 +244,7 @@ class StreamFetch:
 
     def _dialled(self) -> Line:
         client, stream_address = self._key
-        return Line(*streams.dial(stream_address, client), self._generation)
+        return Line(*streams.dial_to_read(stream_address, client), self._generation)
 
     def _give_back(self) -> None:
         line, self._line = self._line, None

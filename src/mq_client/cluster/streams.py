@@ -18,8 +18,8 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeVar
 
 from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
@@ -32,6 +32,7 @@ from mq_protocol.envelope import Buffer
 from mq_protocol.error_messages import from_wire
 from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from mq_protocol.secured_socket import SecuredSocket
 from mq_protocol.streams import NO_METHOD, PING_S, PREAMBLE, SILENCE_S, Kind, Said, parsed, said, say
 from mq_protocol.transport import MethodUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
@@ -51,6 +52,8 @@ _PIECES_MAX: Final = 64
 
 _JOINED_BYTES_MAX: Final = 16 << 10
 """As one record of TLS."""
+
+_Connection = TypeVar("_Connection", bound=socket.socket | SecuredSocket)
 
 _lock = threading.Lock()
 _avoided: dict[tuple[str, str], float] = {}
@@ -153,6 +156,24 @@ def connect_s(client: Client) -> float:
 def dial(stream_address: str, client: Client, timeout_s: float | None = None) -> tuple[socket.socket, Receiver]:
     """A connection on which both ends have said what they speak, as a blocking socket, and what receives of it. Raises
     `NoStreamPort`."""
+    return _dial(stream_address, client, timeout_s, _by_openssl)
+
+
+def dial_to_read(stream_address: str, client: Client) -> tuple[socket.socket | SecuredSocket, Receiver]:
+    """The same, for whoever receives large messages."""
+    return _dial(stream_address, client, None, SecuredSocket)
+
+
+def _by_openssl(connection: socket.socket, tls: ssl.SSLContext, name: str) -> socket.socket:
+    return tls.wrap_socket(connection, server_hostname=name)
+
+
+def _dial(
+    stream_address: str,
+    client: Client,
+    timeout_s: float | None,
+    wrap: Callable[[socket.socket, ssl.SSLContext, str], _Connection],
+) -> tuple[socket.socket | _Connection, Receiver]:
     timeout_s = connect_s(client) if timeout_s is None else timeout_s
     name = parse_address(stream_address)[0].strip("[]")
     credentials = current(client.security)
@@ -160,13 +181,14 @@ def dial(stream_address: str, client: Client, timeout_s: float | None = None) ->
     if tls is None and credentials.channel is not None:
         raise NoStreamPort("a token is shown by gRPC alone")
     until = time.monotonic() + timeout_s
-    connection: socket.socket | None = None
+    plain: socket.socket | None = None
+    connection: socket.socket | _Connection | None = None
     try:
-        connection = tunnels.connect(stream_address, client.via, timeout_s)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(max(until - time.monotonic(), 0.001))
+        connection = plain = tunnels.connect(stream_address, client.via, timeout_s)
+        plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        plain.settimeout(max(until - time.monotonic(), 0.001))
         if tls is not None:
-            connection = tls.wrap_socket(connection, server_hostname=name)
+            connection = wrap(plain, tls, name)
         return connection, _greeted(connection, until)
     except (OSError, UnicodeError, TritonMQError) as error:
         if connection is not None:
@@ -175,7 +197,7 @@ def dial(stream_address: str, client: Client, timeout_s: float | None = None) ->
         raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}", of_tunnel=of_tunnel) from error
 
 
-def _greeted(connection: socket.socket, until: float) -> Receiver:
+def _greeted(connection: socket.socket | SecuredSocket, until: float) -> Receiver:
     connection.sendall(PREAMBLE)
     receiver = Receiver(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX, spoken=STREAM)
     while receiver.version == 0:
