@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from mq_client import Producer, Reader
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.sql.ddl import parse_schema
-from tests.clients.conftest import BUILD_S, CLIENT, go
+from tests.clients.conftest import BUILD_S, CLIENT, FLAGS, go
 from tests.cluster.harness import Cluster
 
 ASK_S = 60
@@ -139,8 +139,7 @@ def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) 
     cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")
     cluster.admin.create_topic("flights", schema="n long, name string")
     cluster.admin.create_topic("records", partitions=3)
-    race = [] if os.environ.get("TRITONMQ_GO_RACE") == "0" else ["-race"]
-    command = [go(), "test", *race, "-count=1", "./..."]
+    command = [go(), "test", *FLAGS, "-vet=off", "-count=1", "./..."]  # `make go` has vetted all of it
     done = subprocess.run(
         command, cwd=CLIENT, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_S
     )
