@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from mq_dev.local_cluster import HOST, LocalCluster, free_port
 from tests.mq_cli.processes import Command
 
 DOMAIN = ".hidden"
+
+C = TypeVar("C", bound=LocalCluster)
 
 
 def name_of(broker: int) -> str:
@@ -24,7 +26,11 @@ def name_of(broker: int) -> str:
 def hidden_cluster(directory: Path, brokers: int = 1, **options: Any) -> LocalCluster:
     """A cluster that advertises such names. Its own `bootstrap` is where it listens: `hidden_bootstrap` is for
     clients."""
-    cluster = LocalCluster(directory, brokers, **options)
+    return hide(LocalCluster(directory, brokers, **options))
+
+
+def hide(cluster: C) -> C:
+    """The same of one that has not been started yet."""
     for number, broker in cluster.brokers.items():
         streams = free_port(HOST)
         broker.arguments += ["--advertise", f"{name_of(number)}:{broker.port}"]

@@ -17,6 +17,8 @@ REQUEST_SECONDS: Final = Durations("request_seconds", "How long one request took
 IN_FLIGHT: Final = Counts("requests_in_flight", "Requests that are being answered.", "method")
 STREAMS: Final = Counts("streams", "Streams that are open.", "method")
 
+FORWARDED: Final = Counts("forwarded_total", "Calls of clients that were passed on to another broker.", "method")
+
 PRODUCE_SECONDS: Final = Durations("produce_seconds", "From reading a batch to its answer.", "acks")
 PRODUCE_BATCHES: Final = Counts("produce_batches_total", "Batches that were answered.", "code")
 
@@ -54,7 +56,7 @@ ALL: Final = (
     WRITER_BYTES, FSYNC, FSYNC_FAILURES, SCRUBBED_BYTES, SCRUB_DAMAGE,
     DISK_REFUSALS, LINK_DROPPED, LINK_BYTES, COORDINATION, ISR_CHANGES,
     LEADERSHIPS, ALARMS, LOG_MESSAGES, TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT, SINK_DECISIONS,
-    QUOTA_WAITS, QUOTA_REFUSALS,
+    QUOTA_WAITS, QUOTA_REFUSALS, FORWARDED,
 )  # fmt: skip
 OF_TOPICS: Final = (TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT)
 GAUGES: Final = (IN_FLIGHT, STREAMS)

@@ -144,7 +144,7 @@ def _make_trial_user(cluster: LocalCluster) -> None:
     make_user(cluster.certs, TRIAL)
     rights = [(Kind.TOPIC, each) for each in (Operation.READ, Operation.WRITE, Operation.CREATE)]
     rights.append((Kind.GROUP, Operation.READ))
-    with Admin(cluster.bootstrap, security=cluster.security, via="") as admin:
+    with Admin(cluster.bootstrap, security=cluster.security, via="", forward=False) as admin:
         admin.alter_acls([AclRule(f"User:{TRIAL}", right, kind, f"{TRIAL}-", prefix=True) for kind, right in rights])
 
 

@@ -137,13 +137,14 @@ def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float, seen: dict[st
     """`seen` gets what brokers say of themselves."""
     from mq_client import Admin
     from mq_client.cluster.connection import parse_bootstrap
-    from mq_client.cluster.tunnels import fault_of_all, given_via
+    from mq_client.cluster.forwarding import given_way
+    from mq_client.cluster.tunnels import fault_of_all
 
     with checking_what_was_typed():
-        addresses, via = parse_bootstrap(bootstrap), given_via(None)
+        addresses, (via, _) = parse_bootstrap(bootstrap), given_way(None, None)
     if via and (blamed := fault_of_all(addresses, via)):
         return [Line("wrong", f"no broker was asked: {blamed}", "then run this again")]
-    reasons = {address: _why_unreachable(address) for address in addresses}
+    reasons = {address: _why_unreachable(address, bootstrap=True) for address in addresses}
     cluster_ids: dict[str, str] = {}
     failed = ""
     for address, reason in reasons.items():
@@ -164,12 +165,16 @@ def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float, seen: dict[st
     return lines
 
 
-def _why_unreachable(address: str) -> str | None:
+def _why_unreachable(address: str, *, bootstrap: bool = False) -> str | None:
     """Of a broker, from here; None if somebody listens there, or may."""
+    from mq_client.cluster.forwarding import given_way
     from mq_client.cluster.listening import why_unreachable
-    from mq_client.cluster.tunnels import fault, given_via
+    from mq_client.cluster.tunnels import fault
 
-    if via := given_via(None):
+    via, forward = given_way(None, None)
+    if forward and not bootstrap:
+        return "it has not answered the broker that passes on"
+    if via:
         found = fault(address, via)
         return None if found is None else found.text
     return why_unreachable(address)

@@ -49,9 +49,25 @@ DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 
 
 def security_options(command: F) -> F:
-    """With which certificate or token brokers are spoken with, through which tunnel, and from which file that and the
+    """With which certificate or token brokers are spoken with, how they are reached, and from which file that and the
     rest is taken if it is not given."""
-    return _security_options(via_option(command))
+    return _security_options(way_options(command))
+
+
+def way_options(command: F) -> F:
+    """How brokers are reached, if not each by itself."""
+    return via_option(
+        click.option(
+            "--forward",
+            is_flag=True,
+            default=None,
+            envvar="TRITONMQ_FORWARD",
+            expose_value=False,
+            callback=_into_environment("TRITONMQ_FORWARD"),
+            help="Reach no broker but those of the bootstrap addresses: they pass on what is meant for others. "
+            "[env var: TRITONMQ_FORWARD]",
+        )(command)
+    )
 
 
 def via_option(command: F) -> F:
@@ -95,7 +111,7 @@ def _security_options(command: F) -> F:
 
 def bootstrap_option(command: F) -> F:
     """`--bootstrap`, and how the brokers there are spoken with."""
-    return direct_bootstrap_option(via_option(command))
+    return direct_bootstrap_option(way_options(command))
 
 
 def direct_bootstrap_option(command: F) -> F:
@@ -111,13 +127,13 @@ def direct_bootstrap_option(command: F) -> F:
     )(_security_options(command))
 
 
-def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter, str | bool | None], None]:
     """Every client of this process finds it there until the command ends, and those of the commands that it starts."""
 
-    def put(context: click.Context, _option: click.Parameter, value: str | None) -> None:
+    def put(context: click.Context, _option: click.Parameter, value: str | bool | None) -> None:
         if value is not None:
             before = os.environ.get(variable)
-            os.environ[variable] = value
+            os.environ[variable] = str(int(value)) if isinstance(value, bool) else value
             context.find_root().call_on_close(lambda: _put_back(variable, before))
 
     return put

@@ -70,7 +70,7 @@ def proxy(
 
     with checking_what_was_typed():
         host, port = parse_address(listen)
-        connection = Connection(bootstrap, via="")
+        connection = Connection(bootstrap, via="", forward=False)
     if connection.client.security is None and not insecure and not is_loopback(host):
         raise click.UsageError(
             f"--listen {listen} can be reached from other machines, and this tunnel speaks with the brokers in plain "

@@ -19,6 +19,7 @@ _OF_CLIENTS: Final = frozenset(
         "USER",
         "TOKEN_FILE",
         "VIA",
+        "FORWARD",
         "PROXY_LISTEN",
         "CONFIG",
         "PROFILE",

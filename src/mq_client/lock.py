@@ -19,7 +19,8 @@ import grpc
 from grpc import aio
 
 from mq_client import forks
-from mq_client.cluster.channels import Client, generation, meaning
+from mq_client.cluster import forwarding
+from mq_client.cluster.channels import Client, made, meaning
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import LONGEST_MS, Deadline, attempts
 from mq_client.cluster.listening import REFUSED_S
@@ -72,12 +73,13 @@ class Lock:
         on_lost: OnLost | None = None,
         security: Security | None = None,
         via: str | None = None,
+        forward: bool | None = None,
     ) -> None:
         check_lock_name(name)
         self.name = name
         self._timeout_ms = _wait_ms(timeout_ms)
         self._on_lost = on_lost
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
         self._busy = threading.Lock()
         self._place: _Place | None = None
         self._queued: _Place | None = None
@@ -225,7 +227,7 @@ class _Place:
         self.loss: LockLost | None = None
         self._address = address
         self._client = client
-        self._made_with = generation(client)
+        self._made_with = made(address, client)
         self._name = name
         self._request = pb.LockRequest(name=name, wait_ms=wait_ms)
         self._first: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -296,7 +298,7 @@ class _Place:
                 stream: Any = channel.stream_stream(
                     BROKER.path("Lock"), pb.LockRequest.SerializeToString, pb.LockResponse.FromString
                 )
-                self._call = stream()
+                self._call = stream(metadata=forwarding.metadata(self._address, self._client))
                 try:
                     await self._listen()
                 finally:

@@ -1,5 +1,4 @@
-"""Publishes records and tables: the part of the client that applications meet. What it does is in accumulator, lanes
-and sender."""
+"""Publishes records and tables: what applications meet. How it is done is in accumulator, lanes and sender."""
 
 from __future__ import annotations
 
@@ -104,6 +103,7 @@ class Producer(AsyncBlock):
         interceptors: Sequence[str | ProducerInterceptor] = (),
         security: Security | None = None,
         via: str | None = None,
+        forward: bool | None = None,
     ) -> None:
         allowed.check_names(acks, compression)
         allowed.check_sending(retries, max_in_flight, linger_ms)
@@ -114,7 +114,7 @@ class Producer(AsyncBlock):
         )
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
         self._choice = choice_of(partitioner)
         self._key_serializer = serializer_of("key_serializer", key_serializer)
         self._value_serializer = serializer_of("value_serializer", value_serializer)

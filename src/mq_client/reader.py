@@ -10,7 +10,7 @@ from typing import NamedTuple
 import grpc
 import pyarrow as pa
 
-from mq_client.cluster.channels import generation, meaning
+from mq_client.cluster.channels import made, meaning
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
 from mq_client.cluster.fetching import open_fetch
@@ -86,12 +86,13 @@ class Reader:
         rack: str = "",
         security: Security | None = None,
         via: str | None = None,
+        forward: bool | None = None,
     ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._connection = (
             bootstrap
             if isinstance(bootstrap, Connection)
-            else Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via)
+            else Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
         )
         self._replicas = Replicas(self._connection, read_from, rack)
         self.payload_bytes = 0
@@ -345,7 +346,7 @@ class Reader:
         limit = Deadline(self._timeout_ms if alone else min(self._timeout_ms / 2, _ATTEMPT_MS))
         if read.until is not None:
             limit = limit.at_most(read.until.remaining_s * 1000)
-        made_with = generation(self._connection.client)
+        made_with = made(address, self._connection.client)
         client, stream_address = self._connection.client, self._connection.stream_address(address)
         call = open_fetch(address, request, limit.remaining_s, client, stream_address)
         position = request.start_offset

@@ -243,6 +243,9 @@ CONNECTION_AGE_GRACE_MS: Final = 300_000
 CALL_METADATA_BYTES_MAX: Final = 8 << 10
 """Headers of one call."""
 
+PEER_METADATA_BYTES_MAX: Final = 2 * CALL_METADATA_BYTES_MAX
+"""The same between brokers: what one of them passes on has the groups of the client's token beside all that."""
+
 ERROR_BYTES_MAX: Final = 4 << 10
 """An error's text in UTF-8. It travels in HTTP/2 headers, in base64 there, and gRPC takes 8 KiB of headers for
 certain."""

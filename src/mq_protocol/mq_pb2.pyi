@@ -732,6 +732,7 @@ class MetadataResponse(_message.Message):
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    FORWARDS_FIELD_NUMBER: _builtins.int
     answered_by: _builtins.int
     coordination: _builtins.str
     """"connected", "suspended", "file" """
@@ -745,6 +746,8 @@ class MetadataResponse(_message.Message):
     """of the broker that answered"""
     more: _builtins.bool
     """not everything fits: ask on, after the last topic, or for those that are not told"""
+    forwards: _builtins.bool
+    """the broker that answered passes on what is meant for others (`tritonmq-forward` in a call's metadata)"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerInfo]: ...
     @_builtins.property
@@ -775,10 +778,11 @@ class MetadataResponse(_message.Message):
         protocol_oldest: _builtins.int = ...,
         release: _builtins.str = ...,
         more: _builtins.bool = ...,
+        forwards: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "forwards", b"forwards", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5372,6 +5376,87 @@ class PeerCall(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PeerCall: _TypeAlias = PeerCall  # noqa: Y015
+
+@_typing.final
+class ForwardedCall(_message.Message):
+    """In the metadata of a client's call that a broker passes on to another one's peer port, as `tritonmq-forwarded-bin`. `said` is a ForwardedFor."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAID_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    said: _builtins.bytes
+    proof: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        said: _builtins.bytes = ...,
+        proof: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["proof", b"proof", "said", b"said"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardedCall: _TypeAlias = ForwardedCall  # noqa: Y015
+
+@_typing.final
+class ForwardedFor(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    EXPIRES_MS_FIELD_NUMBER: _builtins.int
+    TO_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
+    SERIAL_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    BY_TOKEN_FIELD_NUMBER: _builtins.int
+    TOKEN_EXPIRES_S_FIELD_NUMBER: _builtins.int
+    API_TOKEN_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    broker: _builtins.int
+    incarnation: _builtins.int
+    expires_ms: _builtins.int
+    """who passes it on"""
+    to: _builtins.int
+    """the broker that it is meant for"""
+    principal: _builtins.str
+    """who asks, as the first broker has found it: `User:etl`"""
+    serial: _builtins.str
+    """of the certificate that was shown; empty: none was"""
+    address: _builtins.str
+    """of the client's connection"""
+    by_token: _builtins.bool
+    token_expires_s: _builtins.float
+    api_token: _builtins.str
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of whoever has shown a token"""
+
+    def __init__(
+        self,
+        *,
+        broker: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        expires_ms: _builtins.int = ...,
+        to: _builtins.int = ...,
+        principal: _builtins.str = ...,
+        serial: _builtins.str = ...,
+        address: _builtins.str = ...,
+        by_token: _builtins.bool = ...,
+        token_expires_s: _builtins.float = ...,
+        api_token: _builtins.str = ...,
+        groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "api_token", b"api_token", "broker", b"broker", "by_token", b"by_token", "expires_ms", b"expires_ms", "groups", b"groups", "incarnation", b"incarnation", "principal", b"principal", "serial", b"serial", "to", b"to", "token_expires_s", b"token_expires_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForwardedFor: _TypeAlias = ForwardedFor  # noqa: Y015
 
 @_typing.final
 class AppendEntries(_message.Message):

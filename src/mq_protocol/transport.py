@@ -49,6 +49,10 @@ ERROR_METADATA: Final = "tritonmq-error-bin"
 """The trailing metadata that carry the whole error."""
 
 
+FORWARD_METADATA: Final = "tritonmq-forward"
+"""Of a call to a broker that is to pass it on: the broker that is meant, by the address that it advertises."""
+
+
 class MethodUnknown(InvalidRequest):
     """That broker does not know the method; one of another release may."""
 

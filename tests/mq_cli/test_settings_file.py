@@ -66,7 +66,8 @@ def value_of(key: Key, *arguments: str) -> Any:
     name = str(key.option.name)
     if name in context.params:
         return context.params[name]
-    return os.environ.get(key.environment)  # `--certs` and `--user` of clients are handed on there
+    handed_on = os.environ.get(key.environment)  # `--certs` and `--user` of clients are handed on there
+    return None if handed_on is None else key.option.type.convert(handed_on, key.option, None)
 
 
 def toml(value: Any) -> str:

@@ -79,7 +79,7 @@ class Loop(EventLoop):
 
     @contextlib.contextmanager
     def channel(self, address: str, client: Client = NOBODY) -> Iterator[Any]:
-        yield SimpleNamespace(stream_stream=lambda *method: lambda: self.broker)
+        yield SimpleNamespace(stream_stream=lambda *method: lambda metadata: self.broker)
 
     def say(self, *said: Any) -> None:
         """As the broker."""

@@ -1269,8 +1269,9 @@ type MetadataResponse struct {
 	Level              int32                  `protobuf:"varint,7,opt,name=level,proto3" json:"level,omitempty"`                                                     // of features, of the cluster
 	Protocol           int32                  `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	ProtocolOldest     int32                  `protobuf:"varint,9,opt,name=protocol_oldest,json=protocolOldest,proto3" json:"protocol_oldest,omitempty"`
-	Release            string                 `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"` // of the broker that answered
-	More               bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`       // not everything fits: ask on, after the last topic, or for those that are not told
+	Release            string                 `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"`    // of the broker that answered
+	More               bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`          // not everything fits: ask on, after the last topic, or for those that are not told
+	Forwards           bool                   `protobuf:"varint,14,opt,name=forwards,proto3" json:"forwards,omitempty"` // the broker that answered passes on what is meant for others (`tritonmq-forward` in a call's metadata)
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1392,6 +1393,13 @@ func (x *MetadataResponse) GetRelease() string {
 func (x *MetadataResponse) GetMore() bool {
 	if x != nil {
 		return x.More
+	}
+	return false
+}
+
+func (x *MetadataResponse) GetForwards() bool {
+	if x != nil {
+		return x.Forwards
 	}
 	return false
 }
@@ -10999,6 +11007,183 @@ func (x *PeerCall) GetProof() []byte {
 	return nil
 }
 
+// In the metadata of a client's call that a broker passes on to another one's peer port, as `tritonmq-forwarded-bin`. `said` is a ForwardedFor.
+type ForwardedCall struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Said          []byte                 `protobuf:"bytes,1,opt,name=said,proto3" json:"said,omitempty"`
+	Proof         []byte                 `protobuf:"bytes,2,opt,name=proof,proto3" json:"proof,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardedCall) Reset() {
+	*x = ForwardedCall{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardedCall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardedCall) ProtoMessage() {}
+
+func (x *ForwardedCall) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardedCall.ProtoReflect.Descriptor instead.
+func (*ForwardedCall) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
+}
+
+func (x *ForwardedCall) GetSaid() []byte {
+	if x != nil {
+		return x.Said
+	}
+	return nil
+}
+
+func (x *ForwardedCall) GetProof() []byte {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+type ForwardedFor struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Broker        int32                  `protobuf:"varint,1,opt,name=broker,proto3" json:"broker,omitempty"`
+	Incarnation   int64                  `protobuf:"varint,2,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	ExpiresMs     int64                  `protobuf:"varint,3,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"` // who passes it on
+	To            int32                  `protobuf:"varint,4,opt,name=to,proto3" json:"to,omitempty"`                                // the broker that it is meant for
+	Principal     string                 `protobuf:"bytes,5,opt,name=principal,proto3" json:"principal,omitempty"`                   // who asks, as the first broker has found it: `User:etl`
+	Serial        string                 `protobuf:"bytes,6,opt,name=serial,proto3" json:"serial,omitempty"`                         // of the certificate that was shown; empty: none was
+	Address       string                 `protobuf:"bytes,7,opt,name=address,proto3" json:"address,omitempty"`                       // of the client's connection
+	ByToken       bool                   `protobuf:"varint,8,opt,name=by_token,json=byToken,proto3" json:"by_token,omitempty"`
+	TokenExpiresS float64                `protobuf:"fixed64,9,opt,name=token_expires_s,json=tokenExpiresS,proto3" json:"token_expires_s,omitempty"`
+	ApiToken      string                 `protobuf:"bytes,10,opt,name=api_token,json=apiToken,proto3" json:"api_token,omitempty"`
+	Groups        []string               `protobuf:"bytes,11,rep,name=groups,proto3" json:"groups,omitempty"` // of whoever has shown a token
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForwardedFor) Reset() {
+	*x = ForwardedFor{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForwardedFor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForwardedFor) ProtoMessage() {}
+
+func (x *ForwardedFor) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForwardedFor.ProtoReflect.Descriptor instead.
+func (*ForwardedFor) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
+}
+
+func (x *ForwardedFor) GetBroker() int32 {
+	if x != nil {
+		return x.Broker
+	}
+	return 0
+}
+
+func (x *ForwardedFor) GetIncarnation() int64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *ForwardedFor) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+func (x *ForwardedFor) GetTo() int32 {
+	if x != nil {
+		return x.To
+	}
+	return 0
+}
+
+func (x *ForwardedFor) GetPrincipal() string {
+	if x != nil {
+		return x.Principal
+	}
+	return ""
+}
+
+func (x *ForwardedFor) GetSerial() string {
+	if x != nil {
+		return x.Serial
+	}
+	return ""
+}
+
+func (x *ForwardedFor) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ForwardedFor) GetByToken() bool {
+	if x != nil {
+		return x.ByToken
+	}
+	return false
+}
+
+func (x *ForwardedFor) GetTokenExpiresS() float64 {
+	if x != nil {
+		return x.TokenExpiresS
+	}
+	return 0
+}
+
+func (x *ForwardedFor) GetApiToken() string {
+	if x != nil {
+		return x.ApiToken
+	}
+	return ""
+}
+
+func (x *ForwardedFor) GetGroups() []string {
+	if x != nil {
+		return x.Groups
+	}
+	return nil
+}
+
 type AppendEntries struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	TopicId       string                 `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
@@ -11018,7 +11203,7 @@ type AppendEntries struct {
 
 func (x *AppendEntries) Reset() {
 	*x = AppendEntries{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11030,7 +11215,7 @@ func (x *AppendEntries) String() string {
 func (*AppendEntries) ProtoMessage() {}
 
 func (x *AppendEntries) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[145]
+	mi := &file_mq_protocol_mq_proto_msgTypes[147]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11043,7 +11228,7 @@ func (x *AppendEntries) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendEntries.ProtoReflect.Descriptor instead.
 func (*AppendEntries) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{145}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
 }
 
 func (x *AppendEntries) GetTopicId() string {
@@ -11143,7 +11328,7 @@ type AppendAck struct {
 
 func (x *AppendAck) Reset() {
 	*x = AppendAck{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11155,7 +11340,7 @@ func (x *AppendAck) String() string {
 func (*AppendAck) ProtoMessage() {}
 
 func (x *AppendAck) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[146]
+	mi := &file_mq_protocol_mq_proto_msgTypes[148]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11168,7 +11353,7 @@ func (x *AppendAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendAck.ProtoReflect.Descriptor instead.
 func (*AppendAck) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{146}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
 }
 
 func (x *AppendAck) GetTopicId() string {
@@ -11269,7 +11454,7 @@ type LinkHeader struct {
 
 func (x *LinkHeader) Reset() {
 	*x = LinkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11281,7 +11466,7 @@ func (x *LinkHeader) String() string {
 func (*LinkHeader) ProtoMessage() {}
 
 func (x *LinkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[147]
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11294,7 +11479,7 @@ func (x *LinkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHeader.ProtoReflect.Descriptor instead.
 func (*LinkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{147}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
 }
 
 func (x *LinkHeader) GetHello() *LinkHello {
@@ -11350,7 +11535,7 @@ type LinkBeat struct {
 
 func (x *LinkBeat) Reset() {
 	*x = LinkBeat{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11362,7 +11547,7 @@ func (x *LinkBeat) String() string {
 func (*LinkBeat) ProtoMessage() {}
 
 func (x *LinkBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[148]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11375,7 +11560,7 @@ func (x *LinkBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkBeat.ProtoReflect.Descriptor instead.
 func (*LinkBeat) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{148}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *LinkBeat) GetDropped() bool {
@@ -11403,7 +11588,7 @@ type SnapshotPart struct {
 
 func (x *SnapshotPart) Reset() {
 	*x = SnapshotPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11415,7 +11600,7 @@ func (x *SnapshotPart) String() string {
 func (*SnapshotPart) ProtoMessage() {}
 
 func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11428,7 +11613,7 @@ func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPart.ProtoReflect.Descriptor instead.
 func (*SnapshotPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *SnapshotPart) GetTopicId() string {
@@ -11504,7 +11689,7 @@ type LinkMessage struct {
 
 func (x *LinkMessage) Reset() {
 	*x = LinkMessage{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11516,7 +11701,7 @@ func (x *LinkMessage) String() string {
 func (*LinkMessage) ProtoMessage() {}
 
 func (x *LinkMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11529,7 +11714,7 @@ func (x *LinkMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkMessage.ProtoReflect.Descriptor instead.
 func (*LinkMessage) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *LinkMessage) GetHeader() *LinkHeader {
@@ -11558,7 +11743,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11570,7 +11755,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11583,7 +11768,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *CancelScheduledRequest) GetTopic() string {
@@ -11619,7 +11804,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11631,7 +11816,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11644,7 +11829,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *CancelScheduledResponse) GetCancelled() bool {
@@ -11685,7 +11870,7 @@ type AclRule struct {
 
 func (x *AclRule) Reset() {
 	*x = AclRule{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11697,7 +11882,7 @@ func (x *AclRule) String() string {
 func (*AclRule) ProtoMessage() {}
 
 func (x *AclRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11710,7 +11895,7 @@ func (x *AclRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclRule.ProtoReflect.Descriptor instead.
 func (*AclRule) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *AclRule) GetPrincipal() string {
@@ -11766,7 +11951,7 @@ type AclsRequest struct {
 
 func (x *AclsRequest) Reset() {
 	*x = AclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11778,7 +11963,7 @@ func (x *AclsRequest) String() string {
 func (*AclsRequest) ProtoMessage() {}
 
 func (x *AclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11791,7 +11976,7 @@ func (x *AclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsRequest.ProtoReflect.Descriptor instead.
 func (*AclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *AclsRequest) GetPrincipal() string {
@@ -11821,7 +12006,7 @@ type AclsResponse struct {
 
 func (x *AclsResponse) Reset() {
 	*x = AclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11833,7 +12018,7 @@ func (x *AclsResponse) String() string {
 func (*AclsResponse) ProtoMessage() {}
 
 func (x *AclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11846,7 +12031,7 @@ func (x *AclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsResponse.ProtoReflect.Descriptor instead.
 func (*AclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *AclsResponse) GetRules() []*AclRule {
@@ -11894,7 +12079,7 @@ type AlterAclsRequest struct {
 
 func (x *AlterAclsRequest) Reset() {
 	*x = AlterAclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11906,7 +12091,7 @@ func (x *AlterAclsRequest) String() string {
 func (*AlterAclsRequest) ProtoMessage() {}
 
 func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11919,7 +12104,7 @@ func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsRequest.ProtoReflect.Descriptor instead.
 func (*AlterAclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *AlterAclsRequest) GetAdd() []*AclRule {
@@ -11947,7 +12132,7 @@ type AlterAclsResponse struct {
 
 func (x *AlterAclsResponse) Reset() {
 	*x = AlterAclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11959,7 +12144,7 @@ func (x *AlterAclsResponse) String() string {
 func (*AlterAclsResponse) ProtoMessage() {}
 
 func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11972,7 +12157,7 @@ func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsResponse.ProtoReflect.Descriptor instead.
 func (*AlterAclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *AlterAclsResponse) GetVersion() int64 {
@@ -12007,7 +12192,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12019,7 +12204,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12032,7 +12217,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RevokeRequest) GetAdd() []string {
@@ -12060,7 +12245,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12072,7 +12257,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12085,7 +12270,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RevokeResponse) GetVersion() int64 {
@@ -12118,7 +12303,7 @@ type RevokedRequest struct {
 
 func (x *RevokedRequest) Reset() {
 	*x = RevokedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12130,7 +12315,7 @@ func (x *RevokedRequest) String() string {
 func (*RevokedRequest) ProtoMessage() {}
 
 func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12143,7 +12328,7 @@ func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedRequest.ProtoReflect.Descriptor instead.
 func (*RevokedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RevokedRequest) GetAbout() []string {
@@ -12164,7 +12349,7 @@ type KnownEntry struct {
 
 func (x *KnownEntry) Reset() {
 	*x = KnownEntry{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12176,7 +12361,7 @@ func (x *KnownEntry) String() string {
 func (*KnownEntry) ProtoMessage() {}
 
 func (x *KnownEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12189,7 +12374,7 @@ func (x *KnownEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEntry.ProtoReflect.Descriptor instead.
 func (*KnownEntry) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *KnownEntry) GetWhose() string {
@@ -12226,7 +12411,7 @@ type RevokedResponse struct {
 
 func (x *RevokedResponse) Reset() {
 	*x = RevokedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12238,7 +12423,7 @@ func (x *RevokedResponse) String() string {
 func (*RevokedResponse) ProtoMessage() {}
 
 func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12251,7 +12436,7 @@ func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedResponse.ProtoReflect.Descriptor instead.
 func (*RevokedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *RevokedResponse) GetEntries() []string {
@@ -12301,7 +12486,7 @@ type CheckAclRequest struct {
 
 func (x *CheckAclRequest) Reset() {
 	*x = CheckAclRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12313,7 +12498,7 @@ func (x *CheckAclRequest) String() string {
 func (*CheckAclRequest) ProtoMessage() {}
 
 func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12326,7 +12511,7 @@ func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclRequest.ProtoReflect.Descriptor instead.
 func (*CheckAclRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *CheckAclRequest) GetPrincipal() string {
@@ -12368,7 +12553,7 @@ type CheckAclResponse struct {
 
 func (x *CheckAclResponse) Reset() {
 	*x = CheckAclResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12380,7 +12565,7 @@ func (x *CheckAclResponse) String() string {
 func (*CheckAclResponse) ProtoMessage() {}
 
 func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12393,7 +12578,7 @@ func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclResponse.ProtoReflect.Descriptor instead.
 func (*CheckAclResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *CheckAclResponse) GetAllowed() bool {
@@ -12430,7 +12615,7 @@ type ApiToken struct {
 
 func (x *ApiToken) Reset() {
 	*x = ApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12442,7 +12627,7 @@ func (x *ApiToken) String() string {
 func (*ApiToken) ProtoMessage() {}
 
 func (x *ApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12455,7 +12640,7 @@ func (x *ApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiToken.ProtoReflect.Descriptor instead.
 func (*ApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ApiToken) GetId() string {
@@ -12490,7 +12675,7 @@ type TokenUser struct {
 
 func (x *TokenUser) Reset() {
 	*x = TokenUser{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12502,7 +12687,7 @@ func (x *TokenUser) String() string {
 func (*TokenUser) ProtoMessage() {}
 
 func (x *TokenUser) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12515,7 +12700,7 @@ func (x *TokenUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenUser.ProtoReflect.Descriptor instead.
 func (*TokenUser) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *TokenUser) GetName() string {
@@ -12550,7 +12735,7 @@ type NewApiToken struct {
 
 func (x *NewApiToken) Reset() {
 	*x = NewApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12562,7 +12747,7 @@ func (x *NewApiToken) String() string {
 func (*NewApiToken) ProtoMessage() {}
 
 func (x *NewApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12575,7 +12760,7 @@ func (x *NewApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewApiToken.ProtoReflect.Descriptor instead.
 func (*NewApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *NewApiToken) GetId() string {
@@ -12608,7 +12793,7 @@ type TokensRequest struct {
 
 func (x *TokensRequest) Reset() {
 	*x = TokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12620,7 +12805,7 @@ func (x *TokensRequest) String() string {
 func (*TokensRequest) ProtoMessage() {}
 
 func (x *TokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12633,7 +12818,7 @@ func (x *TokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRequest.ProtoReflect.Descriptor instead.
 func (*TokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *TokensRequest) GetUser() string {
@@ -12655,7 +12840,7 @@ type TokensResponse struct {
 
 func (x *TokensResponse) Reset() {
 	*x = TokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12667,7 +12852,7 @@ func (x *TokensResponse) String() string {
 func (*TokensResponse) ProtoMessage() {}
 
 func (x *TokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12680,7 +12865,7 @@ func (x *TokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensResponse.ProtoReflect.Descriptor instead.
 func (*TokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *TokensResponse) GetUsers() []*TokenUser {
@@ -12725,7 +12910,7 @@ type AlterTokensRequest struct {
 
 func (x *AlterTokensRequest) Reset() {
 	*x = AlterTokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12737,7 +12922,7 @@ func (x *AlterTokensRequest) String() string {
 func (*AlterTokensRequest) ProtoMessage() {}
 
 func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12750,7 +12935,7 @@ func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensRequest.ProtoReflect.Descriptor instead.
 func (*AlterTokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *AlterTokensRequest) GetCreateUser() string {
@@ -12799,7 +12984,7 @@ type AlterTokensResponse struct {
 
 func (x *AlterTokensResponse) Reset() {
 	*x = AlterTokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12811,7 +12996,7 @@ func (x *AlterTokensResponse) String() string {
 func (*AlterTokensResponse) ProtoMessage() {}
 
 func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12824,7 +13009,7 @@ func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensResponse.ProtoReflect.Descriptor instead.
 func (*AlterTokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *AlterTokensResponse) GetVersion() int64 {
@@ -12860,7 +13045,7 @@ type BrokerOffer struct {
 
 func (x *BrokerOffer) Reset() {
 	*x = BrokerOffer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12872,7 +13057,7 @@ func (x *BrokerOffer) String() string {
 func (*BrokerOffer) ProtoMessage() {}
 
 func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12885,7 +13070,7 @@ func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerOffer.ProtoReflect.Descriptor instead.
 func (*BrokerOffer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *BrokerOffer) GetId() int32 {
@@ -12910,7 +13095,7 @@ type SecurityFloorRequest struct {
 
 func (x *SecurityFloorRequest) Reset() {
 	*x = SecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12922,7 +13107,7 @@ func (x *SecurityFloorRequest) String() string {
 func (*SecurityFloorRequest) ProtoMessage() {}
 
 func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12935,7 +13120,7 @@ func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*SecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
 }
 
 type SecurityFloorResponse struct {
@@ -12951,7 +13136,7 @@ type SecurityFloorResponse struct {
 
 func (x *SecurityFloorResponse) Reset() {
 	*x = SecurityFloorResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12963,7 +13148,7 @@ func (x *SecurityFloorResponse) String() string {
 func (*SecurityFloorResponse) ProtoMessage() {}
 
 func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12976,7 +13161,7 @@ func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorResponse.ProtoReflect.Descriptor instead.
 func (*SecurityFloorResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *SecurityFloorResponse) GetDemands() []string {
@@ -13026,7 +13211,7 @@ type AlterSecurityFloorRequest struct {
 
 func (x *AlterSecurityFloorRequest) Reset() {
 	*x = AlterSecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13038,7 +13223,7 @@ func (x *AlterSecurityFloorRequest) String() string {
 func (*AlterSecurityFloorRequest) ProtoMessage() {}
 
 func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13051,7 +13236,7 @@ func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterSecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*AlterSecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *AlterSecurityFloorRequest) GetAdd() []string {
@@ -13087,7 +13272,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13099,7 +13284,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13112,7 +13297,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *Quota) GetPrincipal() string {
@@ -13137,7 +13322,7 @@ type QuotasRequest struct {
 
 func (x *QuotasRequest) Reset() {
 	*x = QuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13149,7 +13334,7 @@ func (x *QuotasRequest) String() string {
 func (*QuotasRequest) ProtoMessage() {}
 
 func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13162,7 +13347,7 @@ func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasRequest.ProtoReflect.Descriptor instead.
 func (*QuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
 }
 
 type QuotasResponse struct {
@@ -13178,7 +13363,7 @@ type QuotasResponse struct {
 
 func (x *QuotasResponse) Reset() {
 	*x = QuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13190,7 +13375,7 @@ func (x *QuotasResponse) String() string {
 func (*QuotasResponse) ProtoMessage() {}
 
 func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13203,7 +13388,7 @@ func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasResponse.ProtoReflect.Descriptor instead.
 func (*QuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *QuotasResponse) GetQuotas() []*Quota {
@@ -13253,7 +13438,7 @@ type AlterQuotasRequest struct {
 
 func (x *AlterQuotasRequest) Reset() {
 	*x = AlterQuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13265,7 +13450,7 @@ func (x *AlterQuotasRequest) String() string {
 func (*AlterQuotasRequest) ProtoMessage() {}
 
 func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13278,7 +13463,7 @@ func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasRequest.ProtoReflect.Descriptor instead.
 func (*AlterQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *AlterQuotasRequest) GetPrincipal() string {
@@ -13311,7 +13496,7 @@ type AlterQuotasResponse struct {
 
 func (x *AlterQuotasResponse) Reset() {
 	*x = AlterQuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13323,7 +13508,7 @@ func (x *AlterQuotasResponse) String() string {
 func (*AlterQuotasResponse) ProtoMessage() {}
 
 func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13336,7 +13521,7 @@ func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasResponse.ProtoReflect.Descriptor instead.
 func (*AlterQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *AlterQuotasResponse) GetVersion() int64 {
@@ -13359,7 +13544,7 @@ type EpochStartMeta struct {
 
 func (x *EpochStartMeta) Reset() {
 	*x = EpochStartMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13371,7 +13556,7 @@ func (x *EpochStartMeta) String() string {
 func (*EpochStartMeta) ProtoMessage() {}
 
 func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13384,7 +13569,7 @@ func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStartMeta.ProtoReflect.Descriptor instead.
 func (*EpochStartMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *EpochStartMeta) GetBroker() int32 {
@@ -13419,7 +13604,7 @@ type BatchAttributes struct {
 
 func (x *BatchAttributes) Reset() {
 	*x = BatchAttributes{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13431,7 +13616,7 @@ func (x *BatchAttributes) String() string {
 func (*BatchAttributes) ProtoMessage() {}
 
 func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13444,7 +13629,7 @@ func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchAttributes.ProtoReflect.Descriptor instead.
 func (*BatchAttributes) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *BatchAttributes) GetPriority() uint32 {
@@ -13471,7 +13656,7 @@ type AppendMeta struct {
 
 func (x *AppendMeta) Reset() {
 	*x = AppendMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13483,7 +13668,7 @@ func (x *AppendMeta) String() string {
 func (*AppendMeta) ProtoMessage() {}
 
 func (x *AppendMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13496,7 +13681,7 @@ func (x *AppendMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMeta.ProtoReflect.Descriptor instead.
 func (*AppendMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *AppendMeta) GetRecordUuids() []byte {
@@ -13526,7 +13711,7 @@ type StageMeta struct {
 
 func (x *StageMeta) Reset() {
 	*x = StageMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13538,7 +13723,7 @@ func (x *StageMeta) String() string {
 func (*StageMeta) ProtoMessage() {}
 
 func (x *StageMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13551,7 +13736,7 @@ func (x *StageMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageMeta.ProtoReflect.Descriptor instead.
 func (*StageMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *StageMeta) GetKey() *TransactionKey {
@@ -13600,7 +13785,7 @@ type PublishMeta struct {
 
 func (x *PublishMeta) Reset() {
 	*x = PublishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13612,7 +13797,7 @@ func (x *PublishMeta) String() string {
 func (*PublishMeta) ProtoMessage() {}
 
 func (x *PublishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13625,7 +13810,7 @@ func (x *PublishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishMeta.ProtoReflect.Descriptor instead.
 func (*PublishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *PublishMeta) GetKey() *TransactionKey {
@@ -13659,7 +13844,7 @@ type DiscardMeta struct {
 
 func (x *DiscardMeta) Reset() {
 	*x = DiscardMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13671,7 +13856,7 @@ func (x *DiscardMeta) String() string {
 func (*DiscardMeta) ProtoMessage() {}
 
 func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13684,7 +13869,7 @@ func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardMeta.ProtoReflect.Descriptor instead.
 func (*DiscardMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *DiscardMeta) GetKey() *TransactionKey {
@@ -13714,7 +13899,7 @@ type CursorMeta struct {
 
 func (x *CursorMeta) Reset() {
 	*x = CursorMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13726,7 +13911,7 @@ func (x *CursorMeta) String() string {
 func (*CursorMeta) ProtoMessage() {}
 
 func (x *CursorMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13739,7 +13924,7 @@ func (x *CursorMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorMeta.ProtoReflect.Descriptor instead.
 func (*CursorMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *CursorMeta) GetGroup() string {
@@ -13792,7 +13977,7 @@ type DecideMeta struct {
 
 func (x *DecideMeta) Reset() {
 	*x = DecideMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13804,7 +13989,7 @@ func (x *DecideMeta) String() string {
 func (*DecideMeta) ProtoMessage() {}
 
 func (x *DecideMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13817,7 +14002,7 @@ func (x *DecideMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideMeta.ProtoReflect.Descriptor instead.
 func (*DecideMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *DecideMeta) GetKey() *TransactionKey {
@@ -13879,7 +14064,7 @@ type FinishMeta struct {
 
 func (x *FinishMeta) Reset() {
 	*x = FinishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13891,7 +14076,7 @@ func (x *FinishMeta) String() string {
 func (*FinishMeta) ProtoMessage() {}
 
 func (x *FinishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13904,7 +14089,7 @@ func (x *FinishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishMeta.ProtoReflect.Descriptor instead.
 func (*FinishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *FinishMeta) GetKey() *TransactionKey {
@@ -13931,7 +14116,7 @@ type GiveMeta struct {
 
 func (x *GiveMeta) Reset() {
 	*x = GiveMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13943,7 +14128,7 @@ func (x *GiveMeta) String() string {
 func (*GiveMeta) ProtoMessage() {}
 
 func (x *GiveMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13956,7 +14141,7 @@ func (x *GiveMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveMeta.ProtoReflect.Descriptor instead.
 func (*GiveMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *GiveMeta) GetKey() *TransactionKey {
@@ -13982,7 +14167,7 @@ type AbortMeta struct {
 
 func (x *AbortMeta) Reset() {
 	*x = AbortMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13994,7 +14179,7 @@ func (x *AbortMeta) String() string {
 func (*AbortMeta) ProtoMessage() {}
 
 func (x *AbortMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14007,7 +14192,7 @@ func (x *AbortMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMeta.ProtoReflect.Descriptor instead.
 func (*AbortMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *AbortMeta) GetKey() *TransactionKey {
@@ -14027,7 +14212,7 @@ type FenceMeta struct {
 
 func (x *FenceMeta) Reset() {
 	*x = FenceMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14039,7 +14224,7 @@ func (x *FenceMeta) String() string {
 func (*FenceMeta) ProtoMessage() {}
 
 func (x *FenceMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14052,7 +14237,7 @@ func (x *FenceMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceMeta.ProtoReflect.Descriptor instead.
 func (*FenceMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *FenceMeta) GetKey() *TransactionKey {
@@ -14078,7 +14263,7 @@ type ForgetMeta struct {
 
 func (x *ForgetMeta) Reset() {
 	*x = ForgetMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14090,7 +14275,7 @@ func (x *ForgetMeta) String() string {
 func (*ForgetMeta) ProtoMessage() {}
 
 func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14103,7 +14288,7 @@ func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetMeta.ProtoReflect.Descriptor instead.
 func (*ForgetMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *ForgetMeta) GetKeys() []*TransactionKey {
@@ -14123,7 +14308,7 @@ type ScheduleMeta struct {
 
 func (x *ScheduleMeta) Reset() {
 	*x = ScheduleMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14135,7 +14320,7 @@ func (x *ScheduleMeta) String() string {
 func (*ScheduleMeta) ProtoMessage() {}
 
 func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14148,7 +14333,7 @@ func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleMeta.ProtoReflect.Descriptor instead.
 func (*ScheduleMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *ScheduleMeta) GetDueUs() int64 {
@@ -14174,7 +14359,7 @@ type DeleteGroupMeta struct {
 
 func (x *DeleteGroupMeta) Reset() {
 	*x = DeleteGroupMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14186,7 +14371,7 @@ func (x *DeleteGroupMeta) String() string {
 func (*DeleteGroupMeta) ProtoMessage() {}
 
 func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14199,7 +14384,7 @@ func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupMeta.ProtoReflect.Descriptor instead.
 func (*DeleteGroupMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *DeleteGroupMeta) GetGroup() string {
@@ -14218,7 +14403,7 @@ type TrimMeta struct {
 
 func (x *TrimMeta) Reset() {
 	*x = TrimMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14230,7 +14415,7 @@ func (x *TrimMeta) String() string {
 func (*TrimMeta) ProtoMessage() {}
 
 func (x *TrimMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14243,7 +14428,7 @@ func (x *TrimMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrimMeta.ProtoReflect.Descriptor instead.
 func (*TrimMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *TrimMeta) GetLogStartOffset() int64 {
@@ -14265,7 +14450,7 @@ type WorkMeta struct {
 
 func (x *WorkMeta) Reset() {
 	*x = WorkMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14277,7 +14462,7 @@ func (x *WorkMeta) String() string {
 func (*WorkMeta) ProtoMessage() {}
 
 func (x *WorkMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14290,7 +14475,7 @@ func (x *WorkMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMeta.ProtoReflect.Descriptor instead.
 func (*WorkMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *WorkMeta) GetGroup() string {
@@ -14337,7 +14522,7 @@ type WorkStep struct {
 
 func (x *WorkStep) Reset() {
 	*x = WorkStep{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14349,7 +14534,7 @@ func (x *WorkStep) String() string {
 func (*WorkStep) ProtoMessage() {}
 
 func (x *WorkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14362,7 +14547,7 @@ func (x *WorkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStep.ProtoReflect.Descriptor instead.
 func (*WorkStep) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *WorkStep) GetRanges() []uint64 {
@@ -14558,7 +14743,7 @@ type WorkBegin struct {
 
 func (x *WorkBegin) Reset() {
 	*x = WorkBegin{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14570,7 +14755,7 @@ func (x *WorkBegin) String() string {
 func (*WorkBegin) ProtoMessage() {}
 
 func (x *WorkBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14583,7 +14768,7 @@ func (x *WorkBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkBegin.ProtoReflect.Descriptor instead.
 func (*WorkBegin) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *WorkBegin) GetOffset() uint64 {
@@ -14609,7 +14794,7 @@ type WorkLease struct {
 
 func (x *WorkLease) Reset() {
 	*x = WorkLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14621,7 +14806,7 @@ func (x *WorkLease) String() string {
 func (*WorkLease) ProtoMessage() {}
 
 func (x *WorkLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14634,7 +14819,7 @@ func (x *WorkLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkLease.ProtoReflect.Descriptor instead.
 func (*WorkLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *WorkLease) GetMember() string {
@@ -14652,7 +14837,7 @@ type WorkAccept struct {
 
 func (x *WorkAccept) Reset() {
 	*x = WorkAccept{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14664,7 +14849,7 @@ func (x *WorkAccept) String() string {
 func (*WorkAccept) ProtoMessage() {}
 
 func (x *WorkAccept) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14677,7 +14862,7 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
 }
 
 type WorkDrop struct {
@@ -14689,7 +14874,7 @@ type WorkDrop struct {
 
 func (x *WorkDrop) Reset() {
 	*x = WorkDrop{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14701,7 +14886,7 @@ func (x *WorkDrop) String() string {
 func (*WorkDrop) ProtoMessage() {}
 
 func (x *WorkDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14714,7 +14899,7 @@ func (x *WorkDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDrop.ProtoReflect.Descriptor instead.
 func (*WorkDrop) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *WorkDrop) GetReason() uint32 {
@@ -14735,7 +14920,7 @@ type WorkReturn struct {
 
 func (x *WorkReturn) Reset() {
 	*x = WorkReturn{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14747,7 +14932,7 @@ func (x *WorkReturn) String() string {
 func (*WorkReturn) ProtoMessage() {}
 
 func (x *WorkReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14760,7 +14945,7 @@ func (x *WorkReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReturn.ProtoReflect.Descriptor instead.
 func (*WorkReturn) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *WorkReturn) GetCharged() bool {
@@ -14793,7 +14978,7 @@ type WorkReject struct {
 
 func (x *WorkReject) Reset() {
 	*x = WorkReject{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14805,7 +14990,7 @@ func (x *WorkReject) String() string {
 func (*WorkReject) ProtoMessage() {}
 
 func (x *WorkReject) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14818,7 +15003,7 @@ func (x *WorkReject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReject.ProtoReflect.Descriptor instead.
 func (*WorkReject) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *WorkReject) GetError() string {
@@ -14841,7 +15026,7 @@ type WorkSend struct {
 
 func (x *WorkSend) Reset() {
 	*x = WorkSend{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14853,7 +15038,7 @@ func (x *WorkSend) String() string {
 func (*WorkSend) ProtoMessage() {}
 
 func (x *WorkSend) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14866,7 +15051,7 @@ func (x *WorkSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSend.ProtoReflect.Descriptor instead.
 func (*WorkSend) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *WorkSend) GetReason() uint32 {
@@ -14913,7 +15098,7 @@ type WorkSent struct {
 
 func (x *WorkSent) Reset() {
 	*x = WorkSent{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14925,7 +15110,7 @@ func (x *WorkSent) String() string {
 func (*WorkSent) ProtoMessage() {}
 
 func (x *WorkSent) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14938,7 +15123,7 @@ func (x *WorkSent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSent.ProtoReflect.Descriptor instead.
 func (*WorkSent) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *WorkSent) GetN() uint64 {
@@ -14956,7 +15141,7 @@ type WorkPark struct {
 
 func (x *WorkPark) Reset() {
 	*x = WorkPark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14968,7 +15153,7 @@ func (x *WorkPark) String() string {
 func (*WorkPark) ProtoMessage() {}
 
 func (x *WorkPark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14981,7 +15166,7 @@ func (x *WorkPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPark.ProtoReflect.Descriptor instead.
 func (*WorkPark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
 }
 
 type WorkReset struct {
@@ -14992,7 +15177,7 @@ type WorkReset struct {
 
 func (x *WorkReset) Reset() {
 	*x = WorkReset{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15004,7 +15189,7 @@ func (x *WorkReset) String() string {
 func (*WorkReset) ProtoMessage() {}
 
 func (x *WorkReset) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15017,7 +15202,7 @@ func (x *WorkReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReset.ProtoReflect.Descriptor instead.
 func (*WorkReset) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
 }
 
 type WorkEnd struct {
@@ -15028,7 +15213,7 @@ type WorkEnd struct {
 
 func (x *WorkEnd) Reset() {
 	*x = WorkEnd{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15040,7 +15225,7 @@ func (x *WorkEnd) String() string {
 func (*WorkEnd) ProtoMessage() {}
 
 func (x *WorkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15053,7 +15238,7 @@ func (x *WorkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnd.ProtoReflect.Descriptor instead.
 func (*WorkEnd) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
 }
 
 type OutputLine struct {
@@ -15067,7 +15252,7 @@ type OutputLine struct {
 
 func (x *OutputLine) Reset() {
 	*x = OutputLine{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15079,7 +15264,7 @@ func (x *OutputLine) String() string {
 func (*OutputLine) ProtoMessage() {}
 
 func (x *OutputLine) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15092,7 +15277,7 @@ func (x *OutputLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputLine.ProtoReflect.Descriptor instead.
 func (*OutputLine) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *OutputLine) GetTopicId() string {
@@ -15130,7 +15315,7 @@ type PlacedUuids struct {
 
 func (x *PlacedUuids) Reset() {
 	*x = PlacedUuids{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15142,7 +15327,7 @@ func (x *PlacedUuids) String() string {
 func (*PlacedUuids) ProtoMessage() {}
 
 func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15155,7 +15340,7 @@ func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacedUuids.ProtoReflect.Descriptor instead.
 func (*PlacedUuids) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *PlacedUuids) GetUuids() []byte {
@@ -15206,7 +15391,7 @@ type StagedBatchState struct {
 
 func (x *StagedBatchState) Reset() {
 	*x = StagedBatchState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15218,7 +15403,7 @@ func (x *StagedBatchState) String() string {
 func (*StagedBatchState) ProtoMessage() {}
 
 func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15231,7 +15416,7 @@ func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatchState.ProtoReflect.Descriptor instead.
 func (*StagedBatchState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *StagedBatchState) GetUuid() []byte {
@@ -15328,7 +15513,7 @@ type PublishedState struct {
 
 func (x *PublishedState) Reset() {
 	*x = PublishedState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15340,7 +15525,7 @@ func (x *PublishedState) String() string {
 func (*PublishedState) ProtoMessage() {}
 
 func (x *PublishedState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15353,7 +15538,7 @@ func (x *PublishedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedState.ProtoReflect.Descriptor instead.
 func (*PublishedState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *PublishedState) GetKey() *TransactionKey {
@@ -15383,7 +15568,7 @@ type CursorState struct {
 
 func (x *CursorState) Reset() {
 	*x = CursorState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15395,7 +15580,7 @@ func (x *CursorState) String() string {
 func (*CursorState) ProtoMessage() {}
 
 func (x *CursorState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15408,7 +15593,7 @@ func (x *CursorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorState.ProtoReflect.Descriptor instead.
 func (*CursorState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *CursorState) GetGroup() string {
@@ -15465,7 +15650,7 @@ type TransactionStateMeta struct {
 
 func (x *TransactionStateMeta) Reset() {
 	*x = TransactionStateMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15477,7 +15662,7 @@ func (x *TransactionStateMeta) String() string {
 func (*TransactionStateMeta) ProtoMessage() {}
 
 func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15490,7 +15675,7 @@ func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStateMeta.ProtoReflect.Descriptor instead.
 func (*TransactionStateMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *TransactionStateMeta) GetKey() *TransactionKey {
@@ -15603,7 +15788,7 @@ type WorkPart struct {
 
 func (x *WorkPart) Reset() {
 	*x = WorkPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15615,7 +15800,7 @@ func (x *WorkPart) String() string {
 func (*WorkPart) ProtoMessage() {}
 
 func (x *WorkPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15628,7 +15813,7 @@ func (x *WorkPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPart.ProtoReflect.Descriptor instead.
 func (*WorkPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *WorkPart) GetGroup() string {
@@ -15809,7 +15994,7 @@ type WorkDropped struct {
 
 func (x *WorkDropped) Reset() {
 	*x = WorkDropped{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15821,7 +16006,7 @@ func (x *WorkDropped) String() string {
 func (*WorkDropped) ProtoMessage() {}
 
 func (x *WorkDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15834,7 +16019,7 @@ func (x *WorkDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDropped.ProtoReflect.Descriptor instead.
 func (*WorkDropped) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *WorkDropped) GetReason() uint32 {
@@ -15863,7 +16048,7 @@ type WorkHeld struct {
 
 func (x *WorkHeld) Reset() {
 	*x = WorkHeld{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15875,7 +16060,7 @@ func (x *WorkHeld) String() string {
 func (*WorkHeld) ProtoMessage() {}
 
 func (x *WorkHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15888,7 +16073,7 @@ func (x *WorkHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeld.ProtoReflect.Descriptor instead.
 func (*WorkHeld) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *WorkHeld) GetLeaderEpoch() uint64 {
@@ -15933,7 +16118,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15945,7 +16130,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15958,7 +16143,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -16015,7 +16200,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16027,7 +16212,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16040,7 +16225,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -16081,7 +16266,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16093,7 +16278,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16106,7 +16291,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -16143,7 +16328,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16155,7 +16340,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16168,7 +16353,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -16328,7 +16513,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bprotocol\x18\x05 \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\x06 \x01(\x05R\x0eprotocolOldest\x12\x1f\n" +
 	"\vauto_create\x18\x04 \x01(\bR\n" +
-	"autoCreate\"\xed\x03\n" +
+	"autoCreate\"\x89\x04\n" +
 	"\x10MetadataResponse\x121\n" +
 	"\abrokers\x18\x01 \x03(\v2\x17.tritonmq.v1.BrokerInfoR\abrokers\x12.\n" +
 	"\x06topics\x18\x02 \x03(\v2\x16.tritonmq.v1.TopicInfoR\x06topics\x12%\n" +
@@ -16344,7 +16529,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x0fprotocol_oldest\x18\t \x01(\x05R\x0eprotocolOldest\x12\x18\n" +
 	"\arelease\x18\n" +
 	" \x01(\tR\arelease\x12\x12\n" +
-	"\x04more\x18\x06 \x01(\bR\x04more\"\x84\x02\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\x12\x1a\n" +
+	"\bforwards\x18\x0e \x01(\bR\bforwards\"\x84\x02\n" +
 	"\x12CreateTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -17182,7 +17368,24 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x1d\n" +
 	"\n" +
 	"expires_ms\x18\x03 \x01(\x03R\texpiresMs\x12\x14\n" +
-	"\x05proof\x18\x04 \x01(\fR\x05proof\"\xe5\x02\n" +
+	"\x05proof\x18\x04 \x01(\fR\x05proof\"9\n" +
+	"\rForwardedCall\x12\x12\n" +
+	"\x04said\x18\x01 \x01(\fR\x04said\x12\x14\n" +
+	"\x05proof\x18\x02 \x01(\fR\x05proof\"\xbf\x02\n" +
+	"\fForwardedFor\x12\x16\n" +
+	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12 \n" +
+	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x03 \x01(\x03R\texpiresMs\x12\x0e\n" +
+	"\x02to\x18\x04 \x01(\x05R\x02to\x12\x1c\n" +
+	"\tprincipal\x18\x05 \x01(\tR\tprincipal\x12\x16\n" +
+	"\x06serial\x18\x06 \x01(\tR\x06serial\x12\x18\n" +
+	"\aaddress\x18\a \x01(\tR\aaddress\x12\x19\n" +
+	"\bby_token\x18\b \x01(\bR\abyToken\x12&\n" +
+	"\x0ftoken_expires_s\x18\t \x01(\x01R\rtokenExpiresS\x12\x1b\n" +
+	"\tapi_token\x18\n" +
+	" \x01(\tR\bapiToken\x12\x16\n" +
+	"\x06groups\x18\v \x03(\tR\x06groups\"\xe5\x02\n" +
 	"\rAppendEntries\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
@@ -17797,7 +18000,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 236)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 238)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -17952,112 +18155,114 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*SetLogLevelResponse)(nil),       // 150: tritonmq.v1.SetLogLevelResponse
 	(*LinkHello)(nil),                 // 151: tritonmq.v1.LinkHello
 	(*PeerCall)(nil),                  // 152: tritonmq.v1.PeerCall
-	(*AppendEntries)(nil),             // 153: tritonmq.v1.AppendEntries
-	(*AppendAck)(nil),                 // 154: tritonmq.v1.AppendAck
-	(*LinkHeader)(nil),                // 155: tritonmq.v1.LinkHeader
-	(*LinkBeat)(nil),                  // 156: tritonmq.v1.LinkBeat
-	(*SnapshotPart)(nil),              // 157: tritonmq.v1.SnapshotPart
-	(*LinkMessage)(nil),               // 158: tritonmq.v1.LinkMessage
-	(*CancelScheduledRequest)(nil),    // 159: tritonmq.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil),   // 160: tritonmq.v1.CancelScheduledResponse
-	(*AclRule)(nil),                   // 161: tritonmq.v1.AclRule
-	(*AclsRequest)(nil),               // 162: tritonmq.v1.AclsRequest
-	(*AclsResponse)(nil),              // 163: tritonmq.v1.AclsResponse
-	(*AlterAclsRequest)(nil),          // 164: tritonmq.v1.AlterAclsRequest
-	(*AlterAclsResponse)(nil),         // 165: tritonmq.v1.AlterAclsResponse
-	(*RevokeRequest)(nil),             // 166: tritonmq.v1.RevokeRequest
-	(*RevokeResponse)(nil),            // 167: tritonmq.v1.RevokeResponse
-	(*RevokedRequest)(nil),            // 168: tritonmq.v1.RevokedRequest
-	(*KnownEntry)(nil),                // 169: tritonmq.v1.KnownEntry
-	(*RevokedResponse)(nil),           // 170: tritonmq.v1.RevokedResponse
-	(*CheckAclRequest)(nil),           // 171: tritonmq.v1.CheckAclRequest
-	(*CheckAclResponse)(nil),          // 172: tritonmq.v1.CheckAclResponse
-	(*ApiToken)(nil),                  // 173: tritonmq.v1.ApiToken
-	(*TokenUser)(nil),                 // 174: tritonmq.v1.TokenUser
-	(*NewApiToken)(nil),               // 175: tritonmq.v1.NewApiToken
-	(*TokensRequest)(nil),             // 176: tritonmq.v1.TokensRequest
-	(*TokensResponse)(nil),            // 177: tritonmq.v1.TokensResponse
-	(*AlterTokensRequest)(nil),        // 178: tritonmq.v1.AlterTokensRequest
-	(*AlterTokensResponse)(nil),       // 179: tritonmq.v1.AlterTokensResponse
-	(*BrokerOffer)(nil),               // 180: tritonmq.v1.BrokerOffer
-	(*SecurityFloorRequest)(nil),      // 181: tritonmq.v1.SecurityFloorRequest
-	(*SecurityFloorResponse)(nil),     // 182: tritonmq.v1.SecurityFloorResponse
-	(*AlterSecurityFloorRequest)(nil), // 183: tritonmq.v1.AlterSecurityFloorRequest
-	(*Quota)(nil),                     // 184: tritonmq.v1.Quota
-	(*QuotasRequest)(nil),             // 185: tritonmq.v1.QuotasRequest
-	(*QuotasResponse)(nil),            // 186: tritonmq.v1.QuotasResponse
-	(*AlterQuotasRequest)(nil),        // 187: tritonmq.v1.AlterQuotasRequest
-	(*AlterQuotasResponse)(nil),       // 188: tritonmq.v1.AlterQuotasResponse
-	(*EpochStartMeta)(nil),            // 189: tritonmq.v1.EpochStartMeta
-	(*BatchAttributes)(nil),           // 190: tritonmq.v1.BatchAttributes
-	(*AppendMeta)(nil),                // 191: tritonmq.v1.AppendMeta
-	(*StageMeta)(nil),                 // 192: tritonmq.v1.StageMeta
-	(*PublishMeta)(nil),               // 193: tritonmq.v1.PublishMeta
-	(*DiscardMeta)(nil),               // 194: tritonmq.v1.DiscardMeta
-	(*CursorMeta)(nil),                // 195: tritonmq.v1.CursorMeta
-	(*DecideMeta)(nil),                // 196: tritonmq.v1.DecideMeta
-	(*FinishMeta)(nil),                // 197: tritonmq.v1.FinishMeta
-	(*GiveMeta)(nil),                  // 198: tritonmq.v1.GiveMeta
-	(*AbortMeta)(nil),                 // 199: tritonmq.v1.AbortMeta
-	(*FenceMeta)(nil),                 // 200: tritonmq.v1.FenceMeta
-	(*ForgetMeta)(nil),                // 201: tritonmq.v1.ForgetMeta
-	(*ScheduleMeta)(nil),              // 202: tritonmq.v1.ScheduleMeta
-	(*DeleteGroupMeta)(nil),           // 203: tritonmq.v1.DeleteGroupMeta
-	(*TrimMeta)(nil),                  // 204: tritonmq.v1.TrimMeta
-	(*WorkMeta)(nil),                  // 205: tritonmq.v1.WorkMeta
-	(*WorkStep)(nil),                  // 206: tritonmq.v1.WorkStep
-	(*WorkBegin)(nil),                 // 207: tritonmq.v1.WorkBegin
-	(*WorkLease)(nil),                 // 208: tritonmq.v1.WorkLease
-	(*WorkAccept)(nil),                // 209: tritonmq.v1.WorkAccept
-	(*WorkDrop)(nil),                  // 210: tritonmq.v1.WorkDrop
-	(*WorkReturn)(nil),                // 211: tritonmq.v1.WorkReturn
-	(*WorkReject)(nil),                // 212: tritonmq.v1.WorkReject
-	(*WorkSend)(nil),                  // 213: tritonmq.v1.WorkSend
-	(*WorkSent)(nil),                  // 214: tritonmq.v1.WorkSent
-	(*WorkPark)(nil),                  // 215: tritonmq.v1.WorkPark
-	(*WorkReset)(nil),                 // 216: tritonmq.v1.WorkReset
-	(*WorkEnd)(nil),                   // 217: tritonmq.v1.WorkEnd
-	(*OutputLine)(nil),                // 218: tritonmq.v1.OutputLine
-	(*PlacedUuids)(nil),               // 219: tritonmq.v1.PlacedUuids
-	(*StagedBatchState)(nil),          // 220: tritonmq.v1.StagedBatchState
-	(*PublishedState)(nil),            // 221: tritonmq.v1.PublishedState
-	(*CursorState)(nil),               // 222: tritonmq.v1.CursorState
-	(*TransactionStateMeta)(nil),      // 223: tritonmq.v1.TransactionStateMeta
-	(*WorkPart)(nil),                  // 224: tritonmq.v1.WorkPart
-	(*WorkDropped)(nil),               // 225: tritonmq.v1.WorkDropped
-	(*WorkHeld)(nil),                  // 226: tritonmq.v1.WorkHeld
-	(*WorkMark)(nil),                  // 227: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 228: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 229: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 230: tritonmq.v1.SnapshotState
-	nil,                               // 231: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 232: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 233: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 234: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 235: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 236: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 237: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 238: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 239: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 240: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 241: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 242: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 243: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*ForwardedCall)(nil),             // 153: tritonmq.v1.ForwardedCall
+	(*ForwardedFor)(nil),              // 154: tritonmq.v1.ForwardedFor
+	(*AppendEntries)(nil),             // 155: tritonmq.v1.AppendEntries
+	(*AppendAck)(nil),                 // 156: tritonmq.v1.AppendAck
+	(*LinkHeader)(nil),                // 157: tritonmq.v1.LinkHeader
+	(*LinkBeat)(nil),                  // 158: tritonmq.v1.LinkBeat
+	(*SnapshotPart)(nil),              // 159: tritonmq.v1.SnapshotPart
+	(*LinkMessage)(nil),               // 160: tritonmq.v1.LinkMessage
+	(*CancelScheduledRequest)(nil),    // 161: tritonmq.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 162: tritonmq.v1.CancelScheduledResponse
+	(*AclRule)(nil),                   // 163: tritonmq.v1.AclRule
+	(*AclsRequest)(nil),               // 164: tritonmq.v1.AclsRequest
+	(*AclsResponse)(nil),              // 165: tritonmq.v1.AclsResponse
+	(*AlterAclsRequest)(nil),          // 166: tritonmq.v1.AlterAclsRequest
+	(*AlterAclsResponse)(nil),         // 167: tritonmq.v1.AlterAclsResponse
+	(*RevokeRequest)(nil),             // 168: tritonmq.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 169: tritonmq.v1.RevokeResponse
+	(*RevokedRequest)(nil),            // 170: tritonmq.v1.RevokedRequest
+	(*KnownEntry)(nil),                // 171: tritonmq.v1.KnownEntry
+	(*RevokedResponse)(nil),           // 172: tritonmq.v1.RevokedResponse
+	(*CheckAclRequest)(nil),           // 173: tritonmq.v1.CheckAclRequest
+	(*CheckAclResponse)(nil),          // 174: tritonmq.v1.CheckAclResponse
+	(*ApiToken)(nil),                  // 175: tritonmq.v1.ApiToken
+	(*TokenUser)(nil),                 // 176: tritonmq.v1.TokenUser
+	(*NewApiToken)(nil),               // 177: tritonmq.v1.NewApiToken
+	(*TokensRequest)(nil),             // 178: tritonmq.v1.TokensRequest
+	(*TokensResponse)(nil),            // 179: tritonmq.v1.TokensResponse
+	(*AlterTokensRequest)(nil),        // 180: tritonmq.v1.AlterTokensRequest
+	(*AlterTokensResponse)(nil),       // 181: tritonmq.v1.AlterTokensResponse
+	(*BrokerOffer)(nil),               // 182: tritonmq.v1.BrokerOffer
+	(*SecurityFloorRequest)(nil),      // 183: tritonmq.v1.SecurityFloorRequest
+	(*SecurityFloorResponse)(nil),     // 184: tritonmq.v1.SecurityFloorResponse
+	(*AlterSecurityFloorRequest)(nil), // 185: tritonmq.v1.AlterSecurityFloorRequest
+	(*Quota)(nil),                     // 186: tritonmq.v1.Quota
+	(*QuotasRequest)(nil),             // 187: tritonmq.v1.QuotasRequest
+	(*QuotasResponse)(nil),            // 188: tritonmq.v1.QuotasResponse
+	(*AlterQuotasRequest)(nil),        // 189: tritonmq.v1.AlterQuotasRequest
+	(*AlterQuotasResponse)(nil),       // 190: tritonmq.v1.AlterQuotasResponse
+	(*EpochStartMeta)(nil),            // 191: tritonmq.v1.EpochStartMeta
+	(*BatchAttributes)(nil),           // 192: tritonmq.v1.BatchAttributes
+	(*AppendMeta)(nil),                // 193: tritonmq.v1.AppendMeta
+	(*StageMeta)(nil),                 // 194: tritonmq.v1.StageMeta
+	(*PublishMeta)(nil),               // 195: tritonmq.v1.PublishMeta
+	(*DiscardMeta)(nil),               // 196: tritonmq.v1.DiscardMeta
+	(*CursorMeta)(nil),                // 197: tritonmq.v1.CursorMeta
+	(*DecideMeta)(nil),                // 198: tritonmq.v1.DecideMeta
+	(*FinishMeta)(nil),                // 199: tritonmq.v1.FinishMeta
+	(*GiveMeta)(nil),                  // 200: tritonmq.v1.GiveMeta
+	(*AbortMeta)(nil),                 // 201: tritonmq.v1.AbortMeta
+	(*FenceMeta)(nil),                 // 202: tritonmq.v1.FenceMeta
+	(*ForgetMeta)(nil),                // 203: tritonmq.v1.ForgetMeta
+	(*ScheduleMeta)(nil),              // 204: tritonmq.v1.ScheduleMeta
+	(*DeleteGroupMeta)(nil),           // 205: tritonmq.v1.DeleteGroupMeta
+	(*TrimMeta)(nil),                  // 206: tritonmq.v1.TrimMeta
+	(*WorkMeta)(nil),                  // 207: tritonmq.v1.WorkMeta
+	(*WorkStep)(nil),                  // 208: tritonmq.v1.WorkStep
+	(*WorkBegin)(nil),                 // 209: tritonmq.v1.WorkBegin
+	(*WorkLease)(nil),                 // 210: tritonmq.v1.WorkLease
+	(*WorkAccept)(nil),                // 211: tritonmq.v1.WorkAccept
+	(*WorkDrop)(nil),                  // 212: tritonmq.v1.WorkDrop
+	(*WorkReturn)(nil),                // 213: tritonmq.v1.WorkReturn
+	(*WorkReject)(nil),                // 214: tritonmq.v1.WorkReject
+	(*WorkSend)(nil),                  // 215: tritonmq.v1.WorkSend
+	(*WorkSent)(nil),                  // 216: tritonmq.v1.WorkSent
+	(*WorkPark)(nil),                  // 217: tritonmq.v1.WorkPark
+	(*WorkReset)(nil),                 // 218: tritonmq.v1.WorkReset
+	(*WorkEnd)(nil),                   // 219: tritonmq.v1.WorkEnd
+	(*OutputLine)(nil),                // 220: tritonmq.v1.OutputLine
+	(*PlacedUuids)(nil),               // 221: tritonmq.v1.PlacedUuids
+	(*StagedBatchState)(nil),          // 222: tritonmq.v1.StagedBatchState
+	(*PublishedState)(nil),            // 223: tritonmq.v1.PublishedState
+	(*CursorState)(nil),               // 224: tritonmq.v1.CursorState
+	(*TransactionStateMeta)(nil),      // 225: tritonmq.v1.TransactionStateMeta
+	(*WorkPart)(nil),                  // 226: tritonmq.v1.WorkPart
+	(*WorkDropped)(nil),               // 227: tritonmq.v1.WorkDropped
+	(*WorkHeld)(nil),                  // 228: tritonmq.v1.WorkHeld
+	(*WorkMark)(nil),                  // 229: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 230: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 231: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 232: tritonmq.v1.SnapshotState
+	nil,                               // 233: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 234: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 235: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 236: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 237: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 238: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 239: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 240: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 241: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 242: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 243: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 244: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 245: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	231, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	232, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	233, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	234, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
 	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	233, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	235, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	17,  // 9: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
 	21,  // 10: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
 	8,   // 11: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
-	234, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	236, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
 	13,  // 13: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	26,  // 14: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
 	26,  // 15: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
@@ -18071,7 +18276,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 23: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
 	2,   // 24: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
 	46,  // 25: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	190, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	192, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
 	47,  // 27: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
 	8,   // 28: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
 	50,  // 29: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
@@ -18098,9 +18303,9 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	60,  // 50: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
 	43,  // 51: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
 	73,  // 52: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	235, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	237, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
 	3,   // 54: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	236, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	238, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
 	75,  // 56: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
 	75,  // 57: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
 	80,  // 58: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
@@ -18136,7 +18341,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	6,   // 88: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
 	6,   // 89: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
 	8,   // 90: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	237, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	239, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
 	99,  // 92: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
 	100, // 93: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
 	102, // 94: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
@@ -18163,36 +18368,36 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 115: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 116: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
 	7,   // 117: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	238, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	240, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
 	145, // 119: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
 	146, // 120: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
 	147, // 121: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	239, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	240, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	241, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	242, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
 	151, // 124: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
-	153, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
-	154, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	157, // 127: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	156, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	155, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
+	156, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
+	159, // 127: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	158, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
 	8,   // 129: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	155, // 130: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
-	161, // 131: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	161, // 132: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	161, // 133: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	161, // 134: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	169, // 135: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	161, // 136: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	173, // 137: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	174, // 138: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	175, // 139: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	180, // 140: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	241, // 141: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	184, // 142: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	242, // 143: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	243, // 144: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	190, // 145: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	157, // 130: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
+	163, // 131: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	163, // 132: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	163, // 133: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	163, // 134: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	171, // 135: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	163, // 136: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	175, // 137: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	176, // 138: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	177, // 139: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	182, // 140: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	243, // 141: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	186, // 142: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	244, // 143: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	245, // 144: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	192, // 145: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
 	10,  // 146: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	190, // 147: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	192, // 147: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
 	10,  // 148: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 149: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 150: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
@@ -18202,36 +18407,36 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 154: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 155: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 156: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	190, // 157: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	206, // 158: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	207, // 159: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	208, // 160: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	209, // 161: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	210, // 162: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	211, // 163: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	212, // 164: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	213, // 165: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	214, // 166: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	215, // 167: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	216, // 168: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	217, // 169: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	218, // 170: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	192, // 157: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	208, // 158: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	209, // 159: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	210, // 160: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	211, // 161: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	212, // 162: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	213, // 163: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	214, // 164: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	215, // 165: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	216, // 166: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	217, // 167: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	218, // 168: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	219, // 169: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	220, // 170: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
 	10,  // 171: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	190, // 172: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	192, // 172: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
 	10,  // 173: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 174: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
 	107, // 175: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	225, // 176: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	226, // 177: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	227, // 178: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	228, // 179: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	229, // 180: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	218, // 181: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	219, // 182: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
-	220, // 183: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	221, // 184: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	222, // 185: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	223, // 186: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	227, // 176: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	228, // 177: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	229, // 178: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	230, // 179: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	231, // 180: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	220, // 181: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	221, // 182: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
+	222, // 183: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	223, // 184: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	224, // 185: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	225, // 186: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
 	10,  // 187: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
 	15,  // 188: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
 	17,  // 189: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
@@ -18249,7 +18454,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	68,  // 201: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
 	69,  // 202: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
 	71,  // 203: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	159, // 204: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	161, // 204: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
 	76,  // 205: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
 	78,  // 206: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
 	98,  // 207: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
@@ -18265,17 +18470,17 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	88,  // 217: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
 	144, // 218: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
 	149, // 219: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	162, // 220: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	164, // 221: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	171, // 222: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	185, // 223: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	187, // 224: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	166, // 225: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	168, // 226: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	176, // 227: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	178, // 228: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	181, // 229: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	183, // 230: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	164, // 220: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	166, // 221: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	173, // 222: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	187, // 223: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	189, // 224: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	168, // 225: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	170, // 226: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	178, // 227: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	180, // 228: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	183, // 229: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	185, // 230: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
 	48,  // 231: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
 	52,  // 232: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
 	61,  // 233: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
@@ -18294,7 +18499,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	127, // 246: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
 	129, // 247: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
 	114, // 248: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	158, // 249: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
+	160, // 249: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
 	16,  // 250: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
 	18,  // 251: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
 	20,  // 252: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
@@ -18311,7 +18516,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	74,  // 263: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
 	70,  // 264: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
 	72,  // 265: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	160, // 266: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	162, // 266: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
 	77,  // 267: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
 	79,  // 268: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
 	103, // 269: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
@@ -18327,17 +18532,17 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	94,  // 279: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
 	148, // 280: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
 	150, // 281: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	163, // 282: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	165, // 283: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	172, // 284: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	186, // 285: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	188, // 286: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	167, // 287: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	170, // 288: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	177, // 289: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	179, // 290: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	182, // 291: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	182, // 292: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	165, // 282: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	167, // 283: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	174, // 284: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	188, // 285: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	190, // 286: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	169, // 287: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	172, // 288: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	179, // 289: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	181, // 290: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	184, // 291: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	184, // 292: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
 	51,  // 293: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
 	55,  // 294: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
 	55,  // 295: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
@@ -18356,7 +18561,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	126, // 308: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
 	131, // 309: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
 	115, // 310: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	158, // 311: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
+	160, // 311: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
 	250, // [250:312] is the sub-list for method output_type
 	188, // [188:250] is the sub-list for method input_type
 	188, // [188:188] is the sub-list for extension type_name
@@ -18386,8 +18591,8 @@ func file_mq_protocol_mq_proto_init() {
 	file_mq_protocol_mq_proto_msgTypes[75].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[88].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[124].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[182].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[198].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[184].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[200].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
 		(*WorkStep_Lease)(nil),
 		(*WorkStep_Accept)(nil),
@@ -18406,7 +18611,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   236,
+			NumMessages:   238,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

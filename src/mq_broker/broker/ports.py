@@ -69,7 +69,7 @@ class Ports:
             self.address = config.address(clients_port)
             self.flight_address = self._open_flight(())
             if not alone:
-                port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.SERVER_OPTIONS)
+                port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.PEER_OPTIONS)
                 self.peer_address = config.peer_address(port)
                 self._link_listener, port = bind(config.links_at, "--link-listen")
                 self.link_address = config.link_address(port)
@@ -85,7 +85,7 @@ class Ports:
                 self._peers,
                 config.peers_at,
                 "--peer-listen",
-                rpc_server.SERVER_OPTIONS,
+                rpc_server.PEER_OPTIONS,
                 self.certificates.server_credentials(),
             )
             self.peer_address = self.tls_peer_address = config.peer_address(port)
@@ -124,7 +124,7 @@ class Ports:
         port = self._open(self._clients, config.also_plaintext, "--also-plaintext", for_clients)
         self.address = config.plain_address(port)
         if not alone:
-            options = rpc_server.SERVER_OPTIONS
+            options = rpc_server.PEER_OPTIONS
             port = self._open(self._peers, config.plain_peers_at, "--also-plaintext-peer", options)
             self.peer_address = config.plain_peer_address(port)
 
@@ -145,7 +145,7 @@ class Ports:
     def serve(
         self,
         for_clients: tuple[Any, ...],
-        for_peers: Any,
+        for_peers: tuple[Any, ...],
         links: Converse,
         streams: Mapping[str, Conversation],
         door: TokenDoor,
@@ -170,7 +170,7 @@ class Ports:
         for server in self._flight:
             server.add_generic_rpc_handlers(flight)
         for server in self._peers:
-            server.add_generic_rpc_handlers((for_peers,))
+            server.add_generic_rpc_handlers(for_peers)
 
     async def start(self) -> None:
         for server in (*self._clients, *self._with_tokens, *self._flight, *self._peers):

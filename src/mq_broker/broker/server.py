@@ -36,6 +36,7 @@ from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.data.flight import Flights
 from mq_broker.broker.data.produce import Producing
 from mq_broker.broker.data.scheduled import Scheduled
+from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.broker.groups.ephemeral import EphemeralGroups
 from mq_broker.broker.groups.subscriptions import Delivery
@@ -83,6 +84,7 @@ from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.flight import flight_handlers
+from mq_broker.rpc.forwarded import ForwardedDoor, ForwardedHandlers
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.health import health_handler
 from mq_broker.rpc.links import Links, PeerAddress
@@ -277,11 +279,19 @@ class _Broker:
             Features(self.cluster, self._topics, coordination),
             Locks(coordination),
         )
+        self._forwarding = Forwarding(self.cluster, proof, self._ports.dialling, held)
+        self._offer(config, services, proof, refusals)
+
+    def _offer(self, config: BrokerConfig, services: Services, proof: PeerProof, refusals: Refusals) -> None:
+        """What each port serves. At the peer port clients' calls are answered that other brokers pass on."""
+        gate, room = self._gate, rpc_service.Room()
         # Health alone is asked past the gate: it tells nothing of anything.
-        room = rpc_service.Room()
-        for_clients = (rpc_service.handlers(services, self._gate, room), health_handler(self._readiness.why_not))
-        streams = rpc_service.conversations(services, self._gate, room, FRAMED, METHODS)
-        for_peers = peer_handlers(services, self._links, proof, refusals)
+        asked = rpc_service.handlers(services, gate, room, self._forwarding)
+        for_clients = (asked, health_handler(self._readiness.why_not))
+        streams = rpc_service.conversations(services, gate, room, FRAMED, METHODS)
+        passed_on = ForwardedDoor(proof, self._links.is_former, refusals)
+        forwarded = ForwardedHandlers(rpc_service.handlers(services, gate, room), passed_on)
+        for_peers = (peer_handlers(services, self._links, proof, refusals), forwarded)
         door = TokenDoor(self._authenticators(config), self._audit)
         self._ports.serve(for_clients, for_peers, self._links.accept, streams, door, self._flight(room))
 
@@ -535,6 +545,7 @@ class _Broker:
         await self._shell.close(
             OutcomeUnknown(f"broker {self._shell.broker} has stopped: ask again with the same UUID")
         )
+        await self._forwarding.close()
         await self._calls.close()
         self._log_levels.close()
         self._producing.close()

@@ -9,7 +9,7 @@ request is refused whole, and the error says the bound, which is in the method's
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Hashable, Iterator, Mapping
+from collections.abc import Generator, Hashable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -79,11 +79,6 @@ class Bounded(Generic[M]):
         except StopIteration as ended:
             message: M = ended.value
             return message
-
-    async def read_all(self, messages: AsyncIterator[bytes]) -> AsyncIterator[M]:
-        """The messages of a stream, each read as one request."""
-        async for data in messages:
-            yield await self.read(data)
 
     def _check_size(self, data: bytes) -> None:
         if len(data) > self._bound.bytes_max:

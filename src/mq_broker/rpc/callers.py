@@ -8,7 +8,7 @@ lists things leaves out what it may not see.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from grpc import aio
 
@@ -24,6 +24,19 @@ _principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONY
 _serial: Final[ContextVar[str]] = ContextVar("serial", default="")
 _asker: Final[ContextVar[Asker]] = ContextVar("asker", default=NOBODY_ASKS)
 _verified: Final[ContextVar[Verified | None]] = ContextVar("verified", default=None)
+
+
+class Forwarded(NamedTuple):
+    """Who asks, by the word of the broker that has passed the call on. `address`: of the client's connection, with that
+    broker."""
+
+    principal: Principal
+    serial: str
+    address: str
+    token: Verified | None
+
+
+_forwarded: Final[ContextVar[Forwarded | None]] = ContextVar("forwarded", default=None)
 
 
 def caller() -> str:
@@ -56,6 +69,12 @@ def note_verified(verified: Verified) -> None:
     _verified.set(verified)
 
 
+def note_forwarded(forwarded: Forwarded) -> None:
+    """By the peer port alone (forwarded.py): in whose name a broker has passed this call on."""
+    _forwarded.set(forwarded)
+    _verified.set(forwarded.token)
+
+
 def verified() -> Verified | None:
     """What the token of this call has proved; None if it came at another port."""
     return _verified.get()
@@ -85,6 +104,12 @@ def check_is_broker(broker: int, speaker: Principal) -> None:
 def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:
     """For the task that answers this call, and all that it starts. Every handler begins with it. Raises
     `NotAuthenticated` if the connection proves no name, though it should."""
+    passed_on = _forwarded.get()
+    if passed_on is not None:  # the connection is a broker's: it has proved that, and said whose call this is
+        _serial.set(passed_on.serial)
+        _caller.set(passed_on.address)
+        _principal.set(passed_on.principal)
+        return passed_on.principal
     by_token, number = _verified.get(), ""
     if by_token is None:
         proved = context.auth_context()  # gRPC makes it anew each time it is asked

@@ -7,6 +7,8 @@ The secret itself is never sent, and never logged. What is sent are proofs, HMAC
   that was recorded is of no use on another link, since that link has other nonces; nor is one side's proof of use to
   the other side.
 - On any other call, over the method, the caller, its life, and a time at which the proof expires.
+- On a client's call that is passed on, also over whom it is for, and in whose name it is. So the proof of another call
+  is of no use for it, and no other name can be put in.
 
 This keeps clients and strangers away. It does not keep away whoever can read or change the network: that takes TLS.
 """
@@ -30,6 +32,7 @@ from mq_protocol.versions import ours
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 32
 METADATA: Final = "tritonmq-peer-bin"
+FORWARDED: Final = "tritonmq-forwarded-bin"
 
 CALL_EXPIRES_MS: Final = 30_000
 CLOCKS_APART_MAX_MS: Final = 30_000
@@ -107,14 +110,44 @@ class PeerProof:
             raise PeerRefused(f"malformed proof: {error}", pb.PEER_NO_PROOF) from error
         said = _CALL.pack(call.broker, call.incarnation, call.expires_ms)
         require(call.proof, self._prove(b"call", method.encode(), said))
-        left_ms = call.expires_ms - self._now_ms()
+        self._check_age(call.broker, call.expires_ms)
+        return call
+
+    def forwarded(self, method: str, to: int, whose: pb.ForwardedFor) -> tuple[tuple[str, bytes], ...]:
+        """The metadata of a client's call that is passed on to broker `to`. `whose`: who asks."""
+        whose.broker, whose.incarnation, whose.to = self.broker, self.incarnation, to
+        whose.expires_ms = self._now_ms() + CALL_EXPIRES_MS
+        said = whose.SerializeToString()
+        proof = self._prove(b"forwarded", method.encode(), said)
+        return ((FORWARDED, pb.ForwardedCall(said=said, proof=proof).SerializeToString()),)
+
+    def check_forwarded(self, method: str, metadata: Any) -> pb.ForwardedFor:
+        """Who asks, by the word of which broker. Raises `PeerRefused` if the metadata do not prove that it is a broker
+        of this cluster that says so."""
+        value = next((value for key, value in metadata or () if key == FORWARDED), None)
+        if value is None:
+            raise PeerRefused(
+                "this port is for the cluster's brokers, and the call proves nothing: clients use --listen",
+                pb.PEER_NO_PROOF,
+            )
+        call, whose = pb.ForwardedCall(), pb.ForwardedFor()
+        try:
+            call.ParseFromString(value)
+            require(call.proof, self._prove(b"forwarded", method.encode(), call.said))
+            whose.ParseFromString(call.said)
+        except DecodeError as error:
+            raise PeerRefused(f"malformed proof: {error}", pb.PEER_NO_PROOF) from error
+        self._check_age(whose.broker, whose.expires_ms)
+        return whose
+
+    def _check_age(self, broker: int, expires_ms: int) -> None:
+        left_ms = expires_ms - self._now_ms()
         if not 0 <= left_ms <= CALL_EXPIRES_MS + CLOCKS_APART_MAX_MS:
             raise PeerRefused(
-                f"the call of broker {call.broker} is {CALL_EXPIRES_MS - left_ms} ms old by this broker's clock: "
+                f"the call of broker {broker} is {CALL_EXPIRES_MS - left_ms} ms old by this broker's clock: "
                 "set the clocks of both machines (NTP), they may differ by half a minute",
                 pb.PEER_EXPIRED,
             )
-        return call
 
     # ------------------------------------------------------------------ the proof
 

@@ -17,6 +17,7 @@ from mq_protocol.limits import (
     CONNECTION_IDLE_MS,
     CONNECTIONS_MAX,
     HANDSHAKE_TIMEOUT_MS,
+    PEER_METADATA_BYTES_MAX,
     STREAMS_PER_CONNECTION_MAX,
 )
 from mq_protocol.transport import CHANNEL_OPTIONS, MESSAGE_OPTIONS
@@ -30,6 +31,13 @@ SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.max_metadata_size", CALL_METADATA_BYTES_MAX),
     ("grpc.absolute_max_metadata_size", CALL_METADATA_BYTES_MAX),
 )
+
+PEER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    *(option for option in SERVER_OPTIONS if not option[0].endswith("max_metadata_size")),
+    ("grpc.max_metadata_size", PEER_METADATA_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", PEER_METADATA_BYTES_MAX),
+)
+"""Of the port for other brokers. They pass on the groups of a client's token, beside what a client says itself."""
 
 
 def client_options(

@@ -209,14 +209,47 @@ class Entrance(Protocol):
         """Whoever is above a quota. Raises `Overloaded`."""
 
 
-def unary_handler(method: Method, service: object, entrance: Entrance) -> grpc.RpcMethodHandler[Any, Any]:
-    """One request, one answer, given by the method of `service`."""
+class Forwarder(Protocol):
+    """Passes on what is meant for another broker, once the gate has let it through (broker/forwarding.py). Requests and
+    answers go as the bytes that came. Each raises `TritonMQError`: what the other broker raised, or why it is not
+    reached."""
+
+    def to(self, context: aio.ServicerContext[Any, Any]) -> int:
+        """The broker that a call is meant for; 0: this one."""
+
+    async def ask(self, to: int, method: Method, data: bytes, deadline: float) -> bytes:
+        """One request, one answer."""
+
+    async def answers(self, to: int, method: Method, data: bytes, left_s: float | None, send: Send[bytes]) -> None:
+        """One request, a stream of answers. `left_s`: how long the client waits; None: for ever."""
+
+    async def converse(
+        self,
+        to: int,
+        method: Method,
+        requests: AsyncIterator[bytes | RefusedBatch],
+        left_s: float | None,
+        send: Send[bytes],
+    ) -> None:
+        """A stream both ways. A batch that the gate has refused is answered here."""
+
+
+def unary_handler(
+    method: Method, service: object, entrance: Entrance, forwarder: Forwarder | None = None
+) -> grpc.RpcMethodHandler[Any, Any]:
+    """One request, one answer, given by the method of `service`, or by the broker that it is meant for."""
     answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
     name = method.name
     bounded = Bounded(name, method.request)
 
+    async def answered(request: Message, data: bytes, to: int, deadline: float) -> bytes:
+        if to and forwarder is not None:
+            return await forwarder.ask(to, method, data, deadline)
+        return (await answer(request, deadline)).SerializeToString()
+
     async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
         asker = entrance.greet(context)
+        to = 0 if forwarder is None else forwarder.to(context)
         remaining = context.time_remaining()
         allowed = REQUEST_TIMEOUT_MS / 1000
         deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
@@ -225,12 +258,12 @@ def unary_handler(method: Method, service: object, entrance: Entrance) -> grpc.R
             await entrance.hold_back(asker, request)
             grants = await entrance.admit(asker, request)
             if not entrance.lasts(request):
-                return (await answer(request, deadline)).SerializeToString()
+                return await answered(request, data, to, deadline)
             with entrance.under_way(asker) as call:  # such as a lease: its records count for the quota
                 call.grants.update(grants)
-                answered = (await answer(request, deadline)).SerializeToString()
-            charge(asker.meter, Quota.FETCH, len(answered))
-            return answered
+                lent = await answered(request, data, to, deadline)
+            charge(asker.meter, Quota.FETCH, len(lent))
+            return lent
 
     return grpc.unary_unary_rpc_method_handler(edge(name, handle))
 
@@ -282,6 +315,18 @@ def sender(
     return send_records
 
 
+def _sender_of_bytes(context: aio.ServicerContext[Any, Any], method: Method, meter: Meter | None) -> Send[bytes]:
+    """The same of answers that another broker has given."""
+    has_records = _is_envelope(method.response)
+
+    async def send(data: bytes) -> None:
+        if has_records:
+            charge(meter, Quota.FETCH, len(data))
+        await context.write(data)
+
+    return send
+
+
 def _is_envelope(kind: type[Message]) -> bool:
     """Whether a message carries a payload, which does not pass through protobuf."""
     return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]
@@ -310,20 +355,23 @@ def _refused(header: pb.ProduceHeader, error: TritonMQError) -> RefusedBatch:
     return refused
 
 
-def handlers(service: object, gate: Gate, room: Room | None = None) -> grpc.GenericRpcHandler[Any, Any]:
-    """The Broker service, answered by `service`: each of its methods behind the gate."""
+def handlers(
+    service: object, gate: Gate, room: Room | None = None, forwarder: Forwarder | None = None
+) -> grpc.GenericRpcHandler[Any, Any]:
+    """The Broker service, answered by `service`: each of its methods behind the gate. `forwarder` None: all that is
+    asked is asked of this broker."""
     room = room or Room()
     methods = {}
     for name, method in BROKER.methods.items():
         door = gate.door(method)
         match method.kind:
             case Kind.UNARY:
-                methods[name] = unary_handler(method, service, door)
+                methods[name] = unary_handler(method, service, door, forwarder)
             case Kind.ANSWERS:
-                given = _answering(method, getattr(service, method.attribute), door, room)
+                given = _answering(method, getattr(service, method.attribute), door, room, forwarder=forwarder)
                 methods[name] = answers_handler(name, given)
             case Kind.CONVERSATION:
-                held = _conversing(method, getattr(service, method.attribute), door, room)
+                held = _conversing(method, getattr(service, method.attribute), door, room, forwarder=forwarder)
                 methods[name] = _conversation_handler(name, held)
             case _:
                 assert_never(method.kind)
@@ -359,13 +407,19 @@ def _counted(name: str, hold: Conversation) -> Conversation:
 
 
 def _answering(
-    method: Method, answer: Callable[..., Awaitable[None]], door: Door, room: Room, coding: Coding = BY_GRPC
+    method: Method,
+    answer: Callable[..., Awaitable[None]],
+    door: Door,
+    room: Room,
+    coding: Coding = BY_GRPC,
+    forwarder: Forwarder | None = None,
 ) -> Callable[[bytes | None, Any], Awaitable[None]]:
     """The request is None where it is still to be read from the context."""
     bounded: Bounded[Any] = Bounded(method.name, method.request)
 
     async def give(data: bytes | None, context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
+        to = 0 if forwarder is None else forwarder.to(context)
         if data is None:
             said: Any = await context.read()
             if said is EOF:
@@ -375,41 +429,59 @@ def _answering(
         with door.under_way(asker) as call, room, door.present(asker, stream=True, alone=coding is not BY_GRPC):
             await door.hold_back(asker, request)
             call.grants.update(await door.admit(asker, request))
-            await answer(request, sender(context, method, asker.meter, coding))
+            if to and forwarder is not None:
+                send = _sender_of_bytes(context, method, asker.meter)
+                await forwarder.answers(to, method, data, context.time_remaining(), send)
+            else:
+                await answer(request, sender(context, method, asker.meter, coding))
 
     return give
 
 
 def _conversing(
-    method: Method, converse: Callable[..., Awaitable[None]], door: Door, room: Room, coding: Coding = BY_GRPC
+    method: Method,
+    converse: Callable[..., Awaitable[None]],
+    door: Door,
+    room: Room,
+    coding: Coding = BY_GRPC,
+    forwarder: Forwarder | None = None,
 ) -> Conversation:
     bounded: Bounded[Any] = Bounded(method.name, method.request)
 
-    async def admitted(requests: AsyncIterator[Any], call: UnderWay) -> AsyncIterator[Any]:
-        async for request in requests:
+    async def admitted(messages: Incoming[bytes], call: UnderWay, *, as_they_came: bool) -> AsyncIterator[Any]:
+        async for data in messages:
+            request = await bounded.read(data)
             call.grants.update(await door.admit(call.asker, request))
-            yield request
+            yield data if as_they_came else request
 
     async def hold(context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
+        to = 0 if forwarder is None else forwarder.to(context)
         with door.under_way(asker) as call, room, door.present(asker, stream=True, alone=coding is not BY_GRPC):
             await door.hold_back(asker, None)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
             if _is_envelope(method.request):
-                requests: Any = _Produced(context, _batches(door, call, coding), asker.meter, coding.size)
+                read = _batches(door, call, coding, as_they_came=bool(to))
+                requests: Any = _Produced(context, read, asker.meter, coding.size)
             else:
-                requests = admitted(bounded.read_all(Incoming(context, coding.body)), call)
-            await converse(requests, sender(context, method, asker.meter, coding))
+                requests = admitted(Incoming(context, coding.body), call, as_they_came=bool(to))
+            if to and forwarder is not None:
+                send = _sender_of_bytes(context, method, asker.meter)
+                await forwarder.converse(to, method, requests, context.time_remaining(), send)
+            else:
+                await converse(requests, sender(context, method, asker.meter, coding))
 
     return hold
 
 
-def _batches(door: Door, call: UnderWay, coding: Coding) -> Callable[[Any], Envelope[pb.ProduceHeader]]:
-    """Reads the batches of one stream, each judged by itself."""
+def _batches(door: Door, call: UnderWay, coding: Coding, *, as_they_came: bool) -> Callable[[Any], Any]:
+    """Reads the batches of one stream, each judged by itself. `as_they_came`: gives their bytes, for another broker."""
 
-    def read(data: Any) -> Envelope[pb.ProduceHeader]:
+    def read(data: Any) -> Any:
         batch = coding.decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
         error = door.admit_batch(call, batch.header)
-        return batch if error is None else _refused(batch.header, error)
+        if error is not None:
+            return _refused(batch.header, error)
+        return data if as_they_came else batch
 
     return read

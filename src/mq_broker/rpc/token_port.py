@@ -117,15 +117,20 @@ def _behind(door: TokenDoor, name: str, inner: grpc.RpcMethodHandler[Any, Any]) 
         except NotAuthenticated as error:
             REQUESTS.add(name, pb.ErrorCode.Name(pb.NOT_AUTHENTICATED))
             await abort(context, error)
-        if inner.request_streaming:
-            await inner.stream_stream(requests, context)  # type: ignore[misc, arg-type]
-            return
-        request = await context.read()
-        if request is _EOF:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
-        if inner.response_streaming:
-            await inner.unary_stream(request, context)  # type: ignore[misc, arg-type]
-        else:
-            await context.write(await inner.unary_unary(request, context))  # type: ignore[misc, arg-type]
+        await held_as_stream(inner, requests, context)
 
     return grpc.stream_stream_rpc_method_handler(handle)
+
+
+async def held_as_stream(inner: grpc.RpcMethodHandler[Any, Any], requests: Any, context: Any) -> None:
+    """What that handler does, of whatever kind it is, for a call whose requests are not read yet."""
+    if inner.request_streaming:
+        await inner.stream_stream(requests, context)  # type: ignore[misc]
+        return
+    request = await context.read()
+    if request is _EOF:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    if inner.response_streaming:
+        await inner.unary_stream(request, context)  # type: ignore[misc]
+    else:
+        await context.write(await inner.unary_unary(request, context))  # type: ignore[misc]

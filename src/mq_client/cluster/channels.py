@@ -14,13 +14,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from mq_client import forks
-from mq_client.cluster import tunnels
+from mq_client.cluster import forwarding, tunnels
 from mq_client.cluster.credentials import Credentials, current, was_replaced
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_client.security import Security
@@ -34,18 +34,20 @@ from mq_protocol.transport import CHANNEL_OPTIONS, from_call
 class Client:
     """Whose channels these are. Users within one process share a connection to a broker only if all of these are
     equal: who has another certificate must never speak on it. `security` None: in plain text, as nobody. `via`: the
-    tunnel through which brokers are reached; empty: directly."""
+    tunnel through which brokers are reached; empty: directly. `forward`: only `addresses` are reached, and pass on what
+    is meant for others."""
 
     addresses: tuple[str, ...] = ()
     security: Security | None = None
     via: str = ""
+    forward: bool = False
 
 
 NOBODY: Final = Client()
 """Who asks a single broker, of no cluster in particular."""
 
 _lock = threading.Lock()
-_channels: dict[tuple[int, Client, str], tuple[int, grpc.Channel]] = {}
+_channels: dict[tuple[int, Client, str, str], tuple[int, grpc.Channel]] = {}
 _replaced: list[tuple[float, grpc.Channel]] = []
 
 REPLACED_S: Final = 60.0
@@ -69,7 +71,9 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
 
     Raises `InvalidRequest` in a process that was forked from one that had channels (forks.py).
     """
-    key = (os.getpid(), client, address)
+    # Each broker that is meant has a channel of its own, also where all go to one address: calls are many for one
+    dialled = forwarding.entry(address, client)
+    key = (os.getpid(), client, address, dialled)
     credentials = current(client.security)
     over: list[grpc.Channel] = []
     with _lock:
@@ -79,7 +83,7 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
             forks.note_used()
             if found is not None:
                 _replaced.append((time.monotonic() + REPLACED_S, found))
-            found = _open(address, credentials, client.via)
+            found = _open(dialled, credentials, client.via)
             _channels[key] = credentials.generation, found
         if _replaced:
             now = time.monotonic()
@@ -97,18 +101,27 @@ def _open(address: str, credentials: Credentials, via: str) -> grpc.Channel:
     return grpc.secure_channel(dialled, credentials.channel, options=options)
 
 
-def generation(client: Client) -> int:
-    """Of the certificate or token that a call is about to be made with."""
-    return current(client.security).generation
+class Made(NamedTuple):
+    """With what a call is made: the `generation` of the certificate or token, and what was `dialled`."""
+
+    generation: int
+    dialled: str
 
 
-def meaning(error: Any, address: str, client: Client, made_with: int) -> TritonMQError:
+def made(address: str, client: Client) -> Made:
+    """To be asked right before a call to the broker at `address`."""
+    return Made(current(client.security).generation, forwarding.entry(address, client))
+
+
+def meaning(error: Any, address: str, client: Client, made_with: Made) -> TritonMQError:
     """What a failed call means. One that was refused with a token which was replaced meanwhile may be made again.
-    `made_with`: the `generation` right before it was made."""
-    found = from_call(error, tunnels.shown(address, client.via))
+    `made_with`: what `made` gave right before it."""
     if client.via:
-        found = tunnels.named(found, address, client.via)
-    if isinstance(found, NotAuthenticated) and was_replaced(client.security, made_with):
+        found = tunnels.named(from_call(error, tunnels.shown(address, client.via)), address, client.via)
+    else:
+        found = from_call(error, forwarding.shown(address, client))
+        forwarding.note_failure(error, client, made_with.dialled)
+    if isinstance(found, NotAuthenticated) and was_replaced(client.security, made_with.generation):
         return Unreachable(f"broker at {address} has refused the former token: ask again with the new one")
     return found
 
@@ -118,7 +131,7 @@ def _close_channels() -> None:
     """While gRPC's threads still run: a channel that is left to the interpreter's last collection waits for them for
     ever."""
     with _lock:
-        mine = [opened for (process, _, _), (_, opened) in _channels.items() if process == os.getpid()]
+        mine = [opened for (process, _, _, _), (_, opened) in _channels.items() if process == os.getpid()]
         mine += [opened for _, opened in _replaced]
         _channels.clear()
         _replaced.clear()
@@ -131,12 +144,12 @@ def call_unary(
 ) -> R:
     """One request, one answer. Raises the `TritonMQError` that the broker raised, `Unreachable` or `OutcomeUnknown`."""
     assert BROKER.methods[method].response is response
-    made_with = generation(client)
+    made_with = made(address, client)
     unary = channel(address, client).unary_unary(
         BROKER.path(method), type(request).SerializeToString, response.FromString
     )
     try:
-        answer: R = unary(request, timeout=max(timeout_s, 0.001))
+        answer: R = unary(request, timeout=max(timeout_s, 0.001), metadata=forwarding.metadata(address, client))
     except grpc.RpcError as error:
         raise meaning(error, address, client, made_with) from None
     return answer
@@ -154,11 +167,11 @@ def call_later(
     """As `call_unary`, but does not wait: `heard` is called once, in a thread of gRPC's, with the answer or the error.
     What it gives back breaks the call off, which is heard as `Unreachable`."""
     assert BROKER.methods[method].response is response
-    made_with = generation(client)
+    made_with = made(address, client)
     unary = channel(address, client).unary_unary(
         BROKER.path(method), type(request).SerializeToString, response.FromString
     )
-    call = unary.future(request, timeout=max(timeout_s, 0.001))
+    call = unary.future(request, timeout=max(timeout_s, 0.001), metadata=forwarding.metadata(address, client))
 
     def done(over: Any) -> None:
         heard(over.result() if over.code() is grpc.StatusCode.OK else meaning(over, address, client, made_with))
@@ -171,7 +184,7 @@ def call_later(
 def open_produce(address: str, requests: Iterator[Envelope[pb.ProduceHeader]], client: Client = NOBODY) -> Any:
     """A Produce stream: the call, iterated for `pb.ProduceResponse`."""
     stream = channel(address, client).stream_stream(BROKER.path("Produce"), encode, pb.ProduceResponse.FromString)
-    return stream(requests)
+    return stream(requests, metadata=forwarding.metadata(address, client))
 
 
 def open_fetch(address: str, request: pb.FetchRequest, timeout_s: float | None = None, client: Client = NOBODY) -> Any:
@@ -179,7 +192,7 @@ def open_fetch(address: str, request: pb.FetchRequest, timeout_s: float | None =
     stream = channel(address, client).unary_stream(
         BROKER.path("Fetch"), pb.FetchRequest.SerializeToString, decode_batches
     )
-    return stream(request, timeout=timeout_s)
+    return stream(request, timeout=timeout_s, metadata=forwarding.metadata(address, client))
 
 
 def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest, client: Client = NOBODY) -> Any:
@@ -187,7 +200,7 @@ def open_watch_offsets(address: str, request: pb.WatchOffsetsRequest, client: Cl
     stream = channel(address, client).unary_stream(
         BROKER.path("WatchOffsets"), pb.WatchOffsetsRequest.SerializeToString, pb.WatchOffsetsResponse.FromString
     )
-    return stream(request)
+    return stream(request, metadata=forwarding.metadata(address, client))
 
 
 def decode_batches(data: bytes) -> Envelope[pb.BatchesHeader]:

@@ -21,11 +21,13 @@ from google.protobuf.message import Message
 from mq_client.cluster.channels import Client, call_later, call_unary
 from mq_client.cluster.credentials import current
 from mq_client.cluster.deadline import Deadline, attempts
+from mq_client.cluster.forwarding import entry, given_way
 from mq_client.cluster.handshake import fault
 from mq_client.cluster.holding_back import HeldBack
 from mq_client.cluster.listening import PATIENT, refuses
-from mq_client.cluster.tunnels import TUNNEL, fault_of_all, given_via
+from mq_client.cluster.tunnels import TUNNEL, fault_of_all
 from mq_client.errors import (
+    IncompatibleVersion,
     InvalidSetting,
     NotAuthenticated,
     NotLeader,
@@ -144,7 +146,8 @@ _NAMED_MAX: Final = 5
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
     answered is given up when all of its addresses have refused connections for so long. `via`: the tunnel through which
-    all brokers are reached; empty: none. `security`, `via` None: what the environment says, unless that is not to
+    all brokers are reached; empty: none. `forward`: only the bootstrap addresses are reached, and pass on what is meant
+    for others (forwarding.py). `security`, `via`, `forward` None: what the environment says, unless that is not to
     count. Raises `InvalidSetting` for certificates of no use."""
 
     def __init__(
@@ -154,13 +157,14 @@ class Connection:
         refused_s: float = PATIENT,
         security: Security | None = None,
         via: str | None = None,
+        forward: bool | None = None,
         from_environment: bool = True,
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self._refused_s = refused_s
         if from_environment:
             security = given(security)
-        self.client = Client(self.bootstrap, security, given_via(via if via is not None or from_environment else ""))
+        self.client = Client(self.bootstrap, security, *given_way(via, forward, from_environment=from_environment))
         current(self.client.security)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -327,6 +331,8 @@ class Connection:
 
     def stream_address(self, address: str) -> str:
         """The stream port of the broker at that address; empty if it has told none that is of use here."""
+        if self.client.forward:
+            return ""
         return self._stream_addresses.get(address, "")
 
     def leader_address(self, topic: TopicView, partition: int) -> str | None:
@@ -446,6 +452,11 @@ class Connection:
         )
         theirs = Versions.said(answer.protocol, answer.protocol_oldest, answer.release)
         check_overlap("this client", _MINE, f"the broker at {address}", theirs)
+        if self.client.forward and not answer.forwards:
+            raise IncompatibleVersion(
+                f"the broker at {address} ({theirs}) does not pass on what is meant for others, as forward asks: "
+                "upgrade it, give another one, or reach all brokers by a tunnel (via)"
+            )
         return address, answer
 
     def _ask_in_turn(
@@ -522,11 +533,11 @@ class Connection:
 
     def handshake_fault(self, address: str) -> str | None:
         """What is wrong with the certificates there; None if that is all right, or cannot be told now."""
-        return fault(address, self.client.security, self.client.via)
+        return fault(entry(address, self.client), self.client.security, self.client.via)
 
     def refuses(self, address: str) -> bool:
         """Whether nobody listens there, for sure."""
-        return refuses(address)
+        return refuses(entry(address, self.client))
 
     def _check_tunnel(self, addresses: Sequence[str], *, silence: bool = True) -> None:
         """Raises `Unreachable` if there is a tunnel, and it is to blame. `silence`: also if it is silent."""

@@ -14,8 +14,8 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from mq_client.cluster import stream_calls, streams
-from mq_client.cluster.channels import Client, generation, meaning
+from mq_client.cluster import forwarding, stream_calls, streams
+from mq_client.cluster.channels import Client, Made, made, meaning
 from mq_client.cluster.stream_calls import StreamCall
 from mq_client.cluster.streams import NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
@@ -63,7 +63,7 @@ class Channels(Protocol):
 class _ByGrpc(Generic[H]):
     """`on_answer` is told of the first one."""
 
-    def __init__(self, call: Any, address: str, client: Client, made_with: int, on_answer: Callable[[], None]) -> None:
+    def __init__(self, call: Any, address: str, client: Client, made_with: Made, on_answer: Callable[[], None]) -> None:
         self._call = call
         self._address = address
         self._client = client
@@ -151,16 +151,22 @@ async def opened(
         if tried:
             streams.avoid(stream_address)
 
-    made_with = generation(client)
+    made_with = made(address, client)
     with channels.channel(address, client) as channel:
-        by_grpc: _ByGrpc[H] = _ByGrpc(_stream_of(channel, method, header), address, client, made_with, answered)
+        by_grpc: _ByGrpc[H] = _ByGrpc(
+            _stream_of(channel, method, header, forwarding.metadata(address, client)),
+            address,
+            client,
+            made_with,
+            answered,
+        )
         try:
             yield by_grpc
         finally:
             by_grpc.cancel()
 
 
-def _stream_of(channel: aio.Channel, method: str, header: type[Message]) -> Any:
+def _stream_of(channel: aio.Channel, method: str, header: type[Message], metadata: Any) -> Any:
     encode = BROKER.methods[method].request.SerializeToString
     stream: Any = channel.stream_stream(BROKER.path(method), encode, lambda data: decode(data, header))
-    return stream()
+    return stream(metadata=metadata)

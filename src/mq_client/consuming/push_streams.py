@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from grpc import aio
 
-from mq_client.cluster import tunnels
+from mq_client.cluster import forwarding, tunnels
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.credentials import Credentials, current
 from mq_client.consuming import push_calls
@@ -137,8 +137,8 @@ class _Channel:
 
 class EventLoop:
     """Owns the event loop, its thread, its channels and what runs on it. There is a channel for each client and
-    address, and more where there are many streams. Kept while the process lives, or until the client's certificate was
-    replaced and the last stream has ended."""
+    address that is dialled, and more where there are many streams. Kept while the process lives, or until the client's
+    certificate was replaced and the last stream has ended."""
 
     def __init__(self) -> None:
         self.closing = False
@@ -184,11 +184,12 @@ class EventLoop:
         """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a
         connection, and one more would wait in silence: then there is another connection."""
         credentials = current(client.security)
-        key = client, address, credentials.generation
+        dialled = forwarding.entry(address, client)
+        key = client, dialled, credentials.generation
         known = self._channels.setdefault(key, [])
         found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:
-            found = _Channel(_connect(address, credentials, client.via))
+            found = _Channel(_connect(dialled, credentials, client.via))
             known.append(found)
         found.streams += 1
         try:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import grpc
 
-from mq_client.cluster import streams, tunnels
-from mq_client.cluster.channels import NOBODY, Client, channel, generation, meaning, open_produce
+from mq_client.cluster import forwarding, streams, tunnels
+from mq_client.cluster.channels import NOBODY, Client, channel, made, meaning, open_produce
 from mq_client.cluster.streams import Duplex, NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
@@ -101,9 +101,11 @@ class ProduceStream:
             except NoStreamPort as error:
                 log.debug("%s; gRPC is tried", error)
                 tried = streams.is_required() or not error.of_tunnel
+        dialled = forwarding.entry(self.address, self._client)
         if not connected(self.address, _CONNECT_S, self._client):
+            forwarding.note_unreachable(self._client, dialled)
             fault = tunnels.fault(self.address, self._client.via) if self._client.via else None
-            raise Unreachable(fault.text if fault else f"broker at {self.address} cannot be reached")
+            raise Unreachable(fault.text if fault else f"broker at {dialled} cannot be reached")
         streams.check_not_required(self._stream_address)
         if tried:
             streams.avoid(self._stream_address)
@@ -131,7 +133,7 @@ class ProduceStream:
             self._on_broken(self, error, reached)
 
     def _hear_by_grpc(self) -> None:
-        made_with = generation(self._client)
+        made_with = made(self.address, self._client)
         self._call = open_produce(self.address, iter(self._requests.get, _END), self._client)
         if self._closed:
             self._call.cancel()

@@ -206,7 +206,7 @@ class _Redrive:
         if order.rate is not None:
             at_once = min(BATCH_RECORDS, max(1, int(order.rate / TURNS_A_SECOND)))
         with Queue(
-            self._connection.addresses(),
+            self._connection.bootstrap if self._connection.client.forward else self._connection.addresses(),
             order.topic,
             order.group,
             in_flight_max=2 * at_once,
@@ -214,6 +214,7 @@ class _Redrive:
             timeout_ms=self._timeout_ms,
             security=self._connection.client.security,
             via=self._connection.client.via,
+            forward=self._connection.client.forward,
         ) as queue:
             patience = Deadline(self._timeout_ms)
             while wanted := self._wanted(at_once):

@@ -105,9 +105,9 @@ def test_at_the_end_of_a_process_its_own_channels_are_closed(monkeypatch: pytest
         return 0, SimpleNamespace(close=lambda: closed.append(name))
 
     known: Any = {
-        (os.getpid(), channels.NOBODY, "b:1"): opened("mine"),
-        (os.getpid(), channels.NOBODY, "b:2"): opened("mine too"),
-        (-1, channels.NOBODY, "b:1"): opened("of the process that this one was forked from"),
+        (os.getpid(), channels.NOBODY, "b:1", "b:1"): opened("mine"),
+        (os.getpid(), channels.NOBODY, "b:2", "b:1"): opened("mine too"),
+        (-1, channels.NOBODY, "b:1", "b:1"): opened("of the process that this one was forked from"),
     }
     monkeypatch.setattr(channels, "_channels", known)
     channels._close_channels()

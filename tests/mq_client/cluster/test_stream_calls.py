@@ -299,8 +299,8 @@ class ByGrpc:
         self.calls += 1
         return contextlib.nullcontext(self)
 
-    def stream_stream(self, *_: object) -> Callable[[], ByGrpc]:
-        return lambda: self
+    def stream_stream(self, *_: object) -> Callable[..., ByGrpc]:
+        return lambda **_: self
 
     async def read(self) -> Any:
         return self.answers.pop(0)

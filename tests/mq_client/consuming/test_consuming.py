@@ -56,7 +56,7 @@ def fed(monkeypatch: pytest.MonkeyPatch) -> Fed:
     scripted.brokers_say = dict.fromkeys(
         ("b:1", "b:2", "b:3"), lambda request: told(*[topic_info(1, name=name) for name in request.topics])
     )
-    monkeypatch.setattr(consumer_module, "Connection", lambda bootstrap, refused_s, security, via: scripted)
+    monkeypatch.setattr(consumer_module, "Connection", lambda bootstrap, **_: scripted)
     made = Fed(scripted)
 
     def begin(subscriptions: Subscriptions) -> None:

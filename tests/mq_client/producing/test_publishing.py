@@ -91,7 +91,7 @@ def publishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Publishing]:
     monkeypatch.setattr(connection_module, "time", clock)
     scripted = Scripted(clock)
     monkeypatch.setattr(requests, "_ADDED_WITHIN_MS", 20.0)
-    monkeypatch.setattr(producer_module, "Connection", lambda bootstrap, refused_s, security, via: scripted)
+    monkeypatch.setattr(producer_module, "Connection", lambda bootstrap, **_: scripted)
     monkeypatch.setattr(Sender, "ensure_started", lambda sender: None)
     made = Publishing(scripted)
     made.say(topic_info(1, 1, 1))

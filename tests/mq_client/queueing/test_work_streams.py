@@ -47,8 +47,8 @@ class Call:
     def cancel(self) -> None:
         self.says.put_nowait(LAST)
 
-    def stream_stream(self, *_: object) -> Callable[[], Call]:
-        return lambda: self
+    def stream_stream(self, *_: object) -> Callable[..., Call]:
+        return lambda **_: self
 
 
 class Loop:

@@ -177,6 +177,7 @@ class Admin:
             protocol=mine.protocol,
             protocol_oldest=mine.protocol_oldest,
             release=mine.release,
+            forwards=True,
         )
         for broker in sorted(self._cluster.brokers):
             registration = self._cluster.brokers[broker]

@@ -1,0 +1,190 @@
+"""Clients that reach one broker of three: the others have names that mean nothing here. The one that is reached passes
+on what is meant for them, while they are killed."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader, TritonMQError
+from mq_client.cluster.connection import Connection
+from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.offset_watch import OffsetWatch
+from mq_client.producing.futures import RecordFuture
+from tests.cluster.harness import Cluster, wait_until
+from tests.hidden import hide
+from tests.mq_cli.processes import tritonmq_process
+
+pytestmark = pytest.mark.cluster
+
+PARTITIONS = 3
+WAIT_S = 120.0
+
+
+@pytest.fixture
+def hidden(tmp_path: Path, zookeeper: str) -> Iterator[Cluster]:
+    root = f"{zookeeper}/{uuid.uuid4().hex}"
+    cluster = hide(Cluster(tmp_path / "hidden", 3, zookeeper=root, arguments=("--session-timeout-ms", "2000")))
+    with cluster:
+        cluster._admin = Admin(cluster.brokers[1].address, 60_000, forward=True)
+        yield cluster
+
+
+class Traffic:
+    """Owns a producer that publishes numbers, to the partitions in turn, until told to stop."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.sent: list[RecordFuture] = []
+        self._producer = Producer(bootstrap, timeout_ms=90_000, linger_ms=2, forward=True)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(0.002):
+            number = len(self.sent)
+            self.sent.append(self._producer.publish("t", b"%d" % number, partition=number % PARTITIONS))
+
+    def until_acknowledged(self, more: int = 300) -> None:
+        """Until that many records published from now on are acknowledged."""
+        last = len(self.sent) + more
+        wait_until(lambda: len(self.sent) > last, "records are published", WAIT_S)
+        self.sent[last].result(WAIT_S)
+
+    def end(self) -> int:
+        """Stop, and wait for every answer: how many. Raises if any record failed."""
+        self._stopping.set()
+        self._thread.join()
+        self._producer.flush(90_000)
+        self._producer.close()
+        for future in self.sent:
+            future.result(1)
+        return len(self.sent)
+
+
+class Taking:
+    """Owns a client whose records are taken in a thread, and their numbers. `close`: what ends it."""
+
+    def __init__(
+        self, client: Any, close: Callable[[], object], settle: Callable[[Any], object] = lambda _record: None
+    ) -> None:
+        self.client, self._close, self._settle = client, close, settle
+        self.numbers: list[int] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for record in self.client:
+            self.numbers.append(int(record.value))
+            self._settle(record)
+
+    def end(self) -> None:
+        self._close()
+        self._thread.join(30)
+
+
+def numbers(bootstrap: str, partition: int) -> list[int]:
+    with Reader(bootstrap, 60_000, forward=True) as reader:
+        batches = list(reader.read("t", partition))
+    return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_each_record_is_there_once_while_leaders_are_killed(hidden: Cluster) -> None:
+    one = hidden.brokers[1].address
+    hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
+    hidden.admin.declare_queue("t", "workers")
+    alone = Consumer(one, forward=True)
+    alone.subscribe("t")
+    member = Consumer(one, group="g", settle_ms=50, forward=True)
+    member.subscribe("t")
+    queue = Queue(one, "t", "workers", forward=True)
+    taking = [
+        Taking(alone, alone.stop),
+        Taking(member, member.stop),
+        Taking(queue, queue.close, lambda record: record.ack()),
+    ]
+    watch = OffsetWatch(Connection(one, forward=True), ["t"])
+    watch.wait_first(Deadline(60_000))
+    traffic = Traffic(one)
+    traffic.until_acknowledged()
+    for killed in (2, 3):
+        hidden.kill(killed)
+        hidden.wait_for_leaders("t", other_than=killed, deadline_s=WAIT_S)
+        traffic.until_acknowledged()
+        hidden.restart(killed)
+        hidden.wait_for_isr("t", 3, WAIT_S)
+        traffic.until_acknowledged()
+    count = traffic.end()
+    for partition in range(PARTITIONS):
+        assert numbers(one, partition) == list(range(partition, count, PARTITIONS))
+    for each in taking:
+        wait_until(lambda each=each: set(each.numbers) >= set(range(count)), f"{each.client} has all", WAIT_S)  # type: ignore[misc]
+        each.end()
+    for partition in range(PARTITIONS):  # who is told everything is told it in order
+        seen = [number for number in taking[0].numbers if number % PARTITIONS == partition]
+        assert seen[: len(range(partition, count, PARTITIONS))] == list(range(partition, count, PARTITIONS))
+    ends = {partition: len(range(partition, count, PARTITIONS)) for partition in range(PARTITIONS)}
+    wait_until(lambda: {p: end for p, (_, end) in watch.latest()["t"].items()} == ends, "the ends are watched", WAIT_S)
+    watch.close()
+
+
+def test_without_it_only_the_broker_that_is_reached_is_used(hidden: Cluster) -> None:
+    """Else the other tests would show nothing."""
+    hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
+    hidden.wait_for_leaders("t", deadline_s=WAIT_S)
+    assert set(hidden.leaders("t").values()) > {1}
+    with Producer(hidden.brokers[1].address, timeout_ms=1_500) as producer:
+        futures = [producer.publish("t", b"0", partition=number) for number in range(PARTITIONS)]
+        errors = [future.exception(WAIT_S) for future in futures]
+    assert any(isinstance(error, TritonMQError) for error in errors)
+
+
+def test_every_client_and_the_command_line_reach_every_broker(hidden: Cluster) -> None:
+    one = hidden.brokers[1].address
+    hidden.admin.create_topic("n", partitions=PARTITIONS, replicas=1, schema="n long")
+    hidden.admin.declare_queue("n", "workers")
+    hidden.wait_for_leaders("n", deadline_s=WAIT_S)
+    with Producer(one, forward=True) as producer:
+        for partition in range(PARTITIONS):
+            rows = pa.RecordBatch.from_pydict({"n": range(1_000)}, schema=pa.schema([("n", pa.int64())]))
+            producer.publish_batch("n", rows, partition=partition).result(WAIT_S)
+    with Reader(one, forward=True) as reader:
+        for partition in range(PARTITIONS):
+            found = [n for rows in reader.read("n", partition) for n in rows.column("n").to_pylist()]
+            assert found == list(range(1_000))
+    with Consumer(one, group="g", start="earliest", idle_ms=60_000, forward=True) as consumer:
+        consumer.subscribe("n")
+        assert len(list(islice(consumer, 3_000))) == 3_000
+    with Queue(one, "n", "workers", idle_ms=60_000, forward=True) as queue:
+        next(iter(queue)).ack()
+    with Lock(one, "lock", 60_000, forward=True) as lock:
+        assert lock.token
+    observed = hidden.admin.observe("broker")
+    assert sorted(broker.id for broker in observed.brokers) == [1, 2, 3], "each of them has said so itself"
+    assert not observed.silent
+    status = tritonmq_process("cluster", "status", "--bootstrap", one, "--forward", "--check")
+    assert status.returncode == 0, status.stdout + status.stderr
+    consumed = tritonmq_process("consume", "n", "--bootstrap", one, "--forward", "--from", "earliest", "--exit-at-end")
+    assert len(consumed.stdout.splitlines()) == 3_000, consumed.stderr
+
+
+def test_another_address_is_used_once_the_first_one_is_gone(hidden: Cluster) -> None:
+    both = f"{hidden.brokers[1].address},{hidden.brokers[2].address}"
+    hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
+    traffic = Traffic(both)
+    traffic.until_acknowledged()
+    hidden.admin.close()
+    hidden._admin = Admin(hidden.brokers[2].address, 60_000, forward=True)
+    hidden.kill(1)
+    hidden.wait_for_leaders("t", other_than=1, deadline_s=WAIT_S)
+    traffic.until_acknowledged()
+    count = traffic.end()
+    for partition in range(PARTITIONS):
+        assert numbers(both, partition) == list(range(partition, count, PARTITIONS))

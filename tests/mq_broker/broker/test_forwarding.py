@@ -1,0 +1,396 @@
+"""Two brokers in this process, and clients that speak with the first one alone: what they may do through it, and what
+they may not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from grpc import aio
+
+from mq_broker.broker import BrokerConfig
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.measured import FORWARDED, STREAMS
+from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.service import path
+from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
+from mq_dev.embedded_zookeeper import free_port
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import decode
+from mq_protocol.error_messages import from_wire
+from mq_protocol.errors import InvalidRequest, NotLeader, PeerRefused, PermissionDenied, TritonMQError, Unreachable
+from mq_protocol.pem import CA_FILE
+from mq_protocol.transport import FORWARD_METADATA
+from tests.mq_broker.broker.by_token import Header, Shown, _Headed
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, unpack, until
+from tests.mq_broker.broker.test_taking_rights_away import ended, rule
+from tests.securing import HOST, Certs
+
+ETL, MALLORY = "User:etl", "User:mallory"
+
+
+class Pair:
+    """Brokers 1 and 2 of one cluster."""
+
+    def __init__(self, zookeeper: str, data: Path, certs: Certs | None, **fields: Any) -> None:
+        root = f"/forwarding-{uuid.uuid4().hex}"
+        self.certs = certs
+        self.coordination = {n: ZooKeeperCoordination(zookeeper, 5_000, root=root) for n in (1, 2)}
+        self.brokers = {
+            n: Broker(
+                BrokerConfig(
+                    n,
+                    f"{HOST}:0",
+                    data / str(n),
+                    certs=certs.path if certs else None,
+                    listen_token=f"{HOST}:{free_port()}" if certs else "",
+                    stop_timeout_ms=2_000,
+                    coordination=lambda n=n: self.coordination[n],  # type: ignore[misc]
+                    **fields,
+                )
+            )
+            for n in (1, 2)
+        }
+
+    def __getitem__(self, broker: int) -> Broker:
+        return self.brokers[broker]
+
+    def to(self, *headers: Header, at: int = 1, user: str = "") -> Shown | Plain:
+        """Raw calls to a broker, with those headers."""
+        address = self[at].address
+        if self.certs is None:
+            return Plain(self[at], *headers)
+        return Shown(self.certs, address, *headers, security=self.certs.user(user))
+
+    def for_two(self, user: str = "") -> Shown | Plain:
+        """Raw calls to broker 1 that are meant for broker 2."""
+        return self.to((FORWARD_METADATA, self[2].address), user=user)
+
+    async def leads(self, topic: str, broker: int, admin: Broker) -> None:
+        """The topic, of one partition, is led by that broker."""
+        info = (await admin.metadata(topic)).topics[0].partitions[0]
+        if info.leader != broker:
+            here = self.to(at=info.leader, user="admin")
+            async with here:
+                await here.ask("Lead", pb.LeadRequest(topic=topic, broker=broker, timeout_ms=10_000))
+        async with self.to(at=broker, user="admin") as there:
+            await until(lambda: _leads(there, topic))
+
+
+async def _leads(broker: Broker, topic: str) -> bool:
+    return await broker.end(topic) >= 0
+
+
+class Plain(Broker):
+    """Raw calls in plain text."""
+
+    def __init__(self, broker: Broker, *headers: Header) -> None:
+        self.address = broker.address
+        self._real = aio.insecure_channel(broker.address, options=[("grpc.use_local_subchannel_pool", 1)])
+        self._channel = _Headed(self._real, headers)  # type: ignore[assignment]
+
+    async def __aenter__(self) -> Plain:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._real.close(None)
+
+
+@contextlib.asynccontextmanager
+async def pair(zookeeper: str, data: Path, *, secure: bool = True, **fields: Any) -> AsyncIterator[Pair]:
+    """There is a topic `t` on both, led by broker 2."""
+    certs = Certs(data / "certs", 1, 2) if secure else None
+    made = Pair(zookeeper, data, certs, **fields)
+    started: list[Broker] = []
+    try:
+        for broker in made.brokers.values():
+            await broker.start()
+            started.append(broker)
+        async with made.to(user="admin") as admin:
+            await until(lambda: _knows_both(admin))
+            await admin.create_topic("t", replicas=2)
+            await made.leads("t", 2, admin)
+        yield made
+    finally:
+        for broker in reversed(started):
+            await broker.stop()
+
+
+async def _knows_both(broker: Broker) -> bool:
+    return len((await broker.metadata()).brokers) == 2
+
+
+async def allow(made: Pair, *rules: pb.AclRule) -> None:
+    async with made.to(user="admin") as admin:
+        await admin.ask("AlterAcls", pb.AlterAclsRequest(add=rules))
+
+
+async def take_away(made: Pair, *rules: pb.AclRule) -> None:
+    async with made.to(user="admin") as admin:
+        await admin.ask("AlterAcls", pb.AlterAclsRequest(remove=rules))
+
+
+def test_a_call_is_answered_by_the_broker_that_is_meant(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path, secure=False) as made:
+            before = FORWARDED.rows().get(("Observe",), 0)
+            async with made.to() as one, made.for_two() as two:
+                for asked, number in ((one, 1), (two, 2)):
+                    answer = await asked.ask("Observe", pb.ObserveRequest())
+                    assert answer.broker == number
+                    assert (await asked.metadata("t")).answered_by == number
+                    assert (await asked.metadata("t")).forwards
+                with pytest.raises(NotLeader) as error:
+                    await one.produce("t", 1)
+                assert error.value.leader == 2
+                await two.produce("t", 1, 2)
+                assert await two.numbers("t") == [1, 2]
+                async with two.subscribing() as subscription:
+                    await subscription.open("t", earliest=True)
+                    assert await subscription.read_numbers(2) == [1, 2]
+                    await two.produce("t", 3)
+                    assert await subscription.read_numbers(3) == [1, 2, 3]
+            async with made.to((FORWARD_METADATA, made[1].address)) as itself:
+                assert (await itself.ask("Observe", pb.ObserveRequest())).broker == 1
+            assert FORWARDED.rows()[("Observe",)] == before + 1
+
+    asyncio.run(main())
+
+
+def test_the_error_is_that_of_the_broker_that_is_meant(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            pair(zookeeper, tmp_path, secure=False) as made,
+            made.to(at=2) as directly,
+            made.for_two() as passed_on,
+        ):
+            await directly.produce("t", 1)
+            said = []
+            for asked in (directly, passed_on):
+                with pytest.raises(TritonMQError) as error:
+                    await asked.fetch("t", 7, 9)
+                said.append((type(error.value), str(error.value), vars(error.value)))
+                with pytest.raises(TritonMQError) as error:
+                    await asked.ask("DeleteTopic", pb.DeleteTopicRequest(name="no such topic"))
+                said.append((type(error.value), str(error.value), vars(error.value)))
+            assert said[:2] == said[2:]
+
+    asyncio.run(main())
+
+
+def test_a_broker_that_is_not_there_is_as_one_that_cannot_be_reached(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path, secure=False) as made:
+            for address in ("127.0.0.1:1", "elsewhere.example:7400", "", "x" * 5_000):
+                async with made.to((FORWARD_METADATA, address)) as lost:
+                    with pytest.raises(Unreachable, match="metadata"):
+                        await lost.ask("Observe", pb.ObserveRequest())
+            twice = (FORWARD_METADATA, made[2].address)
+            async with made.to(twice, twice) as torn:
+                with pytest.raises(InvalidRequest, match="2 times"):
+                    await torn.ask("Observe", pb.ObserveRequest())
+            async with made.for_two() as two:
+                await two.produce("t", 1)
+                async with two.producing() as stream, two.subscribing() as subscription:
+                    await stream.send("t", encode_batch(rows(2)), 1)
+                    assert not (await stream.result()).HasField("error")
+                    await subscription.open("t")
+                    await subscription.read_opened()
+                    await made[2].abandon()
+                    for call in (stream.call, subscription.call):
+                        assert isinstance(await ended(call), Unreachable)
+                with pytest.raises(Unreachable):
+                    await two.ask("Observe", pb.ObserveRequest())
+
+    asyncio.run(main())
+
+
+def test_a_stream_that_the_client_breaks_off_ends_at_both_brokers(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
+            before = STREAMS.rows().get(("Subscribe",), 0)
+            async with two.subscribing() as subscription:
+                await subscription.open("t")
+                await subscription.read_opened()
+                assert STREAMS.rows()[("Subscribe",)] == before + 2
+            await until(lambda: _is(lambda: STREAMS.rows()[("Subscribe",)] == before))
+            async with two.subscribing() as subscription:  # and one that ends as it should, too
+                await subscription.open("t")
+                await subscription.read_opened()
+                await subscription.call.done_writing()
+                assert await ended_well(subscription.call)
+            await until(lambda: _is(lambda: STREAMS.rows()[("Subscribe",)] == before))
+
+    asyncio.run(main())
+
+
+async def _is(condition: Callable[[], bool]) -> bool:
+    return condition()
+
+
+async def ended_well(call: Any) -> bool:
+    async with asyncio.timeout(DEADLINE_S):
+        while await call.read() is not aio.EOF:  # type: ignore[attr-defined]
+            pass
+        return bool((await call.code()).name == "OK")
+
+
+# ------------------------------------------------------------------ who asks
+
+
+def test_both_brokers_know_who_asks_and_judge_it(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path) as made:
+            await allow(made, rule("Write"))
+            async with made.for_two("etl") as etl, made.for_two("mallory") as mallory:
+                await etl.produce("t", 1, 2, 3)
+                with pytest.raises(PermissionDenied, match=ETL):
+                    await etl.fetch("t", 0, 3)
+                with pytest.raises(UnknownTopic):
+                    await mallory.fetch("t", 0, 3)
+                with pytest.raises(PermissionDenied, match=MALLORY):
+                    await mallory.ask("Upgrade", pb.UpgradeRequest())
+
+    asyncio.run(main())
+
+
+def test_who_shows_a_token_is_known_by_it_at_the_other_broker(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path) as made:
+            assert made.certs is not None
+            security, token = await asyncio.to_thread(_with_a_token, made)
+            await allow(made, rule("Write"), rule("Read"), rule("Read", "Group", "g"))
+            await asyncio.to_thread(_writes_and_reads, made, security)
+            async with (
+                Shown(
+                    made.certs,
+                    made[1].config.listen_token,
+                    ("authorization", f"Bearer {token}"),
+                    (FORWARD_METADATA, made[2].config.listen_token),
+                ) as client,
+                client.subscribing() as subscription,
+            ):
+                await subscription.open("t", earliest=True)
+                await subscription.read_opened()
+                await asyncio.to_thread(_revoked, made)
+                assert str(await ended(subscription.call)) == "not authenticated"
+
+    asyncio.run(main())
+
+
+def _with_a_token(made: Pair) -> tuple[Security, str]:
+    assert made.certs is not None
+    with Admin(made[1].address, security=made.certs.user("admin")) as admin:
+        token = admin.create_user("etl", 3_600).secret.reveal()
+    return Security(ca=made.certs.path / CA_FILE, token=token), token
+
+
+def _revoked(made: Pair) -> None:
+    assert made.certs is not None
+    with Admin(made[1].address, security=made.certs.user("admin")) as admin:
+        admin.delete_user("etl")
+
+
+def _writes_and_reads(made: Pair, security: Security) -> None:
+    """With nothing but broker 1's port for tokens, and the topic led by broker 2."""
+    how: dict[str, Any] = {"security": security, "forward": True}
+    port = made[1].config.listen_token
+    with Producer(port, **how) as producer:
+        assert producer.publish("t", {"n": 7, "s": "seven"}).result(DEADLINE_S).offset == 0
+    with Reader(port, **how) as reader:
+        assert [row for batch in reader.read("t", 0) for row in batch.column("n").to_pylist()] == [7]
+    with Consumer(port, group="g", start="earliest", idle_ms=20_000, **how) as consumer:
+        consumer.subscribe("t")
+        assert next(iter(consumer)).offset == 0
+
+
+def test_a_client_cannot_say_that_it_is_somebody_else(zookeeper: str, tmp_path: Path) -> None:
+    """Even if it knew the secret of the cluster. What brokers say of clients means nothing at the ports for clients. At
+    the ports for brokers only a broker's certificate counts."""
+
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path) as made:
+            assert made.certs is not None
+            coordination = made.coordination[1]
+            secret, registered = await coordination.peer_secret(), await coordination.brokers()
+            assert secret is not None
+            proof = PeerProof(2, registered[2].incarnation, await coordination.cluster_id(), secret)
+
+            def as_admin(method: str, to: int) -> Header:
+                return proof.forwarded(path(method), to, pb.ForwardedFor(principal="User:admin"))[0]
+
+            for to, more in ((1, ()), (2, ((FORWARD_METADATA, made[2].address),))):
+                async with made.to(as_admin("Upgrade", to), *more, user="mallory") as mallory:
+                    with pytest.raises(PermissionDenied, match=MALLORY):
+                        await mallory.ask("Upgrade", pb.UpgradeRequest())
+            peer_port = registered[1].tls_peer_address
+            async with Shown(
+                made.certs, peer_port, as_admin("Upgrade", 1), security=made.certs.user("mallory")
+            ) as there:
+                with pytest.raises(PeerRefused, match=MALLORY):
+                    await there.ask("Upgrade", pb.UpgradeRequest())
+            async with Shown(made.certs, peer_port, security=made.certs.user("admin")) as there:
+                with pytest.raises(PeerRefused, match="proves nothing"):
+                    await there.ask("Upgrade", pb.UpgradeRequest())
+
+    asyncio.run(main())
+
+
+def test_a_right_that_is_taken_away_is_gone_on_streams_that_are_passed_on(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path) as made:
+            await allow(made, rule("Write"), rule("Read"), rule("Describe"))
+            async with made.for_two("etl") as etl, etl.producing() as stream, etl.subscribing() as subscription:
+                await stream.send("t", encode_batch(rows(1)), 1)
+                assert not (await stream.result()).HasField("error")
+                await subscription.open("t", earliest=True)
+                assert await subscription.read_numbers(1) == [1]
+                await take_away(made, rule("Write"), rule("Read"))
+                assert isinstance(await ended(subscription.call), PermissionDenied)
+                await stream.send("t", encode_batch(rows(2)), 1)
+                assert isinstance(from_wire((await stream.result()).error), PermissionDenied)
+                await allow(made, rule("Write"))
+
+                async def writes_again() -> bool:
+                    await stream.send("t", encode_batch(rows(3)), 1)
+                    return not (await stream.result()).HasField("error")
+
+                await until(writes_again)
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookeeper: str, tmp_path: Path) -> None:
+    batches, batch_rows = 40, 60_000
+    some_messages = 16 << 20
+
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
+            for number in range(batches):
+                await two.produce("t", *range(number * batch_rows, (number + 1) * batch_rows))
+            end = batches * batch_rows
+            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=end)
+            fetch: Any = two.channel.unary_stream(path("Fetch"), None, None)
+            slow = fetch(request.SerializeToString())
+            first = unpack(decode(await slow.read(), pb.BatchesHeader))
+            found = await two.fetch("t", 0, end)
+            assert sum(stored.record_count for stored, _ in found) == end, "another one is not held up"
+            async with made.to() as one:
+                held = (await one.ask("Observe", pb.ObserveRequest())).values["client_memory_bytes"]
+            assert 0 < held <= some_messages
+            assert sum(stored.payload_bytes for stored, _ in found) > 2 * some_messages
+            left = [*first]
+            while (data := await slow.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                left += unpack(decode(data, pb.BatchesHeader))
+            assert left == found
+
+    asyncio.run(main())
