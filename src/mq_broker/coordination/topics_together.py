@@ -76,10 +76,10 @@ class TopicsTogether:
                 BadVersionError,
                 InvalidRequest,
             ):  # one is there already, or they are too large: each by itself
-                for spec, _ in topics:
-                    await self._remove_states(spec.topic_id)
+                await asyncio.gather(*(self._remove_states(spec.topic_id) for spec, _ in topics))
             except (AnswerLost, CoordinationUnavailable) as lost:
-                return [await refusal(self._settle(spec, lost)) for spec, _ in topics]
+                # All at once: while nobody answers each of them waits as long as it may
+                return await asyncio.gather(*(refusal(self._settle(spec, lost)) for spec, _ in topics))
             else:
                 return [None] * len(topics)
         return [await refusal(self._create(*topic)) for topic in topics]

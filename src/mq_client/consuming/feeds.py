@@ -77,7 +77,7 @@ class Feed:
         self._waiting: dict[PartitionPlace, Consuming] = {}
         self._members: dict[PartitionPlace, Consuming] = {}
         self._stream: _SharedStream | None = None
-        self._empty_since: float | None = None
+        self._closing: asyncio.TimerHandle | None = None  # when it is closed, unless somebody joins before
         self._not_before = 0.0
 
     def offer(self, place: PartitionPlace, consumer: Consuming) -> None:
@@ -103,6 +103,7 @@ class Feed:
         elif told.active:
             self.position = told.offset
             self._join_all()
+            self._close_soon_if_empty()
 
     async def push(self, batches: Sequence[SharedBatch]) -> None:
         self.position = batches[-1].end_offset
@@ -115,11 +116,12 @@ class Feed:
                 await asyncio.sleep(0)
                 began = clock()
         self._join_all()
-        self._close_if_empty()
+        self._close_soon_if_empty()
 
     def over(self, error: TritonMQError | None) -> None:
         """The stream has ended, or the partition on it."""
         self._stream, self.position = None, -1
+        self._stay_open()
         members, self._members = self._members, {}
         for place, consumer in members.items():
             consumer.let_go(place, self, error)
@@ -140,26 +142,33 @@ class Feed:
         if place.position == self.position and consumer.join(place, self):
             del self._waiting[place]
             self._members[place] = consumer
-            self._empty_since = None
+            self._stay_open()
 
     def _left(self, place: PartitionPlace) -> None:
         self._waiting.pop(place, None)
         self._members.pop(place, None)
         if not self._waiting and not self._members:
             self._close()
+        self._close_soon_if_empty()
         self._forget_if_done()
 
-    def _close_if_empty(self) -> None:
-        if self._members:
-            return
-        now = self._feeds.loop.now()
-        if self._empty_since is None:
-            self._empty_since = now
-        elif now - self._empty_since >= EMPTY_S:
-            self._close()
+    def _close_soon_if_empty(self) -> None:
+        """By the clock: perhaps nothing is published any more, and nobody comes to leave."""
+        if self._stream is not None and not self._members and self._closing is None:
+            self._closing = self._feeds.loop.later(EMPTY_S, self._close_empty)
+
+    def _close_empty(self) -> None:
+        self._close()
+        self._forget_if_done()
+
+    def _stay_open(self) -> None:
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
 
     def _close(self) -> None:
-        stream, self._stream, self.position, self._empty_since = self._stream, None, -1, None
+        self._stay_open()
+        stream, self._stream, self.position = self._stream, None, -1
         if stream is not None:
             stream.close(self)
 
@@ -221,6 +230,7 @@ class _SharedStream:
         ended, self.is_over = self.is_over, True
         if not ended:
             self._feeds.broke(self, SOON_S if broke is None or isinstance(broke, Unreachable) else AGAIN_S)
+        self._feeds.ended(self)
         carried, self._carried = self._carried, {}
         for feed in carried.values():
             feed.over(broke or Unreachable(f"broker at {self.key.address} has ended the stream"))
@@ -272,8 +282,10 @@ class Feeds:
 
     def broke(self, stream: _SharedStream, wait_s: float) -> None:
         """No other one is opened to its broker for so long."""
+        self._not_before[stream.key.client, stream.key.address] = self.loop.now() + wait_s
+
+    def ended(self, stream: _SharedStream) -> None:
         to = stream.key.client, stream.key.address
-        self._not_before[to] = self.loop.now() + wait_s
         if self._streams.get(to) is stream:
             del self._streams[to]
 

@@ -25,6 +25,7 @@ from mq_protocol.errors import (
     QuotaExceeded,
     TritonMQError,
 )
+from mq_protocol.limits import REPLICAS_MAX
 from mq_protocol.quotas import Quota
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker import principals
@@ -303,8 +304,10 @@ def test_topics_that_are_asked_for_together_count_one_after_the_other(tmp_path: 
                     for name, partitions in (("b", 3), ("c", 2), ("d", 1), ("e", 1))
                 ]
             )
+            request.topics.insert(0, pb.CreateTopicRequest(name="wide", partitions=2, replicas=REPLICAS_MAX))
             answer = await greedy.ask("CreateTopics", request)
             assert [(made.name, made.error.code) for made in answer.topics] == [
+                ("wide", pb.NOT_ENOUGH_BROKERS),  # and takes nothing from those behind it
                 ("b", 0),
                 ("c", pb.QUOTA_EXCEEDED),
                 ("d", 0),

@@ -394,7 +394,16 @@ def test_a_topic_made_although_the_answer_was_lost_is_made(zookeeper: str, root:
 def test_topics_whose_answer_was_lost_are_each_settled(zookeeper: str, root: str, arrives: bool) -> None:
     async def main() -> None:
         topics = [(TopicSpec(f"t{n}", id_of(n), ((1,),)), (state_of(),)) for n in range(3)]
+        all_are_asked = asyncio.Barrier(len(topics))
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
+            settle = service._together._settle
+
+            async def settled(spec: TopicSpec, cause: Exception) -> None:
+                async with asyncio.timeout(30):  # each may have to wait long: not one after the other
+                    await all_are_asked.wait()
+                await settle(spec, cause)
+
+            service._together._settle = settled
             fate = Fate.ANSWER_IS_LOST if arrives else Fate.REQUEST_IS_LOST
             named = f"{root}/topics/t0".encode()
             wire.fate_of = lambda request: fate if operation_of(request) == MULTI and named in request else Fate.PASSES

@@ -22,11 +22,34 @@ from tests.mq_client.cluster.scripted import topic_info
 from tests.mq_client.consuming.played_subscription import CREDIT, Client, Stream, shared_batch
 
 
+class Later:
+    def __init__(self, at: float, function: Callable[[], Any]) -> None:
+        self.at = at
+        self.function = function
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
 class Loop:
-    """Calls at once."""
+    """Calls at once, and what is for later when `passes` says so."""
 
     def __init__(self) -> None:
         self.time = 100.0
+        self.timers: list[Later] = []
+
+    def later(self, seconds: float, function: Callable[[], Any]) -> Later:
+        self.timers.append(Later(self.time + seconds, function))
+        return self.timers[-1]
+
+    def passes(self, seconds: float) -> None:
+        self.time += seconds
+        due = [timer for timer in self.timers if timer.at <= self.time]
+        self.timers = [timer for timer in self.timers if timer.at > self.time]
+        for timer in due:
+            if not timer.is_cancelled:
+                timer.function()
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> None:
         function(*arguments)
@@ -365,9 +388,64 @@ def test_a_partition_that_nobody_is_fed_is_closed_after_some_time(world: World) 
         client.look()
         client.opened(world.stream(client), 0, 10)
     assert not stream.last_said
-    world.loop.time += feeds_module.EMPTY_S
-    first.push(stream, 0, base + 1, 1)
+    world.loop.passes(feeds_module.EMPTY_S)
     assert stream.last_said
+    assert first.place().feed is not None, "it waits to be fed again"
+    stream.over(None)
+    assert not feeds_module.feeds(world.loop)._streams  # type: ignore[arg-type]
+
+
+def test_a_stream_that_all_have_left_for_their_own_is_closed_though_nothing_comes_any_more(world: World) -> None:
+    world._monkeypatch.setattr(feeding, "APART_S", 1e9)
+    first, second, stream = world.met(credit_bytes=CREDIT)
+    second.subscriptions.credit_bytes = CREDIT
+    first.push(stream, 0, 5, 5, value=bytes(CREDIT))
+    first.push(stream, 0, 10, 1)
+    for client in (first, second):
+        assert not client.place().fed
+        client.subscriptions.remove("t")
+    assert not stream.last_said
+    world.loop.passes(feeds_module.EMPTY_S)
+    assert closes(stream) == [0]
+    assert stream.last_said
+    assert not feeds_module.feeds(world.loop)._feeds  # type: ignore[arg-type]
+
+
+def test_a_stream_that_somebody_has_come_back_to_stays(world: World) -> None:
+    first, second, stream = world.met(credit_bytes=CREDIT)
+    second.subscriptions.credit_bytes = CREDIT
+    first.push(stream, 0, 5, 5, value=bytes(CREDIT))
+    first.push(stream, 0, 10, 1)
+    first.subscriptions.credit_bytes = 1 << 20
+    first.look()
+    first.opened(world.stream(first), 0, 10)
+    first.push(world.stream(first), 0, 10, 1)
+    first.taken()
+    assert first.place().fed
+    assert not second.place().fed
+    world.loop.passes(feeds_module.EMPTY_S)
+    assert not stream.last_said
+    first.push(stream, 0, 11, 1)
+    assert first.taken() == [(0, 11)]
+
+
+def test_a_stream_that_is_opened_after_one_that_broke_is_not_closed_in_its_stead(world: World) -> None:
+    first, second, stream = world.met(credit_bytes=CREDIT)
+    second.subscriptions.credit_bytes = CREDIT
+    first.push(stream, 0, 5, 5, value=bytes(CREDIT))
+    first.push(stream, 0, 10, 1)
+    stream.over(Unreachable("the broker is gone"))
+    world.loop.time += feeds_module.SOON_S
+    for client in (first, second):
+        client.subscriptions.credit_bytes = 1 << 20
+        client.look()
+        client.opened(world.stream(client), 0, 10)
+    assert len(world.shared) == 2
+    world.loop.passes(0)
+    assert closes(world.shared[1]) == []
+    first.opened(world.shared[1], 0, 10)
+    assert first.place().fed
+    assert second.place().fed
 
 
 def test_other_work_of_the_loop_has_its_turn_between_consumers(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,10 +138,10 @@ class TopicMaking:
             try:
                 if self._topics.find(name) is not None:
                     raise TopicExists(f"topic {name!r} exists already: choose another name, or delete it first")
-                room.take(1, request.partitions)
                 assignment = placing.place(request.partitions, request.replicas, start=int(topic_id[:8], 16))
                 spec = TopicSpec(name, topic_id, assignment, schema, dict(request.settings), owner=owner)
                 check_topic_size(spec)
+                room.take(1, request.partitions)  # last: what is refused takes no room from those behind it
             except TritonMQError as error:
                 errors[at] = error
                 continue
