@@ -20,6 +20,7 @@ What is damaged above a checkpoint is judged by a reading of all, since the log 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -87,13 +88,17 @@ def epochs_of(epochs: Sequence[tuple[int, int]], base: int, last_index: int) -> 
 # ------------------------------------------------------------------ writing
 
 
+class TooLarge(StorageFailed):
+    """It is not written: its opening would take too much memory."""
+
+
 def store_checkpoint(
     directory: Path, place: Place, files: Files, log_id: str, layout: Layout, derived: Derived, key: DataKey | None
 ) -> int:
     """In place of the present one, durably; sealed if there is a key. `layout` is that up to the entry of `derived`,
     which is applied, committed and synced. Returns the bytes, 0 if nothing was written. Blocks.
 
-    Raises `OSError` and `CorruptBatch` if the journal's files are not as the loop knows them.
+    Raises `TooLarge`; `OSError` and `CorruptBatch` if the journal's files are not as the loop knows them.
     """
     last_index = derived.snapshot.last_index
     mark_fd = files.open(directory / MARK_FILE_NAME)
@@ -114,9 +119,21 @@ def store_checkpoint(
     if key is not None:
         data = key.seal_snapshot(data)
     if len(data) > CHECKPOINT_BYTES_MAX:
-        return 0
-    files.replace(directory / FILE_NAME, data)
+        raise TooLarge(f"it has {len(data)} bytes")
+    try:
+        files.replace(directory / FILE_NAME, data)
+    except OSError:
+        remove_unfinished(directory, files)  # a full disk needs the room
+        raise
     return len(data)
+
+
+def remove_unfinished(directory: Path, files: Files) -> None:
+    """What a writing that did not come to its end has left: nobody reads it, and another might be long in coming."""
+    path = directory / f"{FILE_NAME}.new"
+    if path.exists():
+        with contextlib.suppress(OSError):
+            files.remove(path)
 
 
 def _known_segments(directory: Path, files: Files, layout: Layout, last_index: int) -> tuple[KnownSegment, ...]:
@@ -173,9 +190,7 @@ def begin_with_checkpoint(
     """
     path = directory / FILE_NAME
     try:
-        if path.stat().st_size > CHECKPOINT_BYTES_MAX:
-            raise _Misfit("it is too large")
-        found = _fitting(place, path.read_bytes(), before, mark, log_id, keys)
+        found = _fitting(place, _read(path), before, mark, log_id, keys)
         opening = _check_files(directory, place, files, found, firsts, keys)
     except FileNotFoundError:
         return None
@@ -192,6 +207,18 @@ def begin_with_checkpoint(
         checkpoint=Checkpoint(found.snapshot, found.epochs, array("I", sizes.tobytes())),
         index=found.index,
     )
+
+
+def _read(path: Path) -> bytes:
+    """Raises `FileNotFoundError`, and `_Misfit` for what cannot be read: a bad sector below it keeps nothing closed."""
+    try:
+        if path.stat().st_size > CHECKPOINT_BYTES_MAX:
+            raise _Misfit("it is too large")
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _Misfit(f"it cannot be read ({error})") from error
 
 
 def _fitting(

@@ -13,6 +13,7 @@ what is bad when it is read: a new log id, and with it a reading of all.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -25,9 +26,10 @@ from pathlib import Path
 from typing import Final
 
 from mq_broker.measured import SCRUB_DAMAGE, SCRUBBED_BYTES
+from mq_broker.storage.codec.checkpoint import FILE_NAME
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import Derived
-from mq_broker.storage.journal.checkpoints import Layout, store_checkpoint
+from mq_broker.storage.journal.checkpoints import Layout, TooLarge, store_checkpoint
 from mq_broker.storage.journal.key_ahead import KeyAhead
 from mq_broker.storage.journal.recovered import Recovered
 from mq_broker.storage.journal.recovery import frames_in
@@ -51,6 +53,9 @@ WORTH_COST: Final = 256 << 10
 _UNKNOWN: Final = 1 << 64
 
 AGAIN_S: Final = 60.0
+TOO_LARGE_AGAIN_S: Final = 3600.0
+"""It is built before its size is known."""
+
 SYNCED_DEADLINE_S: Final = 30.0
 _POLL_S: Final = 0.05
 
@@ -106,8 +111,15 @@ class KeepingOfJournal:
         self._kept, self._spared = min(self._kept, last_index), min(self._spared, last_index)
 
     def end(self) -> None:
-        """The log is another now, or is damaged: nothing more is kept of it."""
-        self._over = True
+        """The log is another now, or is damaged or altered: nothing more is kept of it, and its next opening reads all,
+        whether or not the disk takes its new id."""
+        if not self._over:
+            self._over = True
+            self._forget()
+
+    def _forget(self) -> None:
+        with contextlib.suppress(OSError):
+            self._files.remove(self._log.directory / FILE_NAME)
 
     async def settled(self, seconds: float) -> None:
         """Returns once nothing is being stored any more."""
@@ -156,15 +168,20 @@ class KeepingOfJournal:
             await asyncio.sleep(_POLL_S)
         try:
             size = await asyncio.to_thread(self._store, derived, layout)
+        except TooLarge as error:
+            return self._not_kept(str(error), TOO_LARGE_AGAIN_S)
         except (OSError, CorruptBatch, StorageFailed) as error:
             return self._not_kept(str(error))
         if not size:
-            return self._not_kept("it is too large, or the mark is behind")
+            return self._not_kept("the mark is behind")
+        if self._over:  # meanwhile
+            self._forget()
+            return False
         self._kept, self._size = last_index, size
         return True
 
-    def _not_kept(self, reason: str) -> bool:
-        self._again_s = time.monotonic() + AGAIN_S
+    def _not_kept(self, reason: str, again_s: float = AGAIN_S) -> bool:
+        self._again_s = time.monotonic() + again_s
         _logger.info("%s: no checkpoint now (%s); its next start reads more", self._log.directory, reason)
         return False
 
@@ -209,7 +226,7 @@ class KeepingOfJournal:
             return piece.end - piece.start  # shortened meanwhile, or closed: what was read says nothing
         if damage is not None:
             SCRUB_DAMAGE.add()
-            self._over = True
+            self.end()
             self._found(damage)
             return piece.end - piece.start
         SCRUBBED_BYTES.add(n=piece.end - piece.start)

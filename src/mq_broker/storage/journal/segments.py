@@ -449,7 +449,7 @@ class LogFiles:
             with contextlib.suppress(FileNotFoundError):
                 self.files.remove(self.directory / CHECKPOINT_FILE_NAME)
                 self.files.sync_directory(self.directory)
-            self.checkpointed = 0
+            self.checkpointed = order.last_index
         self._drop_segments_after(order.segment)
         if order.segment:
             self.files.truncate(self._fd, order.segment_bytes)

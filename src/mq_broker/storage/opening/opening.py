@@ -23,6 +23,7 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
 from mq_broker.storage.identity import FILE_NAME, Cut, LogIdentity, boot_id, load_identity, new_log_id
 from mq_broker.storage.interface import JournalListener, OpenJournal
+from mq_broker.storage.journal.checkpoints import remove_unfinished
 from mq_broker.storage.journal.journal import DiskJournal
 from mq_broker.storage.journal.key_ahead import KeyAhead
 from mq_broker.storage.journal.recovered import Recovered
@@ -64,6 +65,7 @@ def open_disk_journal(
     keys = sealing.keys if sealing is not None else None
     try:
         found = _open_files(directory, place, durability, writer.files, topic, boot, keys)
+        remove_unfinished(directory, writer.files)
     except OSError as error:
         raise StorageFailed(
             f"{directory} cannot be opened ({error}): check that disk and its rights, then restart this broker"

@@ -1,0 +1,188 @@
+"""A checkpoint keeps no journal closed, does not outlive what it is of, and leaves nothing on a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mq_broker.storage.journal import checkpoints, keeping
+from mq_broker.storage.keyring import Keyring
+from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered
+from mq_protocol.errors import StorageFailed
+from tests.mq_broker.storage.bed import Bed, TrickFiles, frames_of, on_a_bed
+from tests.mq_broker.storage.journal.test_sealed_journals import forged
+
+ALL = 1 << 40
+UNIT = 100 + OVERHEAD_BYTES
+
+
+async def written(bed: Bed) -> None:
+    """Twenty entries that a kill left, with a checkpoint of fifteen."""
+    journal, heard, _ = bed.open()
+    journal.append(frames_of(1, 20))
+    await heard.until_flushed(20)
+    assert await bed.keep(journal, 15)
+    await bed.crash(journal)
+
+
+def test_a_checkpoint_that_the_disk_cannot_read_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def read_bytes(path: Path) -> bytes:
+        if path.name == "checkpoint":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(path)
+
+    async def test(bed: Bed) -> None:
+        await written(bed)
+        monkeypatch.setattr(Path, "read_bytes", read_bytes)
+        name = (bed.path / "log.json").read_text()
+        journal, _, opened = bed.open()
+        assert (opened.recovered.checkpoint, opened.damaged, journal.last_index) == (None, "", 20)
+        assert (bed.path / "log.json").read_text() == name
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["read", "scrub"])
+def test_what_is_found_altered_keeps_the_journal_closed_though_there_was_a_checkpoint(tmp_path: Path, how: str) -> None:
+    async def test(bed: Bed) -> None:
+        bed.keys = Keyring("test:", bed.provider)
+        await written(bed)
+        [segment] = bed.segments
+        second = BLOCK_BYTES + UNIT
+        segment.write_bytes(forged(segment.read_bytes(), second, second + 80))
+        journal, heard, opened = bed.open()
+        assert opened.recovered.checkpoint is not None
+        assert journal.keeping is not None
+        if how == "read":
+            with pytest.raises(Altered):
+                journal.read(1, 20, ALL)
+        else:
+            while await journal.keeping.scrub(300):
+                pass
+        await heard.until_heard("altered")
+        await journal.close()
+        with pytest.raises(Altered):
+            bed.open()
+
+    on_a_bed(test, tmp_path)
+
+
+@pytest.mark.parametrize("how", ["read", "scrub"])
+def test_damage_is_found_again_by_the_next_opening_though_the_disk_took_no_new_id(tmp_path: Path, how: str) -> None:
+    async def test(bed: Bed) -> None:
+        await written(bed)
+        [segment] = bed.segments
+        data = bytearray(segment.read_bytes())
+        data[350] ^= 1
+        segment.write_bytes(data)
+        journal, heard, opened = bed.open()
+        assert opened.recovered.checkpoint is not None
+        assert journal.keeping is not None
+        bed.files.failing_replaces = 1 << 30
+        if how == "read":
+            with pytest.raises(StorageFailed, match="is damaged at byte 300"):
+                journal.read(1, 20, ALL)
+        else:
+            while await journal.keeping.scrub(300):
+                pass
+        await heard.until_heard("replaced")
+        await journal.close()
+        with pytest.raises(StorageFailed):
+            bed.open()
+        bed.files.failing_replaces = 0
+        again, _, opened = bed.open()
+        assert "is damaged at byte 300" in opened.damaged
+        assert again.last_index == 3
+        await again.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_what_is_found_while_a_checkpoint_is_being_stored_takes_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 20))
+        await heard.until_flushed(20)
+        store = keeping.store_checkpoint
+
+        def late(*arguments: object) -> int:
+            size = store(*arguments)  # type: ignore[arg-type]
+            assert (bed.path / "checkpoint").exists()
+            journal.keeping.end()  # type: ignore[union-attr]
+            store(*arguments)  # type: ignore[arg-type]
+            return size
+
+        monkeypatch.setattr(keeping, "store_checkpoint", late)
+        assert not await bed.keep(journal, 15)
+        assert not (bed.path / "checkpoint").exists()
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+class _Full(TrickFiles):
+    """A disk on which half of a checkpoint has room."""
+
+    def replace(self, path: Path, data: bytes) -> None:
+        if path.name == "checkpoint":
+            path.with_name("checkpoint.new").write_bytes(data[: len(data) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().replace(path, data)
+
+
+def test_a_full_disk_is_not_left_with_a_part_of_a_checkpoint(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 20))
+        await heard.until_flushed(20)
+        names = sorted(os.listdir(bed.path))
+        journal.keeping._files = _Full()  # type: ignore[union-attr]
+        assert not await bed.keep(journal, 15)
+        assert sorted(os.listdir(bed.path)) == names
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await written(bed)
+        (bed.path / "checkpoint.new").write_bytes(b"half of one")
+        journal, _, opened = bed.open()
+        assert opened.recovered.checkpoint is not None
+        assert not (bed.path / "checkpoint.new").exists()
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_checkpoint_that_is_too_large_is_not_made_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1_000.0]
+    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(keeping, "CHECKPOINT_COST", 1)
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES_MAX", 100)
+
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 20))
+        await heard.until_flushed(20)
+        assert journal.keeping is not None
+        assert journal.keeping.due >= 1
+        assert not await bed.keep(journal, 15)
+        now[0] += 10 * keeping.AGAIN_S
+        assert journal.keeping.due == 0
+        now[0] += keeping.TOO_LARGE_AGAIN_S
+        assert journal.keeping.due >= 1
+        assert sorted(path.name for path in bed.path.glob("checkpoint*")) == []
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
