@@ -49,9 +49,10 @@ class Wanted:
     topic_id: str = ""
 
     def to_bytes(self) -> bytes:
-        """As a ticket."""
+        """As a ticket. Its text is not escaped, so that it is hardly longer than the command that it was made of."""
         said = {each.name: getattr(self, each.name) for each in fields(self)}
-        return json.dumps({key: value for key, value in said.items() if value not in (None, "")}).encode()
+        given = {key: value for key, value in said.items() if value not in (None, "")}
+        return json.dumps(given, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 _KEYS: Final = tuple(each.name for each in fields(Wanted))

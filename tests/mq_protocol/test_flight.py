@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -48,6 +49,12 @@ def path(*names: str) -> bytes:
 def test_what_arrow_writes_into_a_ticket_or_a_command_is_read_as_it_was_meant(wanted: Wanted) -> None:
     assert ticket_of(ticket(wanted.to_bytes())) == wanted
     assert descriptor_of(command(wanted.to_bytes())) == wanted
+
+
+def test_a_ticket_of_a_long_command_is_not_too_long_to_be_read() -> None:
+    wanted = Wanted("t", columns=tuple("é" * 100 + str(number) for number in range(300)))
+    made = replace(descriptor_of(command(wanted.to_bytes())), partition=9_999, topic_id="ab" * 16)
+    assert ticket_of(ticket(made.to_bytes())) == made
 
 
 def test_a_path_is_a_topic_and_perhaps_a_partition() -> None:

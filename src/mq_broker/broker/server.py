@@ -297,7 +297,7 @@ class _Broker:
 
     def _flight(self, room: rpc_service.Room) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What is served at the port for Arrow Flight."""
-        flights = Flights(self._shell, self._topics, self.cluster, self._admin, self._reading)
+        flights = Flights(self._shell, self._topics, self.cluster, self._admin, self._reading, self._held)
         return flight_handlers(flights, self._gate, room), health_handler(self._readiness.why_not)
 
     def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:

@@ -25,6 +25,7 @@ from mq_protocol.errors import CoordinationUnavailable
 from mq_protocol.flight import SERVICE, Wanted
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.pem import files_of_broker, read
+from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.by_token import Place, broker_with_tokens
 from tests.mq_broker.broker.cluster import Broker
 from tests.securing import HOST, Certs
@@ -211,6 +212,47 @@ def test_topics_are_listed_and_told_with_their_tickets(tmp_path: Path) -> None:
             admin.create_topic("t", schema=DDL)
         with pytest.raises(pa.ArrowKeyError, match="was deleted and made again"):
             served.client.do_get(told.endpoints[0].ticket).read_all()
+
+    beside(tmp_path, job)
+
+
+def test_many_columns_of_many_partitions_are_told_of_one_partition_at_a_time(tmp_path: Path) -> None:
+    columns = [f"{'column' * 20}{number}" for number in range(300)]
+
+    def job(served: Served) -> None:
+        with served.admin() as admin:
+            schema = pa.schema([pa.field(name, pa.int64()) for name in columns])
+            admin.create_topic("t", partitions=150, schema=schema, durability="memory")
+        wanted = flight.FlightDescriptor.for_command(json.dumps({"topic": "t", "columns": columns}))
+        with pytest.raises(pa.ArrowInvalid, match="ask for one partition"):
+            served.client.get_flight_info(wanted)
+        one = json.dumps({"topic": "t", "columns": columns, "partition": 149})
+        info = served.client.get_flight_info(flight.FlightDescriptor.for_command(one))
+        assert [json.loads(each.ticket.ticket)["columns"] for each in info.endpoints] == [columns]
+        assert len(served.client.get_flight_info(flight.FlightDescriptor.for_path("t")).endpoints) == 150
+
+    beside(tmp_path, job)
+
+
+def test_what_is_listed_and_not_read_counts_as_held_memory(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field(f"{'column' * 20}{number}", pa.int64()) for number in range(300)])
+
+    def job(served: Served) -> None:
+        with (
+            served.admin() as admin,
+            grpc.insecure_channel(served.uri.removeprefix("grpc+tcp://")) as channel,
+        ):
+            made = admin.create_topics([f"t{number}" for number in range(30)], schema=schema, durability="memory")
+            assert all(each.error is None for each in made)
+            listed = channel.unary_stream(f"/{SERVICE}/ListFlights", None, None)(b"")
+
+            def held() -> float:
+                return admin.observe("broker").brokers[0].values["client_memory_bytes"]
+
+            next(listed)
+            wait_until(lambda: held() > 30 * 300 * 120, "what is listed is counted")
+            assert len(list(listed)) == 29
+            wait_until(lambda: held() == 0, "nothing is held any more")
 
     beside(tmp_path, job)
 

@@ -20,7 +20,9 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.rpc.callers import client_port
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.broker.runtime.streams import in_turns
+from mq_broker.rpc.callers import caller, client_port
 from mq_broker.rpc.service import Batches, Send
 from mq_broker.security.client_port import ClientPort
 from mq_protocol import mq_pb2 as pb
@@ -32,6 +34,7 @@ from mq_protocol.errors import (
     NotLeader,
     NotYetWritten,
     OffsetOutOfRange,
+    RequestTooLarge,
     SchemaMismatch,
     UnknownPartition,
     UnknownTopic,
@@ -46,7 +49,7 @@ from mq_protocol.flight import (
     split_message,
 )
 from mq_protocol.ipc_message import codec_of, node_count, read_record_batch_message
-from mq_protocol.limits import FLIGHT_GATHER_BYTES
+from mq_protocol.limits import ANSWER_BYTES_MAX, FLIGHT_GATHER_BYTES
 from mq_protocol.names import did_you_mean, quoted
 
 GATHERED_DECODED_BYTES_MAX: Final = 16 << 20
@@ -56,14 +59,17 @@ Stored = tuple[pb.StoredBatch, memoryview]
 
 
 class Flights:
-    """Owns nothing: `reading` reads, `admin` knows who leads."""
+    """Owns nothing: `reading` reads, `admin` knows who leads, `held` counts what waits to be sent."""
 
-    def __init__(self, shell: Shell, topics: Topics, cluster: Cluster, admin: Admin, reading: Reading) -> None:
+    def __init__(
+        self, shell: Shell, topics: Topics, cluster: Cluster, admin: Admin, reading: Reading, held: Held
+    ) -> None:
         self._shell = shell
         self._topics = topics
         self._cluster = cluster
         self._admin = admin
         self._reading = reading
+        self._held = held
 
     # ------------------------------------------------------------------ what there is
 
@@ -71,37 +77,47 @@ class Flights:
         """A `FlightInfo` for each topic that begins so and that the asker may describe."""
         after, more = "", True
         while more:
-            answer = await self._admin.metadata(pb.MetadataRequest(all_topics=True, after=after), deadline)
-            for info in answer.topics:
-                after = info.name
-                if info.name.startswith(prefix) and (topic := self._topics.find(info.name)) is not None:
-                    await send(self._told(topic, info, Wanted(info.name)))
-            more = answer.more and bool(answer.topics)
+            async with self._held.sending(caller(), ANSWER_BYTES_MAX, ANSWER_BYTES_MAX) as room:
+                answer = await self._admin.metadata(pb.MetadataRequest(all_topics=True, after=after), deadline)
+                room.took(answer.ByteSize())  # it is here until the last of it is sent
+                for info in answer.topics:
+                    after = info.name
+                    if info.name.startswith(prefix) and (topic := self._topics.find(info.name)) is not None:
+                        await send(await self._told(topic, info, Wanted(info.name)))
+                more = answer.more and bool(answer.topics)
 
     async def info(self, wanted: Wanted, deadline: float) -> bytes:
         """`FlightInfo`: a ticket for each partition, and where its leader is asked. Raises `UnknownTopic`,
-        `UnknownPartition` or `SchemaMismatch`."""
+        `UnknownPartition`, `SchemaMismatch`, or `RequestTooLarge` for columns and a filter that are too much to be said
+        for each partition."""
         answer = await self._admin.metadata(pb.MetadataRequest(topics=[wanted.topic]), deadline)
         if not answer.topics:
             raise UnknownTopic(
                 f"there is no topic {quoted(wanted.topic)}: `tritonmq topic list` shows those that exist, "
                 "`topic create` makes one"
             )
-        return self._told(await self._topics.meant(wanted.topic, wanted.topic_id), answer.topics[0], wanted)
+        return await self._told(await self._topics.meant(wanted.topic, wanted.topic_id), answer.topics[0], wanted)
 
     async def schema(self, wanted: Wanted, _deadline: float) -> bytes:
         """`SchemaResult`, of the columns that are wanted. Raises `UnknownTopic` or `SchemaMismatch`."""
         topic = await self._topics.meant(wanted.topic, wanted.topic_id)
         return schema_result(_message_of(_schema(topic, wanted)))
 
-    def _told(self, topic: Topic, info: pb.TopicInfo, wanted: Wanted) -> bytes:
+    async def _told(self, topic: Topic, info: pb.TopicInfo, wanted: Wanted) -> bytes:
         if wanted.partition is not None and wanted.partition >= len(info.partitions):
             raise UnknownPartition(
                 f"topic {info.name} has partitions 0 to {len(info.partitions) - 1}, not {wanted.partition}"
             )
+        schema = _message_of(_schema(topic, wanted))
+        count = len(info.partitions) if wanted.partition is None else 1
+        if (wanted.columns or wanted.filter) and count * len(wanted.to_bytes()) > ANSWER_BYTES_MAX:
+            raise RequestTooLarge(
+                f"a ticket for each of the {count} partitions of {info.name} would say all these columns and this "
+                "filter: ask for one partition, or write the tickets yourself"
+            )
         port = client_port()
         endpoints = []
-        for partition in info.partitions:
+        async for partition in in_turns(info.partitions):
             if wanted.partition in (None, partition.partition):
                 ticket = Wanted(
                     info.name,
@@ -113,7 +129,7 @@ class Flights:
                     info.topic_id,
                 )
                 endpoints.append(endpoint(ticket, self._locations(partition.leader, port)))
-        return flight_info(_message_of(_schema(topic, wanted)), wanted, endpoints)
+        return flight_info(schema, wanted, endpoints)
 
     def _locations(self, broker: int, port: ClientPort) -> list[str]:
         registration = self._cluster.brokers.get(broker)
