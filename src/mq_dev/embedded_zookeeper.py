@@ -8,6 +8,7 @@ brokers or more, which serves as long as most of them run. pyspark is looked up,
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import importlib.util
 import itertools
@@ -18,6 +19,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +40,7 @@ SESSION_MS_MAX = 60_000
 HEAP_MB = 256
 _POLL_S = 0.05
 _PORTS = (15_000, 32_000)
+_PORTS_TOGETHER = 50
 _LOG_TAIL_CHARACTERS = 2_000
 
 _JARS = ("zookeeper-*.jar", "netty-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "metrics-core-*.jar", "snappy-java-*.jar")
@@ -391,8 +394,8 @@ def _started(process: int) -> int:
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A port that nobody listens on, from below the range out of which systems give ports to outgoing connections: a
-    server that is killed and started again must find its port free. No other call in this process is given the same
-    while there are others: whom it was given to may not listen yet."""
+    server that is killed and started again must find its port free. No other call in this process, or in another one of
+    this user, is given the same while there are others: whom it was given to may not listen yet, or not just now."""
     for port in itertools.islice(_ports_by_chance(), 200):
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind((host, port))
@@ -415,4 +418,41 @@ def is_free(port: int, host: str = "127.0.0.1") -> bool:
 
 @functools.cache
 def _ports_by_chance() -> Iterator[int]:
-    return itertools.cycle(random.sample(range(*_PORTS), _PORTS[1] - _PORTS[0]))
+    return itertools.cycle(_ports_of_slices())
+
+
+def _ports_of_slices() -> Iterator[int]:
+    """All ports, those first that no other process of this user gives away. A process owns a slice of them until it
+    ends: a port whose server has been killed, and is to be started again, looks free to everybody else."""
+    starts = range(*_PORTS, _PORTS_TOGETHER)
+    shared = []
+    for start in random.sample(starts, len(starts)):
+        ports = range(start, start + _PORTS_TOGETHER)
+        if _is_owned(start):
+            yield from random.sample(ports, len(ports))
+        else:
+            shared.append(ports)
+    for ports in shared:
+        yield from ports
+
+
+_owned: list[int] = []
+"""Descriptors whose locks say which slices are this process's. The system frees them when it ends."""
+
+
+def _is_owned(start: int) -> bool:
+    try:
+        directory = Path(tempfile.gettempdir()) / f"tritonmq-ports-{os.getuid()}"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        if directory.lstat().st_uid != os.getuid():
+            return False
+        descriptor = os.open(directory / str(start), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return False
+    _owned.append(descriptor)
+    return True

@@ -63,6 +63,26 @@ def test_no_port_is_given_twice_before_whoever_has_it_listens() -> None:
     assert len(set(given)) == len(given)
 
 
+def test_no_port_is_given_to_two_processes_while_both_live() -> None:
+    """A broker that was killed did not start again now and then: another process had been given its port meanwhile."""
+    lines = [
+        "from mq_dev.embedded_zookeeper import free_port",
+        "print(*(free_port() for _ in range(1_000)), flush=True)",
+    ]
+    script = "\n".join([*lines, "input()"])
+    asked = [
+        subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(4)
+    ]
+    given: list[str] = []
+    for process in asked:
+        assert process.stdout is not None
+        given += process.stdout.readline().split()
+    for process in asked:
+        process.communicate("\n", timeout=30)
+    assert len(given) == len(set(given)) == 4 * 999
+
+
 def test_a_port_that_is_taken_is_said_with_the_servers_own_words(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

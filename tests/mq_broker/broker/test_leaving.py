@@ -34,6 +34,7 @@ class Parts:
             _log_levels=SimpleNamespace(close=lambda: self.told.append("log levels")),
             _audit=SimpleNamespace(stop=lambda: self.told.append("audit log")),
             _links=SimpleNamespace(flush=self.noting("flush links"), close=self.noting("links")),
+            _forwarding=SimpleNamespace(close=self.noting("forwarded calls")),
             _calls=SimpleNamespace(close=self.noting("calls")),
             _observing=SimpleNamespace(state="serving"),
             _producing=SimpleNamespace(close=lambda: self.told.append("checking threads")),
@@ -64,7 +65,7 @@ def test_a_broker_ends_its_work_then_its_session_and_its_journals_once_nobody_as
     parts = Parts()
     asyncio.run(server._Broker.close(parts.broker))
     assert parts.told == [
-        *("work", "session", "links", "ports", "journals", "calls", "log levels"),
+        *("work", "session", "links", "ports", "journals", "forwarded calls", "calls", "log levels"),
         *("checking threads", "filtering threads", "reading keys", "comparing rows", "audit log"),
     ]
 

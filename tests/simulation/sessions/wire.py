@@ -156,8 +156,8 @@ class _Channel:
         self._wire = wire
         self._serve = serve
 
-    def stream_stream(self, *_: object) -> Callable[[], Stream]:
-        def call() -> Stream:
+    def stream_stream(self, *_: object) -> Callable[..., Stream]:
+        def call(**_: object) -> Stream:
             stream = Stream(self._wire, self._serve)
             self._wire.streams.add(stream)
             return stream

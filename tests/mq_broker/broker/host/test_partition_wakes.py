@@ -121,10 +121,11 @@ def test_a_replica_begins_with_what_its_topic_says(
     made: list[tuple[Any, ...]] = []
     monkeypatch.setattr(partitions, "Replica", lambda *arguments: made.append(arguments))
     topic = Topic.of(replace(TOPIC.spec, settings={"durability": durability, "dedup_uuids_max": "123"}))
-    found: Any = SimpleNamespace(journal=SimpleNamespace(log_id="log"), recovery=4, recovered="recovered")
+    stored: Any = SimpleNamespace(checkpoint=None)
+    found: Any = SimpleNamespace(journal=SimpleNamespace(log_id="log"), recovery=4, recovered=stored)
     partition = Partition(world, topic, 0, Opened(found, JournalEvents("t-0"), world.index))
     [(name, number, identity, settings, recovered, now_ms)] = made
-    assert (name, number, recovered, now_ms) == ("t", 0, "recovered", world.clock_ms)
+    assert (name, number, recovered, now_ms) == ("t", 0, stored, world.clock_ms)
     assert (identity.broker, identity.incarnation, identity.log_id, identity.recovery) == (1, 1, "log", 4)
     assert (settings.replicas, settings.dedup_uuids_max) == ((1, 2, 3), 123)
     assert (settings.begins_empty, settings.volatile) == (begins_empty, begins_empty)
