@@ -18,6 +18,15 @@ from mq_protocol.errors import (
 from mq_protocol.limits import ERROR_BYTES_MAX
 
 
+class NewerError(InternalError):
+    """An error of a broker of a newer release, whose code this one does not know. `told`: what it said, which goes on
+    as it came to who may know it."""
+
+    def __init__(self, told: pb.Error) -> None:
+        super().__init__(told.message)
+        self.told = told
+
+
 def _leaves(cls: type[TritonMQError]) -> list[type[TritonMQError]]:
     """The classes without subclasses. Those that a client alone raises are defined elsewhere, below one of these."""
     below = [sub for sub in cls.__subclasses__() if sub.__module__ == TritonMQError.__module__]
@@ -42,6 +51,11 @@ def code_of(error: TritonMQError) -> pb.ErrorCode.ValueType:
 def to_wire(error: TritonMQError) -> pb.Error:
     """The error as the wire's message; `from_wire` gives back an equal one, but for the end of a text that is too
     long."""
+    if isinstance(error, NewerError):
+        message = pb.Error()
+        message.CopyFrom(error.told)
+        message.message = shortened(message.message, ERROR_BYTES_MAX)
+        return message
     message = pb.Error(code=code_of(error), message=shortened(str(error), ERROR_BYTES_MAX))
     if isinstance(error, NotLeader):
         message.leader = error.leader
@@ -56,9 +70,11 @@ def to_wire(error: TritonMQError) -> pb.Error:
 
 
 def from_wire(message: pb.Error) -> TritonMQError:
-    """The exception that the message describes. An unknown code (a newer broker) becomes `InternalError`, never
+    """The exception that the message describes. An unknown code (a newer broker) becomes an `InternalError`, never
     nothing."""
-    cls = _CLASSES.get(message.code, InternalError)
+    cls = _CLASSES.get(message.code)
+    if cls is None:
+        return NewerError(message)
     if cls is NotLeader:
         return NotLeader(message.message, message.leader, message.leader_epoch)
     if cls is OffsetOutOfRange and message.HasField("next_offset"):

@@ -10,6 +10,7 @@ import pytest
 from mq_protocol import errors
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import code_of, from_wire, to_wire
+from mq_protocol.limits import ERROR_BYTES_MAX
 
 FAMILIES = (errors.TritonMQError, errors.RefusedError, errors.RetriableError, errors.UnknownOutcome)
 LEAVES = [
@@ -54,8 +55,14 @@ def test_who_leads_crosses_the_wire() -> None:
     assert (got.leader, got.leader_epoch) == (3, 9)
 
 
-def test_a_code_of_a_newer_broker_is_an_internal_error() -> None:
-    assert type(from_wire(pb.Error(code=999, message="new"))) is errors.InternalError  # type: ignore[arg-type]
+def test_a_code_of_a_newer_broker_is_an_internal_error_and_goes_on_as_it_came() -> None:
+    told = pb.Error(code=999, message="new", leader=3, retry_after_ms=7)  # type: ignore[arg-type]
+    got = from_wire(told)
+    assert isinstance(got, errors.InternalError)
+    assert (str(got), code_of(got)) == ("new", pb.INTERNAL)
+    assert to_wire(got) == told
+    told.message = "x" * 2 * ERROR_BYTES_MAX
+    assert len(to_wire(from_wire(told)).message) <= ERROR_BYTES_MAX
 
 
 @pytest.mark.parametrize("cls", LEAVES)
