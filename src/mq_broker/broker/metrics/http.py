@@ -172,7 +172,7 @@ class HttpServer(Accepting):
             loop="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # it warns of each malformed request, and strangers send as many as they like
             access_log=False,
             server_header=False,
             date_header=False,

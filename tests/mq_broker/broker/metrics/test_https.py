@@ -208,3 +208,25 @@ def test_of_too_many_connections_the_oldest_ends_and_the_newest_is_answered(tmp_
                 writer.close()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"no request at all\r\n\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: b\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n",
+    ],
+)
+def test_strangers_write_nothing_into_the_log(tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+
+    async def main() -> None:
+        async with secured(tmp_path, certs) as (_, port), asyncio.timeout(DEADLINE_S):
+            caplog.clear()
+            reader, writer = await asyncio.open_connection(HOST, port, ssl=shown(certs), server_hostname=HOST)
+            writer.write(said)
+            assert (await reader.read()).startswith(b"HTTP/1.1 ")
+            writer.close()
+            assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+    asyncio.run(main())
