@@ -3,8 +3,8 @@
 A client that reaches one broker alone names the one that it means (`tritonmq-forward`, broker/forwarding.py). The
 broker that it reaches judges the call, and passes it on with the name of whoever asks. Here that name is believed, and
 only if a broker of this cluster has signed it, for this broker and this method (peer_proof.py). Over TLS the connection
-must be that broker's, too, and in plain text nobody has a name. Then the call goes through the same gate as if the
-client had come itself.
+must be that broker's, too, and in plain text nobody has a name. Who has none is answered only where clients in plain
+text are. Then the call goes through the same gate as if the client had come itself.
 
 What was passed on is never passed on again: the handlers here know no other broker.
 """
@@ -27,19 +27,23 @@ from mq_broker.security.names import ANONYMOUS, Principal, of_auth_context
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import code_of
-from mq_protocol.errors import InvalidRequest, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.errors import InvalidRequest, NotAuthenticated, PeerRefused, TritonMQError, Unreachable
 
 ADDRESS_CHARACTERS_MAX: Final = 200
 """Of a client's address that is remembered and logged."""
 
 
 class ForwardedDoor:
-    """Owns nothing. `is_former`: whether a life of a broker is known to be over."""
+    """Owns nothing. `is_former`: whether a life of a broker is known to be over. `plain`: clients in plain text are
+    served here."""
 
-    def __init__(self, proof: PeerProof, is_former: Callable[[int, int], bool], refusals: Refusals) -> None:
+    def __init__(
+        self, proof: PeerProof, is_former: Callable[[int, int], bool], refusals: Refusals, *, plain: bool
+    ) -> None:
         self._proof = proof
         self._is_former = is_former
         self._refusals = refusals
+        self._plain = plain
 
     def check(self, context: aio.ServicerContext[Any, Any], path: str) -> Forwarded:
         """Who asks. Raises `PeerRefused`, `NotAuthenticated`, `Unreachable` if another broker is meant, and
@@ -62,7 +66,13 @@ class ForwardedDoor:
                 f"broker {whose.broker} has passed this on to broker {whose.to}, and broker {self._proof.broker} is "
                 "there: ask for the metadata again"
             )
-        return _read(whose)
+        passed_on = _read(whose)
+        if passed_on.principal == ANONYMOUS and not self._plain:  # while a cluster is being secured
+            raise NotAuthenticated(
+                f"broker {whose.to} serves nobody in plain text, which broker {whose.broker} still does: show a "
+                "certificate or a token"
+            )
+        return passed_on
 
 
 def _read(whose: pb.ForwardedFor) -> Forwarded:

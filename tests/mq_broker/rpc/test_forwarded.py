@@ -95,7 +95,8 @@ async def served(
     """The peer port of broker 1. It knows that broker 2 has been started for the third time."""
     server, port = listen(f"{HOST}:0", options=PEER_OPTIONS, credentials=credentials)
     service, refusals = Telling(), Refusals()
-    door = ForwardedDoor(proof(1), lambda broker, incarnation: broker == 2 and incarnation < 3, refusals)
+    plain = credentials is None
+    door = ForwardedDoor(proof(1), lambda broker, incarnation: broker == 2 and incarnation < 3, refusals, plain=plain)
     inner = handlers(service, Gate(authority or Authority()))
     server.add_generic_rpc_handlers((ForwardedHandlers(inner, door),))
     await server.start()
@@ -223,6 +224,21 @@ def test_over_tls_a_broker_passes_on_names_and_a_user_does_not_though_it_knows_t
                 error = await there.refuses(signed(principal=nobody), two.dial(there.address))
                 assert isinstance(error, InvalidRequest)
             assert len(there.service.asked) == 2
+
+    asyncio.run(scenario())
+
+
+def test_who_has_no_name_is_not_led_to_a_broker_that_serves_nobody_in_plain_text(tmp_path: Path) -> None:
+    """While a cluster is being secured another one still does."""
+
+    async def scenario() -> None:
+        certs = Certs(tmp_path / "certs", 1, 2)
+        two = Dialling(Certificates(certs.path, 2))
+        async with served(credentials=Certificates(certs.path, 1).server_credentials()) as there:
+            error = await there.refuses(signed(), two.dial(there.address))
+            assert isinstance(error, NotAuthenticated)
+            assert "plain text" in str(error)
+            assert there.service.asked == []
 
     asyncio.run(scenario())
 
