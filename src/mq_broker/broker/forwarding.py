@@ -47,15 +47,15 @@ _READS: Final = "Fetch"
 
 
 class Forwarding:
-    """Owns the channels to other brokers' peer ports by which calls of clients go: one for each broker. `me`: this
-    broker's proof."""
+    """Owns the channels to other brokers' peer ports by which calls of clients go: one for each broker, and a former
+    one for as long as calls go by it. `me`: this broker's proof."""
 
     def __init__(self, cluster: Cluster, me: PeerProof, dialling: Dialling, held: Held) -> None:
         self._cluster = cluster
         self._me = me
         self._dialling = dialling
         self._held = held
-        self._channels: dict[tuple[str, Way], aio.Channel] = {}
+        self._lines: dict[int, _Line] = {}
 
     def to(self, context: aio.ServicerContext[Any, Any]) -> int:
         """The broker that a call is meant for; 0: this one. Raises `Unreachable` for an address at which no broker of
@@ -77,33 +77,33 @@ class Forwarding:
 
     async def ask(self, to: int, method: Method, data: bytes, deadline: float) -> bytes:
         """As `Forwarder.ask` (rpc/service.py)."""
-        channel, metadata, address = self._dialled(to, method)
-        timeout = max(0.001, deadline - asyncio.get_running_loop().time())
-        unary: Any = channel.unary_unary(BROKER.path(method.name), None, None)
-        who, size = caller(), len(data)
-        self._held.add(who, size)
-        try:
-            answer: bytes = await unary(data, timeout=timeout, metadata=metadata)
-        except aio.AioRpcError as error:
-            raise self._meaning(error, to, address) from error
-        finally:
-            self._held.free(who, size)
-        return answer
+        async with self._line(to) as line:
+            timeout = max(0.001, deadline - asyncio.get_running_loop().time())
+            unary: Any = line.channel.unary_unary(BROKER.path(method.name), None, None)
+            who, size = caller(), len(data)
+            self._held.add(who, size)
+            try:
+                answer: bytes = await unary(data, timeout=timeout, metadata=self._said(to, method))
+            except aio.AioRpcError as error:
+                raise self._meaning(error, to, line.address) from error
+            finally:
+                self._held.free(who, size)
+            return answer
 
     async def answers(self, to: int, method: Method, data: bytes, left_s: float | None, send: Send[bytes]) -> None:
         """As `Forwarder.answers`."""
-        channel, metadata, address = self._dialled(to, method)
-        opened: Any = channel.unary_stream(BROKER.path(method.name), None, None)
-        call = opened(data, timeout=left_s, metadata=metadata)
-        try:
-            if method.name == _READS:
-                await self._read(call, send)
-            else:
-                await self._hear(call, method, send)
-        except aio.AioRpcError as error:
-            raise self._meaning(error, to, address) from error
-        finally:
-            call.cancel()
+        async with self._line(to) as line:
+            opened: Any = line.channel.unary_stream(BROKER.path(method.name), None, None)
+            call = opened(data, timeout=left_s, metadata=self._said(to, method))
+            try:
+                if method.name == _READS:
+                    await self._read(call, send)
+                else:
+                    await self._hear(call, method, send)
+            except aio.AioRpcError as error:
+                raise self._meaning(error, to, line.address) from error
+            finally:
+                call.cancel()
 
     async def converse(
         self,
@@ -114,33 +114,51 @@ class Forwarding:
         send: Send[bytes],
     ) -> None:
         """As `Forwarder.converse`."""
-        channel, metadata, address = self._dialled(to, method)
-        opened: Any = channel.stream_stream(BROKER.path(method.name), None, None)
-        call = opened(timeout=left_s, metadata=metadata)
         sending = asyncio.Lock()
 
         async def in_turn(data: bytes) -> None:
             async with sending:
                 await send(data)
 
-        try:
-            # What the call has ended with is heard, not met in speaking
-            await until_one_ends(self._speak(call, requests, in_turn), self._hear(call, method, in_turn))
-        except aio.AioRpcError as error:
-            raise self._meaning(error, to, address) from error
-        finally:
-            call.cancel()
+        async with self._line(to) as line:
+            opened: Any = line.channel.stream_stream(BROKER.path(method.name), None, None)
+            call = opened(timeout=left_s, metadata=self._said(to, method))
+            try:
+                # What the call has ended with is heard, not met in speaking
+                await until_one_ends(self._speak(call, requests, in_turn), self._hear(call, method, in_turn))
+            except aio.AioRpcError as error:
+                raise self._meaning(error, to, line.address) from error
+            finally:
+                call.cancel()
 
     async def close(self) -> None:
         """End what is under way."""
-        channels, self._channels = list(self._channels.values()), {}
-        for channel in channels:
-            await channel.close(None)
+        lines, self._lines = list(self._lines.values()), {}
+        for line in lines:
+            await line.channel.close(None)
 
     # ------------------------------------------------------------------ the other broker
 
-    def _dialled(self, to: int, method: Method) -> tuple[aio.Channel, tuple[tuple[str, bytes], ...], str]:
-        """A channel to that broker, what a call of the method carries there, and the address."""
+    @contextlib.asynccontextmanager
+    async def _line(self, to: int) -> AsyncIterator[_Line]:
+        """Around a call to that broker. A channel that was made with a former certificate, or to a former address, is
+        closed once no call goes by it."""
+        address, way = self._reached(to)
+        former = line = self._lines.get(to)
+        if line is None or (line.address, line.way) != (address, way):
+            line = self._lines[to] = _Line(address, way, self._dialling.dial(address))
+        line.calls += 1
+        try:
+            if former is not None and former is not line and not former.calls:
+                await former.channel.close(None)
+            yield line
+        finally:
+            line.calls -= 1
+            if not line.calls and self._lines.get(to) is not line:
+                await line.channel.close(None)
+
+    def _reached(self, to: int) -> tuple[str, Way]:
+        """Where that broker is reached, and how."""
         address = self._cluster.peer_address(to)
         if address is None:
             raise Unreachable(f"broker {to} has gone, or has no port for other brokers: ask for the metadata again")
@@ -150,11 +168,12 @@ class Forwarding:
                 f"broker {to} is reached in plain text from broker {self._me.broker}, and calls of {principal()} are "
                 "passed on over TLS alone: give it certificates"
             )
-        channel = self._channels.get((address, way))
-        if channel is None:
-            channel = self._channels[address, way] = self._dialling.dial(address)
+        return address, way
+
+    def _said(self, to: int, method: Method) -> tuple[tuple[str, bytes], ...]:
+        """What a call of the method to that broker carries: whose it is."""
         FORWARDED.add(method.name)
-        return channel, self._me.forwarded(BROKER.path(method.name), to, _whose()), address
+        return self._me.forwarded(BROKER.path(method.name), to, _whose())
 
     def _meaning(self, error: aio.AioRpcError, to: int, address: str) -> TritonMQError:
         me = self._me.broker
@@ -217,6 +236,14 @@ class Forwarding:
                 room.took(len(data))
                 await send(data)
                 del data
+
+
+class _Line:
+    """A channel to another broker, and how many calls go by it."""
+
+    def __init__(self, address: str, way: Way, channel: aio.Channel) -> None:
+        self.address, self.way, self.channel = address, way, channel
+        self.calls = 0
 
 
 def _addresses(registration: Any) -> tuple[str, ...]:
