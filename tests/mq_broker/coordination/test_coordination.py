@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mq_broker.coordination import documents, topics_together
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import (
     BrokerRegistration,
@@ -255,6 +256,19 @@ def test_topics_that_are_made_together_are_told_to_who_has_read_before(opened: O
                 assert (set(changes.present), changes.gone) == ({spec.name for spec, _ in topics[40:]}, ("t0",))
 
     asyncio.run(main())
+
+
+def test_topics_of_one_transaction_fit_in_it_however_large_they_are() -> None:
+    large = [(replace(spec, schema=bytes(150_000)), states) for spec, states in numbered(5)]
+    wide = [(replace(spec, topic_id=id_of(f"wide-{spec.name}")), states * 100) for spec, states in numbered(5)]
+    for topics, most in ((large, 2), (wide, 2), (numbered(120), 50)):
+        pieces = list(topics_together._pieces(topics))
+        assert [topic for piece in pieces for topic in piece] == topics
+        assert max(len(piece) for piece in pieces) == most
+        for piece in pieces:
+            documents_bytes = sum(len(documents.dump(documents.topic_to_json(spec))) for spec, _ in piece)
+            assert documents_bytes <= topics_together.DOCUMENT_BYTES_MAX
+            assert sum(1 + len(states) for _, states in piece) <= topics_together.OPERATIONS_MAX
 
 
 def test_what_two_make_together_is_there_once(opened: Opener) -> None:

@@ -179,6 +179,46 @@ def test_who_is_ahead_of_the_stream_waits_until_it_comes_there(world: World) -> 
     assert ahead.taken() == [(0, 7)]
 
 
+def test_what_its_own_stream_still_says_of_a_partition_that_is_fed_does_not_count(world: World) -> None:
+    clients = []
+    for _ in range(2):
+        clients.append(client := world.client())
+        client.say(topic_info(1, 1, epoch=2))  # its own stream carries the other partition as well, and stays
+        client.look()
+        client.opened(world.stream(client), 0, 5)
+    first, second = clients
+    [stream] = world.shared
+    first.opened(stream, 0, 5)
+    own = world.stream(first)
+    assert first.place().fed
+    assert not own.last_said
+    first.push(own, 0, 5, 1)
+    first.opened(own, 0, error=NotLeader("ask 3", 3, 3), active=False)
+    assert first.taken() == []
+    assert first.place().fed
+    first.push(stream, 0, 5, 2)
+    assert first.taken() == second.taken() == [(0, 5), (0, 6)]
+
+
+def test_batches_that_come_before_the_stream_was_opened_feed_nobody(world: World) -> None:
+    first, second = world.two()
+    [stream] = world.shared
+    first.push(stream, 0, 3, 2)
+    assert not first.place().fed
+    first.opened(stream, 0, 5)
+    assert first.place().fed
+    assert second.place().fed
+
+
+def test_a_consumer_that_cannot_work_is_not_fed(world: World) -> None:
+    world.met()
+    for suspended in (True, False):
+        late = world.client()
+        late.subscriptions.suspended = suspended
+        late.opened(world.stream(late), 0, 5)
+        assert late.place().fed is not suspended
+
+
 def test_who_begins_within_a_batch_is_given_the_rest_of_it(world: World) -> None:
     first, second, stream = world.met()
     first.push(stream, 0, 3, 4)
@@ -432,6 +472,8 @@ def test_a_stream_that_somebody_has_come_back_to_stays(world: World) -> None:
 def test_a_stream_that_is_opened_after_one_that_broke_is_not_closed_in_its_stead(world: World) -> None:
     first, second, stream = world.met(credit_bytes=CREDIT)
     second.subscriptions.credit_bytes = CREDIT
+    behind = world.client()
+    behind.opened(world.stream(behind), 0, 0)
     first.push(stream, 0, 5, 5, value=bytes(CREDIT))
     first.push(stream, 0, 10, 1)
     stream.over(Unreachable("the broker is gone"))

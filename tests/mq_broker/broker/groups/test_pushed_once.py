@@ -156,6 +156,23 @@ def test_what_was_read_under_another_leadership_or_is_deleted_by_now_is_read_ane
     run(scenario)
 
 
+def test_who_is_to_stand_by_is_pushed_nothing_beyond_where_it_ends() -> None:
+    async def scenario() -> None:
+        first, second = several(2)
+        [partition] = first.partitions
+        await opened(first, second)
+        partition.next_offset = 106
+        partition.changes()
+        assert [batch.base_offset for batch in message(first).header.batches] == [100, 102, 104]
+        [subscription] = second.session._subscriptions.values()
+        subscription.stand_by(102)
+        assert [batch.base_offset for batch in message(second).header.batches] == [100]
+        assert second.session._gather() is not None, "that it stands by"
+        assert second.session._gather() is None
+
+    run(scenario)
+
+
 def test_a_word_to_one_of_them_goes_before_what_all_are_pushed() -> None:
     async def scenario() -> None:
         first, second = several(2)

@@ -91,6 +91,22 @@ def test_one_group_more_is_refused_and_one_that_is_there_goes_on(tmp_path: Path)
     asyncio.run(main())
 
 
+def test_a_group_that_somebody_else_has_deleted_is_begun_anew_by_whoever_comes(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (_, greedy, modest):
+            await consume(modest, "x")
+            await consume(greedy, "a")
+            await consume(greedy, "b")
+            with pytest.raises(QuotaExceeded, match=TOLD):
+                await consume(greedy, "c")
+            await delete(modest, "x")
+            for group in ("c", "x"):
+                with pytest.raises(QuotaExceeded, match=TOLD):
+                    await consume(greedy, group)
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("way", ["consumer", "ephemeral", "spark", "without a stream", "reset", "queue"])
 def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
     async def begin(who: Broker, group: str) -> None:
