@@ -195,8 +195,10 @@ class KeepingOfJournal:
 
     @property
     def unscrubbed_bytes(self) -> int:
+        if self._over or self._spared <= self._scrubbed:  # of most of thousands, whom a scrape asks at once
+            return 0
         layout = self._layout()
-        if self._over or self._spared <= max(layout.base, self._scrubbed):
+        if self._spared <= layout.base:
             return 0
         return layout.ends[self._spared - layout.base] - layout.ends[max(self._scrubbed - layout.base, 0)]
 
