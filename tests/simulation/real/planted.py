@@ -8,6 +8,7 @@ rule means.
 from __future__ import annotations
 
 from tests.simulation.real.fault import Fault
+from tests.simulation.real.planted_checkpoints import CHECKPOINTS
 from tests.simulation.real.planted_expiry import EXPIRY
 from tests.simulation.real.planted_lending import IDLE, LENDING
 from tests.simulation.real.planted_queues import ORDER, QUEUES
@@ -253,4 +254,4 @@ MOVES = (
 )
 
 AROUND = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES)
-FAULTS = (*AROUND, *QUEUES, *ORDER, *LENDING, *EXPIRY, *IDLE, *SCHEDULED, *RECOVERIES, *SESSIONS)
+FAULTS = (*AROUND, *QUEUES, *ORDER, *LENDING, *EXPIRY, *IDLE, *SCHEDULED, *RECOVERIES, *SESSIONS, *CHECKPOINTS)
