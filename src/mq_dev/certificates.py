@@ -67,10 +67,10 @@ class Authority:
     @classmethod
     def create(cls, certs: Path, key_path: Path, days: float = CA_DAYS) -> Authority:
         """A new one: `ca.crt` in `certs`, the key at `key_path`. Raises `InvalidSetting` if one is there already."""
-        certs.mkdir(parents=True, exist_ok=True)
-        for path in (certs / CA_FILE, key_path):
+        for path, option in ((certs / CA_FILE, "--dir"), (key_path, "--ca-key")):
             if path.exists():
-                raise InvalidSetting(f"{path} is there already: an authority is made once. Choose another --dir")
+                raise InvalidSetting(f"{path} is there already: an authority is made once. Choose another {option}")
+        certs.mkdir(parents=True, exist_ok=True)
         key, span = ec.generate_private_key(ec.SECP256R1()), Span.of_days(days)
         name = _name(f"TritonMQ CA {secrets.token_hex(4)}")
         made = (

@@ -99,6 +99,9 @@ def test_nothing_that_is_there_is_replaced(made: Path, capsys: pytest.CaptureFix
         assert run(["cert", *words]) == 2
         assert "is there already" in capsys.readouterr().err
     assert not (made / "certs/broker.3").exists()
+    assert run(["cert", "create-ca", "--dir", "other"]) == 2
+    assert "ca.key is there already: an authority is made once. Choose another --ca-key" in capsys.readouterr().err
+    assert not Path("other").exists()
 
 
 @pytest.mark.parametrize("name", ["ANONYMOUS", "a/b", "", "a\nb"])
