@@ -270,3 +270,11 @@ def test_a_shared_message_is_encoded_once_for_each_way_and_is_the_same_bytes(
     assert whole == expected
     if coding is BY_GRPC:
         assert decode(whole, pb.BatchesHeader).header == header
+
+
+def test_each_way_has_its_own_encoding_of_one_message() -> None:
+    header = pb.BatchesHeader(batches=[pb.StoredBatch(topic="t", base_offset=3, record_count=2, payload_bytes=4)])
+    shared = SharedBatches(header, (b"0123",))
+    for coding in (BY_GRPC, FRAMED):
+        assert shared.encoded(coding) == coding.encode(shared)
+        assert shared.encoded(coding) is shared.encoded(coding)
