@@ -100,9 +100,10 @@ def test_each_record_is_there_once_while_leaders_are_killed(hidden: Cluster) -> 
     one = hidden.brokers[1].address
     hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
     hidden.admin.declare_queue("t", "workers")
-    alone = Consumer(one, forward=True)
+    # From the first record on: they open their partitions in threads, and the traffic does not wait for that
+    alone = Consumer(one, start="earliest", forward=True)
     alone.subscribe("t")
-    member = Consumer(one, group="g", settle_ms=50, forward=True)
+    member = Consumer(one, group="g", start="earliest", settle_ms=50, forward=True)
     member.subscribe("t")
     queue = Queue(one, "t", "workers", forward=True)
     taking = [
@@ -139,7 +140,7 @@ def test_without_it_only_the_broker_that_is_reached_is_used(hidden: Cluster) -> 
     """Else the other tests would show nothing."""
     hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
     hidden.wait_for_leaders("t", deadline_s=WAIT_S)
-    assert set(hidden.leaders("t").values()) > {1}
+    assert set(hidden.leaders("t").values()) - {1}
     with Producer(hidden.brokers[1].address, timeout_ms=1_500) as producer:
         futures = [producer.publish("t", b"0", partition=number) for number in range(PARTITIONS)]
         errors = [future.exception(WAIT_S) for future in futures]
