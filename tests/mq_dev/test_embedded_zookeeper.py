@@ -80,7 +80,7 @@ def test_no_port_is_given_to_two_processes_while_both_live() -> None:
         given += process.stdout.readline().split()
     for process in asked:
         process.communicate("\n", timeout=30)
-    assert len(given) == len(set(given)) == 4 * 999
+    assert len(given) == len(set(given)) == 4_000
 
 
 def test_a_port_that_is_taken_is_said_with_the_servers_own_words(tmp_path: Path) -> None:
