@@ -24,9 +24,6 @@ import psutil
 from mq_dev.embedded_zookeeper import free_port, is_free
 from tests.documents.blocks import BACKGROUND, ELSEWHERE, Block, agrees
 
-BLOCK_S = 150.0
-"""So long one block may take: the first that uses Spark starts it."""
-
 STOP_S = 30.0
 _END = "--- end of block ---"
 _PYTHON = f"""
@@ -49,6 +46,8 @@ class Reader:
     that is searched for them too."""
 
     PORTS: tuple[int, ...] = tuple(range(7400, 7410))
+    BLOCK_S: float = 150.0
+    """So long one block may take: the first that uses Spark starts it."""
 
     def __init__(self, folder: Path, programs: Path | None = None) -> None:
         self._folder = folder
@@ -137,13 +136,13 @@ class Reader:
 
     def _until(self, process: subprocess.Popen[str], enough: Callable[[str], bool]) -> str:
         assert process.stdout is not None
-        deadline = time.monotonic() + BLOCK_S
+        deadline = time.monotonic() + self.BLOCK_S
         read = b""
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while not enough(text := read.decode(errors="replace")):
                 if time.monotonic() > deadline or not selector.select(deadline - time.monotonic()):
-                    raise AssertionError(f"not within {BLOCK_S:g} s; printed so far:\n{text}\n{self.errors()}")
+                    raise AssertionError(f"not within {self.BLOCK_S:g} s; printed so far:\n{text}\n{self.errors()}")
                 some = os.read(process.stdout.fileno(), 1 << 16)
                 if not some:
                     raise AssertionError(
