@@ -1,8 +1,8 @@
 """What one hostile request costs a broker, and what an honest client notices while it is repeated without a pause.
 
-The attacker, the honest client and the broker share the machine's cores, so the client waits longer beside any busy
-process. What an attack makes of a wait is therefore compared with the wait beside a process that takes as much
-processor time as the attacker and asks nothing.
+The bound is of the wait while nobody attacks. The attacker, the honest client and the broker share the machine's cores,
+so the client waits longer beside any busy process. How long it waits beside one that takes as much processor time as
+the attacker, and asks nothing, is therefore told too.
 """
 
 from __future__ import annotations
@@ -170,9 +170,9 @@ def measured(ground: Ground, seconds: float) -> list[Row]:
                 asked = attack.asked()
             grown = peak.bytes() - before
             with busy(share):
-                beside = max(quiet, percentile(_waits(producer, seconds), 99))
-            times = attacked / beside
-            compared = f"{1e3 * beside:.1f} beside a process as busy, {1e3 * quiet:.1f} quiet"
+                beside = percentile(_waits(producer, seconds), 99)
+            times = attacked / quiet
+            compared = f"{1e3 * quiet:.1f} ms, {1e3 * beside:.1f} beside a process as busy"
             spent = f"{grown / MIB:.0f} MiB; asked {asked} times"
             told = f"{times:.1f} times ({1e3 * attacked:.1f} against {compared}); {spent}"
             most = GROWN_BYTES_MAX + (DECODED_BYTES if method == "Produce" else 0)  # what its topic allows a batch
