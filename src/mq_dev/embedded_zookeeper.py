@@ -428,7 +428,7 @@ def _ports_of_slices() -> Iterator[int]:
     shared = []
     for start in random.sample(starts, len(starts)):
         ports = range(start, start + _PORTS_TOGETHER)
-        if _is_owned(start):
+        if _take(start):
             yield from random.sample(ports, len(ports))
         else:
             shared.append(ports)
@@ -440,7 +440,8 @@ _owned: list[int] = []
 """Descriptors whose locks say which slices are this process's. The system frees them when it ends."""
 
 
-def _is_owned(start: int) -> bool:
+def _take(start: int) -> bool:
+    """Own the slice that begins there. False: another process does, or its lock cannot be made."""
     try:
         directory = Path(tempfile.gettempdir()) / f"tritonmq-ports-{os.getuid()}"
         directory.mkdir(mode=0o700, exist_ok=True)
