@@ -29,7 +29,8 @@ from mq_broker.broker.runtime.memory import COPIES_SENT, Held
 from mq_broker.broker.runtime.streams import until_one_ends
 from mq_broker.measured import FORWARDED
 from mq_broker.rpc.callers import caller, principal, serial, verified
-from mq_broker.rpc.dialling import Dialling, Way
+from mq_broker.rpc.dialling import Dialling
+from mq_broker.rpc.lines import Line, Lines
 from mq_broker.rpc.pacing import room_to_lend, room_to_send
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import EOF, RefusedBatch, Send
@@ -47,15 +48,14 @@ _READS: Final = "Fetch"
 
 
 class Forwarding:
-    """Owns the channels to other brokers' peer ports by which calls of clients go: one for each broker, and a former
-    one for as long as calls go by it. `me`: this broker's proof."""
+    """Owns the channels to other brokers' peer ports by which calls of clients go. `me`: this broker's proof."""
 
     def __init__(self, cluster: Cluster, me: PeerProof, dialling: Dialling, held: Held) -> None:
         self._cluster = cluster
         self._me = me
         self._dialling = dialling
         self._held = held
-        self._lines: dict[int, _Line] = {}
+        self._lines = Lines(dialling)
 
     def to(self, context: aio.ServicerContext[Any, Any]) -> int:
         """The broker that a call is meant for; 0: this one. Raises `Unreachable` for an address at which no broker of
@@ -79,11 +79,11 @@ class Forwarding:
         """As `Forwarder.ask` (rpc/service.py)."""
         async with self._line(to) as line:
             timeout = max(0.001, deadline - asyncio.get_running_loop().time())
-            unary: Any = line.channel.unary_unary(BROKER.path(method.name), None, None)
             who, size = caller(), len(data)
             self._held.add(who, size)
             try:
-                answer: bytes = await unary(data, timeout=timeout, metadata=self._said(to, method))
+                call = line.unary(BROKER.path(method.name))
+                answer: bytes = await call(data, timeout=timeout, metadata=self._said(to, method))
             except aio.AioRpcError as error:
                 raise self._meaning(error, to, line.address) from error
             finally:
@@ -133,42 +133,21 @@ class Forwarding:
 
     async def close(self) -> None:
         """End what is under way."""
-        lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
-            await line.channel.close(None)
+        await self._lines.close()
 
     # ------------------------------------------------------------------ the other broker
 
-    @contextlib.asynccontextmanager
-    async def _line(self, to: int) -> AsyncIterator[_Line]:
-        """Around a call to that broker. A channel that was made with a former certificate, or to a former address, is
-        closed once no call goes by it."""
-        address, way = self._reached(to)
-        former = line = self._lines.get(to)
-        if line is None or (line.address, line.way) != (address, way):
-            line = self._lines[to] = _Line(address, way, self._dialling.dial(address))
-        line.calls += 1
-        try:
-            if former is not None and former is not line and not former.calls:
-                await former.channel.close(None)
-            yield line
-        finally:
-            line.calls -= 1
-            if not line.calls and self._lines.get(to) is not line:
-                await line.channel.close(None)
-
-    def _reached(self, to: int) -> tuple[str, Way]:
-        """Where that broker is reached, and how."""
+    def _line(self, to: int) -> contextlib.AbstractAsyncContextManager[Line]:
+        """Around a call to that broker."""
         address = self._cluster.peer_address(to)
         if address is None:
             raise Unreachable(f"broker {to} has gone, or has no port for other brokers: ask for the metadata again")
-        way = self._dialling.way(address)
-        if not way and principal() != ANONYMOUS:
+        if not self._dialling.way(address) and principal() != ANONYMOUS:
             raise Unreachable(
                 f"broker {to} is reached in plain text from broker {self._me.broker}, and calls of {principal()} are "
                 "passed on over TLS alone: give it certificates"
             )
-        return address, way
+        return self._lines.to(address)
 
     def _said(self, to: int, method: Method) -> tuple[tuple[str, bytes], ...]:
         """What a call of the method to that broker carries: whose it is."""
@@ -236,14 +215,6 @@ class Forwarding:
                 room.took(len(data))
                 await send(data)
                 del data
-
-
-class _Line:
-    """A channel to another broker, and how many calls go by it."""
-
-    def __init__(self, address: str, way: Way, channel: aio.Channel) -> None:
-        self.address, self.way, self.channel = address, way, channel
-        self.calls = 0
 
 
 def _addresses(registration: Any) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from grpc import aio
 
@@ -167,12 +168,13 @@ def test_a_replaced_certificate_counts_from_the_next_channel_on(tmp_path: Path) 
         certs = Certs(tmp_path / "certs", 1, 2)
         async with peers(certs, 1, 2) as (one, two):
             await two.ask(one)
-            former = set(two.calls._channels)
+            former = two.calls._lines._lines[one.address]
             for broker, peer in ((1, one), (2, two)):
                 certs.authority.broker(broker, [HOST]).write(certs.path / f"broker.{broker}", "broker")
                 await peer.certificates.look()
             await two.ask(one)
-            assert set(two.calls._channels) > former
+            assert two.calls._lines._lines[one.address] is not former
+            assert former.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN, "and that one is gone"
             host, _, port = one.address.rpartition(":")
             _, writer = await asyncio.open_connection(host, int(port), ssl=two.certificates.client_context())
             shown = writer.get_extra_info("ssl_object").getpeercert()
