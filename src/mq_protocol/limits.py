@@ -214,6 +214,9 @@ batch of 16 MiB. gRPC holds a whole message before anybody sees it."""
 CONNECTIONS_MAX: Final = 2_000
 """From clients, to one broker, by default (`--connections-max`): a process has two, whatever it does."""
 
+PEER_CONNECTIONS_MAX: Final = 2_000
+"""At a broker's gRPC port for other brokers, which have a few each. Strangers have the rest of them."""
+
 STREAMS_PER_CONNECTION_MAX: Final = 1_000
 """Requests and streams at once on one connection; more wait in the client. A hundred is gRPC's advice, but all
 consumers of a process share a connection, and a stream that waits there says nothing. An idle stream takes 30 kB of a

@@ -69,7 +69,7 @@ class Ports:
             self.address = config.address(clients_port)
             self.flight_address = self._open_flight(())
             if not alone:
-                port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.PEER_OPTIONS)
+                port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.peer_options())
                 self.peer_address = config.peer_address(port)
                 self._link_listener, port = bind(config.links_at, "--link-listen")
                 self.link_address = config.link_address(port)
@@ -85,7 +85,7 @@ class Ports:
                 self._peers,
                 config.peers_at,
                 "--peer-listen",
-                rpc_server.PEER_OPTIONS,
+                rpc_server.peer_options(),
                 self.certificates.server_credentials(),
             )
             self.peer_address = self.tls_peer_address = config.peer_address(port)
@@ -124,7 +124,7 @@ class Ports:
         port = self._open(self._clients, config.also_plaintext, "--also-plaintext", for_clients)
         self.address = config.plain_address(port)
         if not alone:
-            options = rpc_server.PEER_OPTIONS
+            options = rpc_server.peer_options()
             port = self._open(self._peers, config.plain_peers_at, "--also-plaintext-peer", options)
             self.peer_address = config.plain_peer_address(port)
 

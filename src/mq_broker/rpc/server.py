@@ -17,7 +17,9 @@ from mq_protocol.limits import (
     CONNECTION_IDLE_MS,
     CONNECTIONS_MAX,
     HANDSHAKE_TIMEOUT_MS,
+    PEER_CONNECTIONS_MAX,
     PEER_METADATA_BYTES_MAX,
+    STREAMS_MAX,
     STREAMS_PER_CONNECTION_MAX,
 )
 from mq_protocol.transport import CHANNEL_OPTIONS, MESSAGE_OPTIONS
@@ -32,13 +34,6 @@ SERVER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.absolute_max_metadata_size", CALL_METADATA_BYTES_MAX),
 )
 
-PEER_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
-    *(option for option in SERVER_OPTIONS if not option[0].endswith("max_metadata_size")),
-    ("grpc.max_metadata_size", PEER_METADATA_BYTES_MAX),
-    ("grpc.absolute_max_metadata_size", PEER_METADATA_BYTES_MAX),
-)
-"""Of the port for other brokers. They pass on the groups of a client's token, beside what a client says itself."""
-
 
 def client_options(
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX, connections_max: int = CONNECTIONS_MAX
@@ -48,6 +43,23 @@ def client_options(
         *(option for option in SERVER_OPTIONS if option[0] != "grpc.max_receive_message_length"),
         ("grpc.max_receive_message_length", message_bytes_max),
         ("grpc.max_concurrent_streams", STREAMS_PER_CONNECTION_MAX),
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
+    )
+
+
+def peer_options(connections_max: int = PEER_CONNECTIONS_MAX) -> tuple[tuple[str, int], ...]:
+    """Of the port for other brokers. They pass on the groups of a client's token, beside what a client says itself, and
+    by one connection the streams of all their clients.
+
+    Whoever reaches the port may connect. Who has all connections that there are keeps brokers out that have none yet;
+    but who might have more would take the descriptors and the memory that all of the broker needs.
+    """
+    return (
+        *(option for option in SERVER_OPTIONS if not option[0].endswith("max_metadata_size")),
+        ("grpc.max_metadata_size", PEER_METADATA_BYTES_MAX),
+        ("grpc.absolute_max_metadata_size", PEER_METADATA_BYTES_MAX),
+        ("grpc.max_concurrent_streams", STREAMS_MAX),
         ("grpc.max_allowed_incoming_connections", connections_max),
         ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
     )

@@ -20,7 +20,7 @@ from mq_broker.rpc.forwarded import ForwardedDoor, ForwardedHandlers
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.peer_proof import FORWARDED, METADATA, PeerProof
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.server import PEER_OPTIONS, dial, dial_securely, listen
+from mq_broker.rpc.server import dial, dial_securely, listen, peer_options
 from mq_broker.rpc.service import handlers
 from mq_broker.security.authority import Authority
 from mq_broker.security.client_port import ClientPort
@@ -93,7 +93,7 @@ async def served(
     authority: Authority | None = None, credentials: grpc.ServerCredentials | None = None
 ) -> AsyncIterator[Served]:
     """The peer port of broker 1. It knows that broker 2 has been started for the third time."""
-    server, port = listen(f"{HOST}:0", options=PEER_OPTIONS, credentials=credentials)
+    server, port = listen(f"{HOST}:0", options=peer_options(), credentials=credentials)
     service, refusals = Telling(), Refusals()
     plain = credentials is None
     door = ForwardedDoor(proof(1), lambda broker, incarnation: broker == 2 and incarnation < 3, refusals, plain=plain)
