@@ -23,7 +23,7 @@ from tests.deploy.prometheus import Prometheus, until
 FACTOR: Final = 30
 """Times in the rules are shorter by so much: ten minutes are twenty seconds."""
 
-CAUSED_S: Final = 240.0
+CAUSED_S: Final = 600.0
 """An alert that does not fire within this time was not caused."""
 
 SMALL_DISK: Final = "48m"
@@ -70,7 +70,7 @@ class World:
                 self.prometheus.end()
 
     def admin(self, cluster: LocalCluster | None = None) -> Admin:
-        return Admin((cluster or self.cluster).bootstrap, timeout_ms=60_000)
+        return Admin((cluster or self.cluster).bootstrap, timeout_ms=120_000)
 
     def leader(self, topic: str, partition: int) -> int:
         with self.admin() as admin:
