@@ -126,6 +126,12 @@ _ASYNC_PROGRESS: Final = (
     "_asyncProgressTrackingOverrideSinkSupportCheck",
 )
 
+_LEFT_OUT: Final = {
+    "forward": "no broker passes on what Spark's tasks ask of others, since each row would go through two brokers. To "
+    f"reach all brokers at one address, start `tritonmq proxy` and give its address as {VIA}"
+}
+"""What the other clients have, and the reason why it is not here."""
+
 _KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_ALIASES, *_SPARKS_OWN, *_ASYNC_PROGRESS)}
 
 
@@ -302,7 +308,7 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
     name = _KNOWN.get(written.lower())
     if name is not None:
         return name
-    if instead := why_refused(written):
+    if instead := _LEFT_OUT.get(written.lower()) or why_refused(written):
         raise InvalidSetting(f"option {written} cannot be used: {instead}")
     if written.lower().startswith("kafka."):
         hint = (

@@ -56,6 +56,12 @@ def test_an_unknown_option_is_answered_with_the_nearest_right_one() -> None:
     assert "TritonMQ has no Kafka client" in source_error(**{"kafka.retries": "3"})
 
 
+def test_forward_is_refused_and_via_is_named_instead() -> None:
+    for error in (source_error(forward="true"), sink_error(Forward="1")):
+        assert error.lower().startswith("option forward cannot be used: ")
+        assert error.endswith("start `tritonmq proxy` and give its address as via")
+
+
 def test_options_of_the_other_side_are_named_as_such() -> None:
     assert source_error(topic="t").startswith("option topic belongs to the sink")
     assert sink_error(subscribe="t").startswith("option subscribe belongs to the source")
