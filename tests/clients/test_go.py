@@ -66,9 +66,8 @@ def _table(cluster: Cluster, topic: str) -> pa.Table:
 
 
 def test_go_and_python_exchange_typed_rows_and_send_each_others_uuids_again_without_a_double(
-    start_cluster: Callable[..., Cluster], programs: Path
+    cluster: Cluster, programs: Path
 ) -> None:
-    cluster = start_cluster(brokers=3)
     for topic in ("ours", "theirs"):
         cluster.admin.create_topic(topic, partitions=2, replicas=3, schema=COLUMNS)
     rows = pa.RecordBatch.from_pylist(ROWS, schema=parse_schema(COLUMNS))
@@ -85,10 +84,7 @@ def test_go_and_python_exchange_typed_rows_and_send_each_others_uuids_again_with
     assert _table(cluster, "ours").num_rows == _table(cluster, "theirs").num_rows == len(ROWS)
 
 
-def test_what_was_stored_before_a_column_was_added_has_nulls_there(
-    start_cluster: Callable[..., Cluster], programs: Path
-) -> None:
-    cluster = start_cluster(brokers=1)
+def test_what_was_stored_before_a_column_was_added_has_nulls_there(cluster: Cluster, programs: Path) -> None:
     cluster.admin.create_topic("before", partitions=2, schema="n long, s struct<a:int,b:array<string>>")
     wider = "n long, s struct<a:int,b:array<string>>, m map<string,int>"
     cluster.admin.create_topic("after", partitions=2, schema=wider)
@@ -104,11 +100,11 @@ def test_what_was_stored_before_a_column_was_added_has_nulls_there(
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
 def test_records_that_are_on_their_way_when_the_leader_is_killed_or_held_are_there_once_and_in_order(
-    start_cluster: Callable[..., Cluster], programs: Path, fault: signal.Signals
+    cluster: Cluster, programs: Path, fault: signal.Signals
 ) -> None:
-    cluster = start_cluster(brokers=3)
-    cluster.admin.create_topic("numbers", partitions=1, replicas=3)
-    command = [programs / "tritonmq-count", cluster.bootstrap, "numbers", "0", str(RECORDS)]
+    topic = f"numbers-{fault.name}"
+    cluster.admin.create_topic(topic, partitions=1, replicas=3)
+    command = [programs / "tritonmq-count", cluster.bootstrap, topic, "0", str(RECORDS)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as counting:
         assert counting.stdout is not None
         assert counting.stderr is not None
@@ -116,12 +112,12 @@ def test_records_that_are_on_their_way_when_the_leader_is_killed_or_held_are_the
         for line in counting.stdout:
             told = int(line)
             if told == RECORDS // 5:
-                cluster.brokers[cluster.leader("numbers", 0)].send_if_running(fault)
+                cluster.brokers[cluster.leader(topic, 0)].send_if_running(fault)
                 assert counting.poll() is None
         assert (counting.wait(ASK_S), counting.stderr.read()) == (0, "")
     assert told == RECORDS
     with Reader(cluster.bootstrap) as reader:
-        values = [value for batch in reader.read("numbers", 0) for value in batch.column("value").to_pylist()]
+        values = [value for batch in reader.read(topic, 0) for value in batch.column("value").to_pylist()]
     assert values == [b"%d" % n for n in range(RECORDS)]
 
 

@@ -99,10 +99,7 @@ def _cursors(cluster: Cluster) -> dict[int, int]:
     return {cursor.partition: cursor.offset for cursor in cluster.admin.describe_group("g").cursors}
 
 
-def test_a_go_and_a_python_member_share_a_group_through_the_death_of_a_leader(
-    start_cluster: Callable[..., Cluster], programs: Path
-) -> None:
-    cluster = start_cluster(brokers=3)
+def test_a_go_and_a_python_member_share_a_group_through_the_death_of_a_leader(cluster: Cluster, programs: Path) -> None:
     cluster.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
     seen = Deliveries()
     consumer = Consumer(cluster.bootstrap, "g", "earliest", member_id="python")
@@ -187,10 +184,7 @@ def _outcome_of(record: LeasedRecord) -> tuple[str, Any]:
     return "ack", record.ack()
 
 
-def test_go_and_python_workers_share_a_queue_through_the_death_of_a_leader(
-    start_cluster: Callable[..., Cluster], programs: Path
-) -> None:
-    cluster = start_cluster(brokers=3)
+def test_go_and_python_workers_share_a_queue_through_the_death_of_a_leader(cluster: Cluster, programs: Path) -> None:
     cluster.admin.create_topic("jobs", partitions=3, replicas=3)
     cluster.admin.declare_queue("jobs", "workers", retry_ms="10ms")
     jobs = [f"{KINDS[number % len(KINDS)]} {number}" for number in range(JOBS)]

@@ -11,7 +11,8 @@ import pytest
 
 from tests.cluster.harness import Cluster
 
-_CLUSTERS = pytest.StashKey[list[Cluster]]()
+CLUSTERS = pytest.StashKey[list[Cluster]]()
+"""Whose logs are shown if the test fails."""
 
 
 @pytest.fixture
@@ -21,7 +22,7 @@ def start_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ca
 
     It has a root of its own in the ZooKeeper of all tests. `zookeeper=True`: a ZooKeeper of its own, to be hurt.
     """
-    clusters = request.node.stash.setdefault(_CLUSTERS, [])
+    clusters = request.node.stash.setdefault(CLUSTERS, [])
 
     def start(brokers: int = 3, prepare: Callable[[Cluster], object] = lambda _: None, **options: Any) -> Cluster:
         if "zookeeper" not in options:
@@ -41,6 +42,6 @@ def start_cluster(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ca
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
     report = yield
     if report.when == "call" and report.failed:
-        for cluster in item.stash.get(_CLUSTERS, []):
+        for cluster in item.stash.get(CLUSTERS, []):
             report.sections.append((f"logs of {cluster.directory}", cluster.logs()))
     return report
