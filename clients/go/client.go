@@ -40,6 +40,9 @@ type Options struct {
 	// Via is HOST:PORT of an HTTP CONNECT tunnel, such as `tritonmq proxy`, through which all brokers are reached. It
 	// resolves their names. Empty: TRITONMQ_VIA. Direct: brokers are reached directly, whatever the environment says.
 	Via string
+	// Forward: only the bootstrap addresses are reached, and the brokers there pass on what is meant for others. Not with
+	// Via. False: TRITONMQ_FORWARD, unless Via is given.
+	Forward bool
 	// Timeout is how long a request is tried in all. 0: 30 s.
 	Timeout time.Duration
 }
@@ -52,9 +55,11 @@ type Client struct {
 	options   Options
 	bootstrap []string
 	dial      []grpc.DialOption
+	forward   bool
 
 	mu      sync.Mutex
-	conns   map[string]*grpc.ClientConn
+	conns   map[route]*grpc.ClientConn
+	entry   int // which of bootstrap passes on
 	brokers map[int32]string
 	topics  map[string]*topic
 	closed  bool
@@ -79,7 +84,7 @@ func Dial(ctx context.Context, bootstrap string, options Options) (*Client, erro
 		options.Timeout = defaultTimeout
 	}
 	c := &Client{
-		options: options, conns: map[string]*grpc.ClientConn{}, brokers: map[int32]string{}, topics: map[string]*topic{},
+		options: options, conns: map[route]*grpc.ClientConn{}, brokers: map[int32]string{}, topics: map[string]*topic{},
 	}
 	for address := range strings.SplitSeq(bootstrap, ",") {
 		address = strings.TrimSpace(address)
@@ -93,10 +98,11 @@ func Dial(ctx context.Context, bootstrap string, options Options) (*Client, erro
 	if err != nil {
 		return nil, err
 	}
-	via, err := viaOf(options)
+	via, forward, err := wayOf(options)
 	if err != nil {
 		return nil, err
 	}
+	c.forward = forward
 	if via != "" {
 		secured = append(secured, throughTunnel(via))
 	}
@@ -134,7 +140,7 @@ func (c *Client) Close() {
 	for _, conn := range c.conns {
 		_ = conn.Close()
 	}
-	c.conns = map[string]*grpc.ClientConn{}
+	c.conns = map[route]*grpc.ClientConn{}
 }
 
 func (c *Client) broker(address string) (pb.BrokerClient, error) {
@@ -143,13 +149,17 @@ func (c *Client) broker(address string) (pb.BrokerClient, error) {
 	if c.closed {
 		return nil, newError(pb.ErrorCode_INVALID_REQUEST, "the client is closed: dial anew")
 	}
-	conn, known := c.conns[address]
+	way := c.route(address)
+	conn, known := c.conns[way]
 	if !known {
 		var err error
-		if conn, err = grpc.NewClient("passthrough:///"+address, c.dial...); err != nil {
-			return nil, newError(pb.ErrorCode_INVALID_REQUEST, "address %s: %s", address, err)
+		if conn, err = grpc.NewClient("passthrough:///"+way.dialled, c.dial...); err != nil {
+			return nil, newError(pb.ErrorCode_INVALID_REQUEST, "address %s: %s", way.dialled, err)
 		}
-		c.conns[address] = conn
+		c.conns[way] = conn
+	}
+	if c.forward {
+		return pb.NewBrokerClient(forwarding{conn, c, way}), nil
 	}
 	return pb.NewBrokerClient(conn), nil
 }
@@ -181,6 +191,9 @@ func (c *Client) metadata(ctx context.Context, request *pb.MetadataRequest) (*pb
 	for _, address := range c.addresses() {
 		answer, err := ask(ctx, c, address, pb.BrokerClient.Metadata, request)
 		if err == nil {
+			if err := c.checkForwards(address, answer); err != nil {
+				return nil, err
+			}
 			err = c.learn(answer)
 		}
 		if err == nil {
