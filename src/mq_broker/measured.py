@@ -23,6 +23,11 @@ PRODUCE_SECONDS: Final = Durations("produce_seconds", "From reading a batch to i
 PRODUCE_BATCHES: Final = Counts("produce_batches_total", "Batches that were answered.", "code")
 
 LOOP_LAG: Final = Durations("loop_lag_seconds", "How late the event loop came to a tick that was due.")
+LOOP_HELD: Final = Durations("loop_held_seconds", "How much of that the loop's own thread was at work.")
+COLLECTION: Final = Durations(
+    "garbage_collection_seconds", "Processor time of a pass of Python's collector, in which nothing else runs.",
+    "generation",
+)  # fmt: skip
 
 WRITER_ROUND: Final = Durations("writer_round_seconds", "A round of the thread that writes the journals.")
 WRITER_BYTES: Final = Counts("writer_bytes_total", "Bytes of entries that it took.")
@@ -52,8 +57,8 @@ QUOTA_WAITS: Final = Counts("quota_wait_seconds_total", "Seconds for which quota
 QUOTA_REFUSALS: Final = Counts("quota_refusals_total", "Requests that quotas refused.", "quota")
 
 ALL: Final = (
-    REQUESTS, REQUEST_SECONDS, IN_FLIGHT, STREAMS, PRODUCE_SECONDS, PRODUCE_BATCHES, LOOP_LAG, WRITER_ROUND,
-    WRITER_BYTES, FSYNC, FSYNC_FAILURES, SCRUBBED_BYTES, SCRUB_DAMAGE,
+    REQUESTS, REQUEST_SECONDS, IN_FLIGHT, STREAMS, PRODUCE_SECONDS, PRODUCE_BATCHES, LOOP_LAG, LOOP_HELD, COLLECTION,
+    WRITER_ROUND, WRITER_BYTES, FSYNC, FSYNC_FAILURES, SCRUBBED_BYTES, SCRUB_DAMAGE,
     DISK_REFUSALS, LINK_DROPPED, LINK_BYTES, COORDINATION, ISR_CHANGES,
     LEADERSHIPS, ALARMS, LOG_MESSAGES, TOPIC_RECORDS_IN, TOPIC_BYTES_IN, TOPIC_BYTES_OUT, SINK_DECISIONS,
     QUOTA_WAITS, QUOTA_REFUSALS, FORWARDED,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import gc
 import logging
 import os
 import re
@@ -481,11 +480,15 @@ def _leaf(group: ExceptionGroup[TritonMQError]) -> TritonMQError:
 
 
 async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
+    from mq_broker.broker.runtime.garbage import Garbage, look_now_and_then
+    from mq_broker.broker.runtime.loop_watch import LoopWatch
     from mq_broker.broker.server import serve
 
-    modules_are_loaded()
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    # What is there before the first partition lives as long as the process: it is out of the collector's sight
+    garbage = Garbage()
+    watch = LoopWatch(loop)
+    stop = asyncio.Event()
     serving = asyncio.current_task()
     assert serving is not None
 
@@ -504,14 +507,12 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
         loop.add_signal_handler(number, asked_to_stop)
     if stop_at_eof:
         loop.add_reader(sys.stdin.fileno(), heard_from_stdin)
-    await serve(config, stop=stop)
-
-
-def modules_are_loaded() -> None:
-    """What is there before the first partition lives as long as the process. It is taken out of the garbage collector's
-    sight: a full pass would walk over it, and hold up every partition for 12 to 50 ms meanwhile."""
-    gc.collect()
-    gc.freeze()
+    looking = asyncio.create_task(look_now_and_then(garbage), name="look at memory")
+    try:
+        await serve(config, stop=stop)
+    finally:
+        looking.cancel()
+        watch.close()
 
 
 @contextlib.contextmanager

@@ -129,8 +129,8 @@ def test_a_broker_id_that_a_live_process_has_is_refused_and_that_process_goes_on
 def test_the_collector_does_not_walk_over_what_lives_as_long_as_the_broker() -> None:
     """Counted, not timed: in a process of its own, as a broker's is."""
     counting = (
-        "import gc; from mq_broker.broker.server import serve; from mq_cli.broker import modules_are_loaded; "
-        "before = len(gc.get_objects()); modules_are_loaded(); print(before, len(gc.get_objects()))"
+        "import gc; from mq_broker.broker.server import serve; from mq_broker.broker.runtime.garbage import Garbage; "
+        "before = len(gc.get_objects()); Garbage(); print(before, len(gc.get_objects()))"
     )
     found = subprocess.run([sys.executable, "-c", counting], capture_output=True, text=True, timeout=60, check=True)
     before, after = map(int, found.stdout.split())

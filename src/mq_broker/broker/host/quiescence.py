@@ -39,7 +39,6 @@ from mq_broker.core.messages import (
     Tick,
     TurnEnded,
 )
-from mq_broker.measured import LOOP_LAG
 
 TICK_S: Final = 0.08
 SLICES: Final = 4
@@ -247,7 +246,6 @@ class Ticking:
         while True:
             due = loop.time() + _SLICE_S
             await asyncio.sleep(_SLICE_S)
-            LOOP_LAG.add(max(0.0, loop.time() - due))
             self.turn(time.monotonic_ns() // 1_000_000, loop.time(), due)
 
     def turn(self, now_ms: int, now: float, due: float) -> None:

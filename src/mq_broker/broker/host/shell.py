@@ -158,11 +158,6 @@ class Shell:
             **self._writer.gauges(),
             "partitions_without_key": len(self._sealed_away) - altered,
             "partitions_altered": altered,
-            "unscrubbed_bytes": sum(
-                partition.journal.keeping.unscrubbed_bytes
-                for partition in self._partitions.values()
-                if partition.journal.keeping is not None
-            ),
         }
 
     async def check_key(self, name: str) -> None:

@@ -108,14 +108,24 @@ _PARTITIONS: Final = (
 _QUEUE_STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
 
 
-async def exposition(observation: Observation, detail: int) -> bytes:
-    """All that there is to tell in that `pb.Detail`. Others have their turn while it is written."""
+_NOTHING: Final = ""
+"""Yielded in place of a line for each row that is looked at before any is told, since rows are counted as lines are."""
+
+
+async def exposition(observation: Observation, detail: int) -> list[bytes]:
+    """All that there is to tell in that `pb.Detail`, in pieces: megabytes take milliseconds to join, to let go of and
+    to send. Others have their turn while it is written."""
+    pieces: list[bytes] = []
     lines: list[str] = []
-    for count, line in enumerate(_lines(observation, detail), 1):
+    for line in _lines(observation, detail):
         lines.append(line)
-        if count % LINES_AT_ONCE == 0:
+        if len(lines) == LINES_AT_ONCE:
+            pieces.append("".join(lines).encode())
+            lines.clear()
             await asyncio.sleep(0)
-    return "".join(lines).encode() + bytes(generate_latest(REGISTRY))
+    pieces.append("".join(lines).encode())
+    await asyncio.sleep(0)
+    return [*filter(None, pieces), bytes(generate_latest(REGISTRY))]
 
 
 def _lines(observation: Observation, detail: int) -> Iterator[str]:
@@ -132,7 +142,9 @@ def _lines(observation: Observation, detail: int) -> Iterator[str]:
             yield from _counts(instrument, instrument.rows())
     left_out = {"topics": max(0, len(topics) - TOPICS_MAX), "cursors": observation.left_out}
     if detail >= pb.TOPICS:
-        yield from _rows(_TOPICS, _topic_rows(observation.topics), observation.now_us)
+        topic_rows: list[tuple[str, TopicRow]] = []
+        yield from _topic_rows(observation.topics, topic_rows)
+        yield from _rows(_TOPICS, topic_rows, observation.now_us)
         groups, left_out["groups"], left_out["idle_groups"] = _group_rows(observation)
         labelled = [(f'{labels},label="{_label(row.label)}"' if row.label else labels, row) for labels, row in groups]
         yield from _rows(_GROUP_LAGS, labelled, observation.now_us)
@@ -141,8 +153,11 @@ def _lines(observation: Observation, detail: int) -> Iterator[str]:
     yield _head("metrics_left_out", "gauge", "What has no line of its own here.")
     yield from (_line("metrics_left_out", f'what="{what}"', count) for what, count in left_out.items())
     if detail >= pb.PARTITIONS:
-        led = [(f'topic="{_label(row.topic)}",partition="{row.partition}"', row) for row in observation.partitions
-               if row.leads]  # fmt: skip
+        led = []
+        for row in observation.partitions:
+            if row.leads:
+                led.append((f'topic="{_label(row.topic)}",partition="{row.partition}"', row))
+            yield _NOTHING
         yield from _rows(_PARTITIONS, led, observation.now_us)
 
 
@@ -180,19 +195,17 @@ def _few(rows: Mapping[tuple[str, ...], float], topics: set[str], told: set[str]
     return few
 
 
-def _topic_rows(topics: list[TopicRow]) -> list[tuple[str, TopicRow]]:
-    """Of topics that are led here."""
-    rows = [row for row in topics[:TOPICS_MAX] if row.led]
-    rest = [row for row in topics[TOPICS_MAX:] if row.led]
-    if rest:
-        staged_us = [row.oldest_staged_us for row in rest if row.oldest_staged_us]
-        rows.append(
-            TopicRow(
-                OTHER, sum(row.led for row in rest), sum(row.records for row in rest), sum(row.bytes for row in rest),
-                sum(row.staged_batches for row in rest), min(staged_us, default=0),
-            )
-        )  # fmt: skip
-    return [(f'topic="{_label(row.name)}"', row) for row in rows]
+def _topic_rows(topics: list[TopicRow], rows: list[tuple[str, TopicRow]]) -> Iterator[str]:
+    """Adds those of topics that are led here to `rows`."""
+    rest = TopicRow(OTHER)
+    for place, row in enumerate(topics):
+        if place >= TOPICS_MAX:
+            rest.include(row)
+        elif row.led:
+            rows.append((f'topic="{_label(row.name)}"', row))
+        yield _NOTHING
+    if rest.led:
+        rows.append((f'topic="{OTHER}"', rest))
 
 
 def _group_rows(seen: Observation) -> tuple[list[tuple[str, GroupRow]], int, int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -49,7 +49,11 @@ ANSWER_S: Final = 10.0
 _DETAILS: Final = {"broker": pb.BROKER, "topic": pb.TOPICS, "partition": pb.PARTITIONS}
 _TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 Scope = dict[str, Any]
-Answer = tuple[int, str, bytes]
+Answer = tuple[int, str, Sequence[bytes]]
+"""The status, what kind of text, and its pieces."""
+
+PIECE_BYTES: Final = 64 << 10
+"""Of an answer are sent before others have their turn: a megabyte is copied three times on its way to the kernel."""
 
 
 class Pages:
@@ -60,7 +64,7 @@ class Pages:
         self._observing = observing
         self._ready = ready
         self._gate = gate
-        self._told: dict[int, tuple[object, asyncio.Task[bytes]]] = {}
+        self._told: dict[int, tuple[object, asyncio.Task[list[bytes]]]] = {}
 
     async def __call__(
         self, scope: Scope, receive: Callable[[], Awaitable[Any]], send: Callable[[Any], Awaitable[None]]
@@ -68,34 +72,38 @@ class Pages:
         """One request, by ASGI's rules."""
         if scope["type"] != "http":
             return
-        status, kind, body = await self._answer(scope)
-        headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
+        status, kind, pieces = await self._answer(scope)
+        headers = [(b"content-type", kind.encode()), (b"content-length", str(sum(map(len, pieces))).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        if scope["method"] != "HEAD":
+            for piece in _of_size(pieces, PIECE_BYTES):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await asyncio.sleep(0)
+        await send({"type": "http.response.body", "body": b""})
 
     async def _answer(self, scope: Scope) -> Answer:
         if scope["method"] not in ("GET", "HEAD"):
-            return 405, _TEXT, b"give GET\n"
+            return 405, _TEXT, [b"give GET\n"]
         match scope["path"]:
             case "/livez":
-                return 200, _TEXT, b"ok\n"
+                return 200, _TEXT, [b"ok\n"]
             case "/readyz":
                 why = self._ready()
-                return (503, _TEXT, f"{why}\n".encode()) if why else (200, _TEXT, b"ok\n")
+                return (503, _TEXT, [f"{why}\n".encode()]) if why else (200, _TEXT, [b"ok\n"])
             case "/metrics" | "/observation" as path:
                 if (refused := self._refused(scope["state"]["connection"], path)) is not None:
                     return refused
                 detail = _detail(scope["query_string"])
                 if detail is None:
-                    return 400, _TEXT, f"detail is one of {', '.join(_DETAILS)}\n".encode()
+                    return 400, _TEXT, [f"detail is one of {', '.join(_DETAILS)}\n".encode()]
                 try:
                     async with asyncio.timeout(ANSWER_S):
                         return await (self._metrics(detail) if path == "/metrics" else self._observation(detail))
                 except (TimeoutError, TritonMQError) as error:
-                    return 503, _TEXT, f"{error or 'not gathered in time: ask again'}\n".encode()
+                    return 503, _TEXT, [f"{error or 'not gathered in time: ask again'}\n".encode()]
             case _:
                 pass
-        return 404, _TEXT, b"there are /metrics, /observation, /livez and /readyz\n"
+        return 404, _TEXT, [b"there are /metrics, /observation, /livez and /readyz\n"]
 
     def _refused(self, connection: Connection, path: str) -> Answer | None:
         """What is answered to whoever may not see numbers; None to who may."""
@@ -105,11 +113,11 @@ class Pages:
             asker = self._gate.greet(connection, path)  # type: ignore[arg-type]  # in the place of gRPC's context
             self._gate.judge(asker, path, Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME)
         except NotAuthenticated as error:
-            return 401, _TEXT, f"{error}\n".encode()
+            return 401, _TEXT, [f"{error}\n".encode()]
         except PermissionDenied as error:
             if principal() == ANONYMOUS:
-                return 401, _TEXT, f"show a client's certificate: {error}\n".encode()
-            return 403, _TEXT, f"{error}\n".encode()
+                return 401, _TEXT, [f"show a client's certificate: {error}\n".encode()]
+            return 403, _TEXT, [f"{error}\n".encode()]
         return None
 
     async def _metrics(self, detail: int) -> Answer:
@@ -124,8 +132,26 @@ class Pages:
         request = pb.ObserveRequest(detail=detail)  # type: ignore[arg-type]
         answer = await self._observing.observe(request, deadline)
         # In a thread: of 10,000 partitions it is a second's work
-        text = await asyncio.to_thread(MessageToJson, answer, preserving_proto_field_name=True, indent=None)
-        return 200, "application/json", text.encode()
+        return 200, "application/json", [await asyncio.to_thread(_json, answer)]
+
+
+def _json(answer: pb.ObserveResponse) -> bytes:
+    return MessageToJson(answer, preserving_proto_field_name=True, indent=None).encode()
+
+
+def _of_size(pieces: Iterable[bytes], most: int) -> Iterator[bytes]:
+    """The same bytes in pieces of `most` to twice as many, but for the last."""
+    held: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        for first in range(0, len(piece), most):
+            held.append(piece[first : first + most])
+            size += len(held[-1])
+            if size >= most:
+                yield b"".join(held)
+                held.clear()
+                size = 0
+    yield b"".join(held)
 
 
 def _detail(query: bytes) -> int | None:

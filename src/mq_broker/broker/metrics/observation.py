@@ -47,9 +47,19 @@ class TopicRow:
         self.led += 1
         self.records += row.log_end_offset - row.log_start_offset
         self.bytes += row.size_bytes
+        self._add_staged(row)
+
+    def include(self, row: TopicRow) -> None:
+        """Count a topic in, of which nothing is told by itself."""
+        self.led += row.led
+        self.records += row.records
+        self.bytes += row.bytes
+        self._add_staged(row)
+
+    def _add_staged(self, row: PartitionRow | TopicRow) -> None:
         self.staged_batches += row.staged_batches
-        staged_us = [each for each in (self.oldest_staged_us, row.oldest_staged_us) if each]
-        self.oldest_staged_us = min(staged_us, default=0)
+        if row.oldest_staged_us:
+            self.oldest_staged_us = min(self.oldest_staged_us or row.oldest_staged_us, row.oldest_staged_us)
 
 
 @dataclass(slots=True)

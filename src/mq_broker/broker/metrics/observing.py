@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
@@ -48,6 +48,7 @@ CURSORS_MAX: Final = 100_000
 DISK_PATIENCE_S: Final = 0.25
 """For so long a disk may take to say how much room it has."""
 
+Row = TypeVar("Row", PartitionRow, TopicRow)
 MembersOf = Callable[[Partition, str], list[str]]
 
 
@@ -59,18 +60,44 @@ class QueuesOf(NamedTuple):
     stuck: Callable[[], Mapping[tuple[str, str], int]] = dict
 
 
+def _as_before(row: Row, before: Sequence[Row], place: int) -> Row:
+    """The row that the last gathering had at that place, if it says the same. So idle partitions leave no new objects,
+    which the collector of garbage would walk over, and which take milliseconds to let go of."""
+    return before[place] if place < len(before) and before[place] == row else row
+
+
 @dataclass(slots=True)
 class _Gathered:
-    """What was found so far."""
+    """What was found so far. `before`: by the last gathering. `topic`: the one that is not complete yet; they come one
+    after another."""
 
+    before: Observation | None = None
     partitions: list[PartitionRow] = field(default_factory=list)
-    topics: dict[str, TopicRow] = field(default_factory=dict)
+    topics: list[TopicRow] = field(default_factory=list)
+    topic: TopicRow | None = None
     groups: dict[tuple[str, str], GroupRow] = field(default_factory=dict)
     queues: dict[tuple[str, str], QueueRow] = field(default_factory=dict)
     unheard_ms: int = 0
+    unscrubbed_bytes: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     cursors: int = 0
     left_out: int = 0
+
+    def add(self, row: PartitionRow, retention_ms: int | None) -> None:
+        """A partition, with the setting of its topic."""
+        known = () if self.before is None else self.before.partitions
+        self.partitions.append(_as_before(row, known, len(self.partitions)))
+        if self.topic is None or self.topic.name != row.topic:
+            self.complete()
+            self.topic = TopicRow(row.topic, retention_ms=retention_ms)
+        self.topic.add(row)
+
+    def complete(self) -> None:
+        """There is no more of the topic."""
+        if self.topic is not None:
+            known = () if self.before is None else self.before.topics
+            self.topics.append(_as_before(self.topic, known, len(self.topics)))
+            self.topic = None
 
     def room(self) -> bool:
         """Whether one more may be looked at; it is counted."""
@@ -165,7 +192,7 @@ class Observing:
         return await asyncio.shield(told)
 
     async def _gather(self) -> Observation:
-        found = _Gathered()
+        found = _Gathered(self._newest)
         for count, _ in enumerate(self._walk(found), 1):
             if count % SLICE == 0:
                 await asyncio.sleep(0)
@@ -173,6 +200,7 @@ class Observing:
         values.update(await self._disk())
         values["brokers_live"] = float(len(self._cluster.brokers))
         values["replica_unheard_seconds"] = found.unheard_ms / 1000
+        values["unscrubbed_bytes"] = float(found.unscrubbed_bytes)
         values.update(self._gauges())
         for (topic, group), stuck in self._queues.stuck().items():
             if (topic, group) in found.queues:
@@ -190,7 +218,7 @@ class Observing:
             coordination=self._condition(),
             values=values,
             links={broker: broker in connected for broker in others},
-            topics=list(found.topics.values()),
+            topics=found.topics,
             partitions=found.partitions,
             groups=list(found.groups.values()),
             queues=list(found.queues.values()),
@@ -223,12 +251,9 @@ class Observing:
             if partition.closed:
                 continue
             row = _row(partition)
-            found.partitions.append(row)
-            topic = found.topics.get(row.topic)
-            if topic is None:
-                topic = found.topics[row.topic] = TopicRow(row.topic)
-                topic.retention_ms = partition.topic.settings.retention_ms
-            topic.add(row)
+            found.add(row, partition.topic.settings.retention_ms)
+            keeping = partition.journal.keeping
+            found.unscrubbed_bytes += 0 if keeping is None else keeping.unscrubbed_bytes
             _count(partition, row, found.counts, live)
             yield
             if row.leads:
@@ -236,6 +261,7 @@ class Observing:
                 yield from self._walk_cursors(partition, found)
                 now_us = time.time_ns() // 1000
                 yield from walk_queues(partition, found.queues, self._queues.limit_of, now_us, found.room)
+        found.complete()
         yield from self._walk_elsewhere(found, live - {self._shell.broker})
 
     def _walk_elsewhere(self, found: _Gathered, others: set[int]) -> Iterator[None]:

@@ -25,6 +25,7 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
         "unheard_ms": {},
         "work": {},
         "retention_ms": None,
+        "keeping": None,
         **given,
     }
     moving = {number: SimpleNamespace(target=fields["moving_to"])} if fields["moving_to"] else {}
@@ -55,6 +56,7 @@ def part(topic: str = "t", number: int = 0, **given: Any) -> Any:
             machine=machine,
         ),
         unheard_ms=fields["unheard_ms"],
+        journal=SimpleNamespace(keeping=fields["keeping"]),
         lag=lambda offset: (100 - offset, 1_000 * (100 - offset)),
     )
 

@@ -361,3 +361,29 @@ def test_a_disk_that_does_not_say_how_much_room_it_has_hides_nothing_else(tmp_pa
     told = asyncio.run(told_by(tmp_path / "gone", part()))
     assert "disk_free_bytes" not in told.values
     assert told.values["partitions_leader"] == 1
+
+
+def test_of_what_is_as_before_no_new_rows_are_kept(tmp_path: Path) -> None:
+    """They would be walked over by the collector of garbage, and let go of all at once."""
+
+    async def scenario() -> None:
+        observed = observing(tmp_path, part("a"), part("b", 0), part("b", 1), part("c"))
+        first = observed._newest = await observed._gather()
+        second = observed._newest = await observed._gather()
+        assert [now is then for now, then in zip(second.partitions, first.partitions, strict=True)] == [True] * 4
+        assert [now is then for now, then in zip(second.topics, first.topics, strict=True)] == [True] * 3
+        observed._shell = observing(tmp_path, part("a"), part("b", 0), part("b", 1, isr=(1,)), part("d"))._shell
+        third = await observed._gather()
+        assert [now is then for now, then in zip(third.partitions, first.partitions, strict=True)] == [
+            True, True, False, False
+        ]  # fmt: skip
+        assert [(row.topic, row.isr) for row in third.partitions[2:]] == [("b", (1,)), ("d", (1, 2, 3))]
+        assert [(row.name, row.led) for row in third.topics] == [("a", 1), ("b", 2), ("d", 1)]
+
+    asyncio.run(scenario())
+
+
+def test_bytes_that_no_scrub_has_read_are_counted_over_all_partitions(tmp_path: Path) -> None:
+    parts = (part("a", keeping=SimpleNamespace(unscrubbed_bytes=5)), part("b"),
+             part("c", keeping=SimpleNamespace(unscrubbed_bytes=7)))  # fmt: skip
+    assert asyncio.run(told_by(tmp_path, *parts)).values["unscrubbed_bytes"] == 12
