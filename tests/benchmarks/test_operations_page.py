@@ -1,4 +1,5 @@
-"""What `make bench-operations` counts: late ticks of the loop and why they were late, and the start of the plugin as pytest tells it."""
+"""What `make bench-operations` counts: late ticks of the loop and why they were late, and the start of the plugin as
+pytest tells it."""
 
 from __future__ import annotations
 

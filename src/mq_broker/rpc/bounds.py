@@ -26,9 +26,9 @@ READ_AT_ONCE_BYTES_MAX: Final = 16 << 10
 """Larger requests are counted and compared a piece at a time, and others have their turn between two. Not in a thread:
 it would take the interpreter from the loop for 5 ms each time that the loop waits for something."""
 
-COUNTED_IN_A_TURN: Final = 1_000
-COMPARED_IN_A_TURN: Final = 1_000
-"""Elements, each in less than a microsecond."""
+COUNTED_IN_A_TURN: Final = 300
+COMPARED_IN_A_TURN: Final = 300
+"""Elements, each in about a microsecond: so long may any list be worked on (`TURN_S` of broker/runtime/streams.py)."""
 
 _ELEMENT_BYTES_MIN: Final = 2
 """An element of a list takes at least its tag and its length."""

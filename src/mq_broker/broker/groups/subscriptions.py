@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncIterator
+from itertools import islice
 from typing import Final
 
 from mq_broker.broker.groups import pushed_once
@@ -44,6 +46,10 @@ CREDIT_BYTES_MAX: Final = 1 << 40
 """More is a mistake: nobody can hold it."""
 
 _LOOK_AGAIN_S: Final = 0.2
+
+TOLD_AT_ONCE: Final = 200
+"""So many places are told of in one message: a request may name ten thousand, and each is copied, counted and encoded,
+in some microseconds."""
 
 UNTOLD_BYTES_MAX: Final = 4 << 20
 """What may wait to be told to a client that does not read; what it asks past that waits in TCP. Many times a topic's
@@ -241,7 +247,7 @@ class _Session:
         self._delivery = delivery
         self._subscriptions: dict[tuple[str, int], _Subscription] = {}
         self._ready: dict[_Subscription, None] = {}
-        self._opened: list[pb.PartitionOpened] = []
+        self._opened: deque[tuple[pb.PartitionOpened, int]] = deque()  # with their sizes
         self._untold_bytes = 0
         self._credit = 0
         self._wake = asyncio.Event()
@@ -346,8 +352,9 @@ class _Session:
     # -- what subscriptions say
 
     def tell(self, opened: pb.PartitionOpened) -> None:
-        self._opened.append(opened)
-        self._untold_bytes += opened.ByteSize()
+        size = opened.ByteSize()
+        self._opened.append((opened, size))
+        self._untold_bytes += size
         self._wake.set()
 
     def mark(self, subscription: _Subscription) -> None:
@@ -402,10 +409,11 @@ class _Session:
 
     def _next_bytes(self) -> tuple[int, int]:
         """About what the next message should take, and at least takes: a batch is not divided."""
-        if not self._ready or self._credit <= 0:
-            return self._untold_bytes, self._untold_bytes
-        least = self._untold_bytes + next(iter(self._ready)).next_batch_bytes
-        return max(self._untold_bytes + chunk_bytes(FETCH_CHUNK_BYTES), least), least
+        told_bytes = sum(size for _, size in islice(self._opened, TOLD_AT_ONCE))
+        if not self._ready or self._credit <= 0 or len(self._opened) > TOLD_AT_ONCE:
+            return told_bytes, told_bytes
+        least = told_bytes + next(iter(self._ready)).next_batch_bytes
+        return max(told_bytes + chunk_bytes(FETCH_CHUNK_BYTES), least), least
 
     async def _open_apart(self, bytes_max: int) -> None:
         """What is read next costs the loop little by then, though it lies sealed on the disk. Within the room that is
@@ -417,20 +425,21 @@ class _Session:
         await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
 
     def _gather(self, bytes_max: int = CREDIT_BYTES_MAX) -> Batches | None:
-        """The next message: what there is to tell, and batches while credit lasts. It may end below zero by a batch.
+        """The next message: what there is to tell, and once all is told batches while credit lasts. It may end below
+        zero by a batch.
         Batches that others are pushed too have a message of their own, which all of them share."""
         if not self._has_news:
             return None
-        room = min(bytes_max - self._untold_bytes, chunk_bytes(FETCH_CHUNK_BYTES))
         first = next(iter(self._ready), None)
         if not self._opened and first is not None and self._is_shared(first):
             del self._ready[first]
-            found = self._read(first, min(room, self._credit))
+            found = self._read(first, min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES), self._credit))
             return None if found is None else found.message
-        header = pb.BatchesHeader(opened=self._opened)
-        self._opened, self._untold_bytes = [], 0
-        self._told.set()
+        header = pb.BatchesHeader()
+        room = min(bytes_max - self._tell_some(header), chunk_bytes(FETCH_CHUNK_BYTES))
         parts: list[Buffer] = []
+        if self._opened:
+            return Envelope(header)
         while self._ready and self._credit > 0 and room > 0:
             subscription = next(iter(self._ready))
             if parts and (self._is_shared(subscription) or subscription.next_batch_bytes > room):
@@ -442,6 +451,17 @@ class _Session:
                 parts.extend(found.message.parts)
                 room -= found.bytes
         return Envelope(header, tuple(parts))
+
+    def _tell_some(self, header: pb.BatchesHeader) -> int:
+        """The first of what there is to tell; its bytes."""
+        told_bytes = 0
+        for _ in range(min(len(self._opened), TOLD_AT_ONCE)):
+            opened, size = self._opened.popleft()
+            header.opened.append(opened)
+            told_bytes += size
+        self._untold_bytes -= told_bytes
+        self._told.set()
+        return told_bytes
 
     def _is_shared(self, subscription: _Subscription) -> bool:
         return subscription.pushing and self._delivery.pushed_once.has_several(subscription.partition)

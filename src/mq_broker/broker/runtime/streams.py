@@ -11,8 +11,9 @@ from mq_protocol.limits import YIELD_EVERY
 T = TypeVar("T")
 R = TypeVar("R")
 
-TURN_S: Final = 0.001
-"""How long one list may be worked on before others have their turn, whatever its elements cost."""
+TURN_S: Final = 0.0003
+"""How long one list may be worked on before others have their turn, whatever its elements cost. A record comes in, is
+written and is acknowledged in three or four turns, and each of them may be behind one of these."""
 
 
 async def in_turns(elements: Iterable[T]) -> AsyncIterator[T]:

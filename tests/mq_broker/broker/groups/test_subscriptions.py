@@ -340,7 +340,7 @@ def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(
     def watched(session: delivery._Session, opened: pb.PartitionOpened) -> None:
         nonlocal most
         tell(session, opened)
-        most = max(most, sum(told.ByteSize() for told in session._opened))
+        most = max(most, sum(told.ByteSize() for told, _ in session._opened))
 
     monkeypatch.setattr(delivery._Session, "tell", watched)
 
