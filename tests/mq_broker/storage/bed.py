@@ -421,7 +421,8 @@ class Bed:
         journal._close_reader()  # type: ignore[attr-defined]
 
     def hold(self) -> None:
-        """From its next write on the writer waits."""
+        """From its next write on the writer waits: its thread, as the loop would wait with it."""
+        self.writer._on_loop = False
         self.files.go_on.clear()
 
     async def append_and_hold_sync(self, journal: Journal, frames: list[Frame]) -> None:
@@ -440,6 +441,7 @@ class Bed:
         self.files.sync_on.set()
         self.files.one_at_a_time = False
         self.files.go_on.set()
+        self.writer._on_loop = True
 
     async def crash(self, journal: Journal) -> None:
         """What kill -9 leaves: the files as they are, nobody to write them any more. Another writer for the next

@@ -161,7 +161,7 @@ class SimulatedWriter(Writer):
 
     def __init__(self) -> None:
         self._disk = this_disk()
-        super().__init__(self._disk)  # type: ignore[arg-type]
+        super().__init__(self._disk, on_loop=False)  # type: ignore[arg-type]
         self.syncs.kick = self._kick
         self.syncs.later = lambda made: self.loop.call_later(self._pause() * 3, made)
         self._due = False

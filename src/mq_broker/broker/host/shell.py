@@ -118,6 +118,7 @@ class Shell:
         self._touched.append(partition)
 
     def _end_turn(self) -> None:
+        self._writer.tell()  # what was written at once is acknowledged in this turn
         touched, self._touched = self._touched, []
         now_ms = self.now_ms()
         self.links.turn_begins()

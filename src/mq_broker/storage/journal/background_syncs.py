@@ -25,8 +25,8 @@ JOIN_S: Final = 5.0
 class BackgroundSyncs:
     """Owns which journals are to be synced, each with who hears of it, and the thread that does it.
 
-    All methods are for the writer's thread. `wake` is called by the other one when a sync is done: `work` is to be
-    called then.
+    All methods are for who uses the files of the journals: the writer's thread, or the event loop (writer.py). `wake`
+    is called by the other thread when a sync is done: `work` is to be called then.
     """
 
     def __init__(self, files: Files, interval_s: float, wake: Callable[[], None]) -> None:
@@ -49,6 +49,16 @@ class BackgroundSyncs:
     def forget(self, log: LogFiles) -> None:
         """It is closed."""
         self._unsynced.pop(log, None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing is to be synced, so nothing is waited for."""
+        return not self._unsynced
+
+    @property
+    def under_way(self) -> bool:
+        """A journal is being synced."""
+        return self._syncing is not None
 
     @property
     def wait_s(self) -> float | None:

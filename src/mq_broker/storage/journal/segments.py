@@ -148,7 +148,7 @@ class _Apart(NamedTuple):
 
 
 class LogFiles:
-    """Owns the files of one journal for writing. Used by the writer thread only, once it is made.
+    """Owns the files of one journal for writing. Used by one thread at a time, as writer.py says, once it is made.
 
     Another thread may be syncing the last segment meanwhile (`sync_apart`): until it is done, entries are written after
     what it covers, and everything else waits for it.
@@ -214,6 +214,13 @@ class LogFiles:
                     assert_never(order)
         if run:
             self._append(run)
+
+    def takes_at_once(self, order: Append) -> bool:
+        """Whether to carry it out is a write and no more: the file is open, nothing is to be put right before, and no
+        sync follows."""
+        ready = self._writable and self._fd >= 0 and not self.sync_each_round and not self.closed
+        put_right = self._tail_dirty or self._owed is not None or self._refused is not None or self._dead
+        return ready and not put_right and order.segment == self._segment
 
     def sync(self) -> bool:
         """All that is written onto the disk, an owed truncation first. False if that failed: `outcome` tells what came

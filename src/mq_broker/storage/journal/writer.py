@@ -1,5 +1,10 @@
 """The one thread of a broker that writes and syncs: many journals, many entries, few system calls.
 
+Little that a journal of `durability=os` appends while the thread has nothing to do is written on the event loop itself:
+into the kernel's cache that takes some microseconds, and the way to the thread and back some hundred. A disk that does
+not answer must not hold up the loop, which speaks for all partitions. So that is left to the thread while a background
+sync is under way, as one is within a second on a disk that hangs, and for a while after a write on the loop was slow.
+
 A round takes all that waits in the queue, writes it (per journal one write of everything pending), then syncs each
 journal that was written to (`durability=fsync`), and carries every result back to the event loop in one call. While a
 round syncs, the next one gathers: that is the group commit. Journals of `durability=os` are synced about once a second
@@ -16,6 +21,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -23,7 +29,7 @@ from mq_broker.measured import WRITER_BYTES, WRITER_ROUND
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.frame_caches import FrameCaches
-from mq_broker.storage.journal.segments import LogFiles, Order, Outcome, OutcomeListener
+from mq_broker.storage.journal.segments import Append, LogFiles, Order, Outcome, OutcomeListener
 from mq_broker.storage.journal.unsealing import Unsealing
 from mq_protocol.limits import JOURNAL_CACHES_BYTES_MAX, WRITER_PENDING_BYTES_MAX, WRITER_PENDING_ORDERS_MAX
 
@@ -35,6 +41,19 @@ OPEN_LOGS_MAX: Final = 256
 process may have open; of more than these in use, some open theirs anew for a write, which is four system calls."""
 
 STOP_DEADLINE_S: Final = 30.0
+
+LOOP_BYTES_MAX: Final = 16 << 10
+"""What one order may have that is written on the loop."""
+
+LOOP_ORDERS_MAX: Final = 8
+"""Orders that are written on the loop in one turn of it. When there are more, the thread writes those of a journal by
+one call."""
+
+LOOP_SLOW_S: Final = 0.01
+"""A write on the loop that took longer says that the disk is busy."""
+
+LOOP_PAUSE_S: Final = 10.0
+"""For so long after such a write the thread writes everything."""
 
 _logger = logging.getLogger(__name__)
 
@@ -53,12 +72,12 @@ class _Woken(NamedTuple):
 class Writer:
     """Owns the thread, its queue, the background syncs, and the list of journals whose files are open.
 
-    Made and started on the event loop. `unsealing` has the threads of the journals' readers. `died` is done when
-    the thread has ended: with an exception if it broke, after which nothing is flushed any more and the broker must
-    stop.
+    Made and started on the event loop. `on_loop`: little may be written there. `unsealing` has the threads of the
+    journals' readers. `died` is done when the thread has ended: with an exception if it broke, after which nothing is
+    flushed any more and the broker must stop.
     """
 
-    def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0) -> None:
+    def __init__(self, files: Files | None = None, *, sync_interval_s: float = 1.0, on_loop: bool = True) -> None:
         self.files: Files = files or OsFiles()
         self.caches = FrameCaches(JOURNAL_CACHES_BYTES_MAX)
         self.unsealing = Unsealing()
@@ -71,6 +90,12 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._open: dict[LogFiles, None] = {}  # least recently written first
         self._some_done = asyncio.Event()
+        self._on_loop = on_loop
+        self._at_thread = 0  # orders that it has, or whose outcome is on its way to the loop
+        self._here: list[tuple[OutcomeListener, Outcome, int]] = []  # written on the loop, and not told yet
+        self._slow_until = 0.0
+        # Around whatever is done with the files of a journal. The loop never waits for it
+        self._files_in_use = threading.Lock()
 
     def start(self) -> None:
         self._thread.start()
@@ -107,11 +132,51 @@ class Writer:
         """Loop only. The order is carried out after all that was submitted before it for that log."""
         self.pending_bytes += nbytes
         self.pending_orders += 1
-        self._queue.put(_Job(log, journal, order, nbytes))
+        if not (self._on_loop and self._write_here(log, journal, order, nbytes)):
+            self._at_thread += 1
+            self._queue.put(_Job(log, journal, order, nbytes))
 
     # -------------------------------------------------------------- on the loop
 
+    def _write_here(self, log: LogFiles, journal: OutcomeListener, order: Order, nbytes: int) -> bool:
+        """Write it at once, if it is little and nothing is in the way. What came of it is told as after a round."""
+        if self._at_thread or nbytes > LOOP_BYTES_MAX or len(self._here) >= LOOP_ORDERS_MAX:
+            return False
+        if not isinstance(order, Append) or self.died.done() or time.monotonic() < self._slow_until:
+            return False
+        if not self._files_in_use.acquire(blocking=False):
+            return False
+        try:
+            if self.syncs.under_way or not log.takes_at_once(order):
+                return False
+            began = time.monotonic()
+            log.carry_out([order])
+            if time.monotonic() - began > LOOP_SLOW_S:
+                self._slow_until = time.monotonic() + LOOP_PAUSE_S
+            wakes = self.syncs.is_empty
+            self._note_written(log, journal)
+            outcome = log.outcome()
+            WRITER_BYTES.add(n=nbytes)
+        finally:
+            self._files_in_use.release()
+        if wakes:
+            self._queue.put(_Woken())  # it waits for nothing, and there is something to sync in a second
+        if not self._here:
+            self.loop.call_soon(self.tell)
+        self._here.append((journal, outcome, nbytes))
+        return True
+
+    def tell(self) -> None:
+        """Say now what came of what was written on the loop. Not from within a call of a journal."""
+        here, self._here = self._here, []
+        for journal, outcome, nbytes in here:
+            self._settled([(journal, outcome)], 1, nbytes)
+
     def _deliver(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
+        self._at_thread -= orders
+        self._settled(outcomes, orders, nbytes)
+
+    def _settled(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
         self.pending_orders -= orders
         self.pending_bytes -= nbytes
         if self.has_room:
@@ -145,15 +210,16 @@ class Writer:
     def _round(self) -> bool:
         """Wait for something to do, do all that there is, and say what came of it. Whether it was the last round."""
         jobs, stopping = self._gather()
-        if jobs:
-            with WRITER_ROUND.measuring():
-                outcomes = self._carry_out(jobs)
-            WRITER_BYTES.add(n=sum(job.nbytes for job in jobs))
-            self._post(self._deliver, outcomes, len(jobs), sum(job.nbytes for job in jobs))
-        outcomes = self.syncs.finish() if stopping else self.syncs.work()
-        if outcomes:
-            self._post(self._deliver, outcomes, 0, 0)
-        self._keep_few_open()
+        with self._files_in_use:
+            if jobs:
+                with WRITER_ROUND.measuring():
+                    outcomes = self._carry_out(jobs)
+                WRITER_BYTES.add(n=sum(job.nbytes for job in jobs))
+                self._post(self._deliver, outcomes, len(jobs), sum(job.nbytes for job in jobs))
+            outcomes = self.syncs.finish() if stopping else self.syncs.work()
+            if outcomes:
+                self._post(self._deliver, outcomes, 0, 0)
+            self._keep_few_open()
         return stopping
 
     def _gather(self) -> tuple[list[_Job], bool]:
@@ -189,11 +255,15 @@ class Writer:
                 continue
             if log.sync_each_round:
                 log.sync()
-            if log.dirty:
-                self.syncs.add(log, journals[log])
-            self._open.pop(log, None)
-            self._open[log] = None
+            self._note_written(log, journals[log])
         return [(journals[log], log.outcome()) for log in by_log]
+
+    def _note_written(self, log: LogFiles, journal: OutcomeListener) -> None:
+        """With the files in use, in either thread."""
+        if log.dirty:
+            self.syncs.add(log, journal)
+        self._open.pop(log, None)
+        self._open[log] = None
 
     def _keep_few_open(self) -> None:
         """Close the files of those least recently written. One that has something to sync keeps them until it has, and
