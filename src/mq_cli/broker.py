@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import logging
 import os
@@ -11,13 +10,12 @@ import re
 import signal
 import socket
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from mq_cli.own_zookeeper import EMBEDDED, EMBEDDED_PORT, coordination
 from mq_cli.settings_file import HOSTNAME, broker_settings, with_variables
 from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
@@ -31,6 +29,7 @@ from mq_protocol.limits import (
     CLIENT_MESSAGE_BYTES_MAX,
     CONNECTION_AGE_MS,
     CONNECTIONS_MAX,
+    HOLD_MAX,
     NAME_BYTES_MAX,
     PARTITIONS_PER_TOPIC_MAX,
     REPLICAS_MAX,
@@ -40,14 +39,10 @@ from mq_protocol.limits import (
 if TYPE_CHECKING:
     from mq_broker.broker.config import BrokerConfig
     from mq_broker.security.names import Principal
-    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-    from mq_protocol.pem import Files
 
 _log = logging.getLogger("mq_cli.broker")
 
-EMBEDDED = "embedded"
-EMBEDDED_PORT = 2181
-_LOOK_AT_ZOOKEEPER_S = 1.0
+PROXY = "proxy"
 _LEVELS = ["debug", "info", "warning", "error"]
 
 
@@ -91,6 +86,21 @@ class _BrokerId(click.IntRange):
         "The broker's id: unique in the cluster, and always the same for a data directory. `hostname`: the number at "
         "the end of this machine's name, plus one."
     ),
+)
+@click.option(
+    "--role",
+    type=click.Choice(["broker", PROXY]),
+    default="broker",
+    show_default=True,
+    help="`proxy`: hold no partitions, and pass on all that clients ask (docs/one-address.md).",
+)
+@click.option(
+    "--hold-max",
+    type=SIZE,
+    default=f"{HOLD_MAX >> 20}MiB",
+    show_default=True,
+    metavar="SIZE",
+    help="With --role proxy: how much of requests it holds while their partitions have no leader; 0: nothing.",
 )
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
 @click.option(
@@ -382,6 +392,7 @@ class _BrokerId(click.IntRange):
 )
 def broker(
     number: int,
+    role: str,
     advertise: str,
     advertise_token: str,
     peer_advertise: str,
@@ -409,10 +420,12 @@ def broker(
         raise click.UsageError(
             "a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth and --zookeeper-certs"
         )
+    if role == PROXY and (zookeeper or "").partition(":")[0] == EMBEDDED:
+        raise click.UsageError("--role proxy runs no ZooKeeper: give the HOST:PORT,… of the cluster's")
     os.umask(0o027)  # before anything is written: others read nothing of it
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
-    from mq_broker.broker.config import AutoCreate, BrokerConfig
+    from mq_broker.broker.config import AutoCreate, BrokerConfig, Role
     from mq_protocol.errors import InvalidSetting
 
     replicas = auto_create_replicas or (1 if standalone else 3)
@@ -420,6 +433,7 @@ def broker(
     try:
         config = BrokerConfig(
             broker=number,
+            role=Role(role),
             data_dir=data,
             advertised=advertise,
             token_advertised=advertise_token,
@@ -429,11 +443,12 @@ def broker(
             flight_advertised=flight_advertise,
             auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
             memory_high=memory_high or 0,
+            zookeeper=zookeeper or "",
             **fields,
         )
     except InvalidSetting as error:
         raise click.UsageError(str(error)) from error
-    with _coordination(zookeeper or "", data, number, config.zookeeper_files) as hosts:
+    with coordination(zookeeper or "", data, number, config.zookeeper_files) as hosts:
         return _run(dataclasses.replace(config, zookeeper=hosts), stop_at_eof=stop_at_eof)
 
 
@@ -513,76 +528,6 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
     finally:
         looking.cancel()
         watch.close()
-
-
-@contextlib.contextmanager
-def _coordination(zookeeper: str, data: Path, number: int, tls: Files | None) -> Iterator[str]:
-    """The addresses to use; for `embedded` of a server that runs as long as the block, alone or as one of an
-    ensemble, over TLS with those files."""
-    name, _, port = zookeeper.partition(":")
-    if name != EMBEDDED:
-        yield zookeeper
-        return
-    if "@" in port:
-        with _in_ensemble(port, data, number, tls) as hosts:
-            yield hosts
-        return
-    if port and not (port.isdigit() and 0 < int(port) < 65_536):
-        raise click.UsageError(f"--zookeeper {zookeeper}: write {EMBEDDED} or {EMBEDDED}:PORT")
-    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-
-    server = EmbeddedZooKeeper(data / "zookeeper", int(port) if port else EMBEDDED_PORT, tls=tls)
-    server.start()
-    _log.info("ZooKeeper runs on %s, for brokers of this machine; it ends with this broker", server.hosts)
-    try:
-        yield server.hosts
-    finally:
-        server.stop()
-
-
-@contextlib.contextmanager
-def _in_ensemble(text: str, data: Path, number: int, tls: Files | None) -> Iterator[str]:
-    """The addresses of an ensemble. If this broker's id is one of its servers', that server runs here, and again when
-    it ends."""
-    from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, parse_ensemble
-    from mq_protocol.errors import InvalidSetting
-
-    try:
-        servers = parse_ensemble(text)
-    except InvalidSetting as error:
-        raise click.UsageError(str(error)) from error
-    if number not in {server.number for server in servers}:
-        yield ",".join(server.client_address for server in servers)
-        return
-    server = EmbeddedZooKeeper(data / "zookeeper", number=number, ensemble=servers, tls=tls)
-    _log.info(
-        "ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port
-    )
-    over = threading.Event()
-    keeper = threading.Thread(target=_keep_running, args=(server, over), name="tritonmq-zookeeper", daemon=True)
-    try:
-        server.start()
-        _log.info("ZooKeeper %d runs, with most of its ensemble; it ends with this broker", number)
-        keeper.start()
-        yield server.hosts
-    finally:
-        over.set()
-        if keeper.ident is not None:
-            keeper.join()
-        server.stop()
-
-
-def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
-    """Start the server again whenever it ends by itself."""
-    while not over.wait(_LOOK_AT_ZOOKEEPER_S):
-        if server.pid is None:
-            _log.error(
-                "ZooKeeper on %s:%d has ended, and is started again: see %s", server.host, server.port, server.log_path
-            )
-            try:
-                server.launch()
-            except TritonMQError as error:
-                _log.error("ZooKeeper cannot be started: %s", error)
 
 
 def _log_to_stderr(level: str, *, as_json: bool, broker: int) -> None:

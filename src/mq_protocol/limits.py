@@ -228,6 +228,9 @@ STREAMS_PER_CHANNEL: Final = 500
 STREAMS_MAX: Final = 20_000
 """Streams of all clients at one broker: 600 MB while they are idle."""
 
+HOLD_MAX: Final = 64 << 20
+"""Requests that a proxy holds while their partitions have no leader. Producers hold more by themselves."""
+
 MEMORY_HIGH_FLOOR: Final = 128 << 20
 """What `--memory-high` can be lowered to: one stream may have half of it unanswered."""
 

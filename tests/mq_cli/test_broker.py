@@ -136,3 +136,12 @@ def test_the_collector_does_not_walk_over_what_lives_as_long_as_the_broker() -> 
     before, after = map(int, found.stdout.split())
     assert before > 20_000
     assert after < before / 20
+
+
+@pytest.mark.parametrize("more", [("--standalone",), ("--zookeeper", "embedded"), ("--zookeeper", "embedded:2181")])
+def test_a_proxy_without_a_cluster_is_refused(more: tuple[str, ...], tmp_path: Path) -> None:
+    proxy = ["broker", "--role", "proxy", "--id", "9", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
+    result = tritonmq_process(*proxy, *more)
+    assert result.returncode == 2
+    assert b"--role proxy" in result.stderr
+    assert not (tmp_path / "data").exists()

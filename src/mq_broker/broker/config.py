@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 from mq_broker.coordination.credential import Credential
@@ -20,6 +21,7 @@ from mq_protocol.limits import (
     CONNECTION_AGE_MS,
     CONNECTIONS_MAX,
     DEDUP_MEMORY_MAX,
+    HOLD_MAX,
     MEMORY_HIGH_FLOOR,
     MESSAGE_BYTES_MAX,
     NAME_BYTES_MAX,
@@ -35,6 +37,13 @@ ADMIN = Principal("User", "admin")
 """The superuser, unless others are named."""
 
 _BROKER_MAX = (1 << 31) - 1
+
+
+class Role(StrEnum):
+    """What a process is: one that holds partitions, or one that passes on to those."""
+
+    BROKER = "broker"
+    PROXY = "proxy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,9 @@ class BrokerConfig:
 
     `encrypt` names the keys with which what is written to disk is sealed: `file:PATH`, or another provider's. Empty:
     it is written in plain.
+
+    `role`: of a proxy `broker` is the id, which no broker has. `hold_max`: how many bytes of requests it holds while
+    their partitions have no leader.
 
     `zookeeper_auth`: a file with the brokers' credential for ZooKeeper. `zookeeper_certs`: as `certs`, for TLS towards
     ZooKeeper; None: plain text.
@@ -136,6 +148,8 @@ class BrokerConfig:
     zookeeper_auth: Path | None = None
     zookeeper_certs: Path | None = None
     encrypt: str = ""
+    role: Role = Role.BROKER
+    hold_max: int = HOLD_MAX
 
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
@@ -182,7 +196,32 @@ class BrokerConfig:
             raise InvalidSetting(f"--scrub-rate={self.scrub_rate} is out of range: give bytes a second, or 0")
         if not 1 <= self.topic_name_max <= NAME_BYTES_MAX:
             raise InvalidSetting(f"--topic-name-max={self.topic_name_max} is out of range: give 1 to {NAME_BYTES_MAX}")
+        self._check_role()
         self._check_mode()
+
+    def _check_role(self) -> None:
+        """A proxy serves clients by gRPC, and no others."""
+        if self.hold_max < 0:
+            raise InvalidSetting(f"--hold-max={self.hold_max} is out of range: give bytes, or 0 to hold nothing")
+        if self.role is not Role.PROXY:
+            return
+        if not self.zookeeper and self.coordination is None:
+            raise InvalidSetting("--role proxy needs --zookeeper HOSTS: it passes on to the brokers of a cluster")
+        given = (
+            ("--peer-listen", self.peer_listen or self.peer_advertised or self.also_plaintext_peer),
+            ("--link-listen", self.link_listen or self.link_advertised),
+            ("--stream-listen", self.stream_listen or self.stream_advertised),
+            ("--flight", self.flight),
+            ("--http", self.http),
+            ("--encrypt", self.encrypt),
+            ("--rack", self.rack),
+            ("--auto-create", self.auto_create),
+        )
+        for option, value in given:
+            if value:
+                raise InvalidSetting(
+                    f"--role proxy has no {option}: it keeps no records, and serves clients by gRPC alone"
+                )
 
     def _check_mode(self) -> None:
         """Nobody opens a broker to other machines without a word."""

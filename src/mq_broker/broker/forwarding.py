@@ -43,6 +43,9 @@ from mq_protocol.methods import BROKER, Method
 from mq_protocol.names import quoted
 from mq_protocol.transport import FORWARD_METADATA, MethodUnknown, from_call
 
+CONNECT_S: Final = 2.0
+
+_CONNECTING: Final = (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING)
 _LENDS: Final = "Work"
 _READS: Final = "Fetch"
 
@@ -131,6 +134,16 @@ class Forwarding:
             finally:
                 call.cancel()
 
+    async def reaches(self, to: int) -> bool:
+        """Whether there is a connection to that broker. One that is just being made is waited for."""
+        try:
+            async with self._line(to) as line, asyncio.timeout(CONNECT_S):
+                while (state := line.channel.get_state(try_to_connect=True)) in _CONNECTING:
+                    await line.channel.wait_for_state_change(state)
+        except (Unreachable, TimeoutError):
+            return False
+        return state is grpc.ChannelConnectivity.READY
+
     async def close(self) -> None:
         """End what is under way."""
         await self._lines.close()
@@ -152,7 +165,7 @@ class Forwarding:
     def _said(self, to: int, method: Method) -> tuple[tuple[str, bytes], ...]:
         """What a call of the method to that broker carries: whose it is."""
         FORWARDED.add(method.name)
-        return self._me.forwarded(BROKER.path(method.name), to, _whose())
+        return self._me.forwarded(BROKER.path(method.name), to, whose())
 
     def _meaning(self, error: aio.AioRpcError, to: int, address: str) -> TritonMQError:
         me = self._me.broker
@@ -223,7 +236,7 @@ def _addresses(registration: Any) -> tuple[str, ...]:
     return tuple(filter(None, known))
 
 
-def _whose() -> pb.ForwardedFor:
+def whose() -> pb.ForwardedFor:
     """Who asks what this task answers."""
     whose = pb.ForwardedFor(principal=str(principal()), serial=serial(), address=caller())
     token = verified()

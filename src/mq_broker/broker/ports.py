@@ -20,7 +20,7 @@ from typing import Any, Final
 import grpc
 from grpc import aio
 
-from mq_broker.broker.config import BrokerConfig
+from mq_broker.broker.config import BrokerConfig, Role
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc.certificates import Certificates
@@ -100,7 +100,9 @@ class Ports:
         self.tls_stream_address = self._open_streams(clients_port)
 
     def _open_streams(self, clients_port: int) -> str:
-        """What clients dial; empty if they are not told."""
+        """What clients dial; empty if they are not told, or not served."""
+        if self._config.role is Role.PROXY:
+            return ""
         try:
             self._stream_listener, port = bind(self._config.streams_at, "--stream-listen")
         except InvalidSetting:
@@ -146,17 +148,17 @@ class Ports:
         self,
         for_clients: tuple[Any, ...],
         for_peers: tuple[Any, ...],
-        links: Converse,
+        links: Converse | None,
         streams: Mapping[str, Conversation],
         door: TokenDoor,
         flight: tuple[Any, ...],
     ) -> None:
-        """What is served, to be called before `start`: handlers of gRPC, and what holds links and clients' streams.
-        `door`: what stands before those for clients at the port for tokens. `flight`: handlers of the port for
-        Flight."""
+        """What is served, to be called before `start`: handlers of gRPC, and what holds links (None: there are none)
+        and clients' streams. `door`: what stands before those for clients at the port for tokens. `flight`: handlers of
+        the port for Flight."""
         config = self._config
         tls = self.certificates.server_context if self.certificates is not None else None
-        if self._link_listener is not None:
+        if self._link_listener is not None and links is not None:
             self._links = LinkServer(self._link_listener, links, tls)
         age_ms = None if tls is None else config.connection_age_ms
         bounds = config.message_bytes_max, config.connections_max

@@ -21,7 +21,7 @@ import grpc
 from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
-from mq_broker.broker.administration.floor import Floor, FloorSettings
+from mq_broker.broker.administration.floor import FloorSettings
 from mq_broker.broker.administration.moves import Moves
 from mq_broker.broker.administration.purging import Purging
 from mq_broker.broker.administration.quotas import QuotaSettings
@@ -31,7 +31,7 @@ from mq_broker.broker.administration.revoking import Revoking
 from mq_broker.broker.administration.tokens import TokenSettings
 from mq_broker.broker.administration.topic_making import TopicMaking
 from mq_broker.broker.administration.topics import Admin
-from mq_broker.broker.config import BrokerConfig, http_listener
+from mq_broker.broker.config import BrokerConfig, Role, http_listener
 from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.data.flight import Flights
 from mq_broker.broker.data.produce import Producing
@@ -45,13 +45,15 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.window_budget import WindowBudget
 from mq_broker.broker.host.window_turnover import WindowTurnover
+from mq_broker.broker.judging import Judging
 from mq_broker.broker.locks import Locks
-from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.broker.metadata.brokers import Cluster, Hints
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.broker.metrics.log_levels import LogLevels
 from mq_broker.broker.metrics.observing import Observing, QueuesOf
 from mq_broker.broker.ports import Ports
+from mq_broker.broker.proxy import serving as proxy
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.asked import Asked
 from mq_broker.broker.queues.beginning import Beginning
@@ -78,14 +80,13 @@ from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.broker.transactions.giving import Giving
 from mq_broker.broker.transactions.upkeep import Upkeep
-from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
+from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.flight import flight_handlers
 from mq_broker.rpc.forwarded import ForwardedDoor, ForwardedHandlers
-from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.health import health_handler
 from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
@@ -93,18 +94,11 @@ from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.streams import FRAMED, METHODS
 from mq_broker.rpc.token_port import TokenDoor
-from mq_broker.security import https
-from mq_broker.security.audit import Audit
-from mq_broker.security.authenticating import ApiTokens, Authenticator, added
-from mq_broker.security.authority import Authority
-from mq_broker.security.oidc import Keys, OidcTokens
-from mq_broker.security.quotas import Quotas
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import InvalidSetting, OutcomeUnknown, StorageFailed
+from mq_protocol.errors import InvalidSetting, OutcomeUnknown
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
-from mq_protocol.quotas import SECURED
 
 if TYPE_CHECKING:
     from mq_broker.broker.queues.gathering import Gathering
@@ -112,9 +106,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOPICS_SWEEP_S: Final = 30.0
-AUDIT_LOG: Final = "audit.log"
-"""In the data directory."""
-
 SEALED_LEVEL: Final = 2
 """The level of features from which on brokers may seal what they write."""
 
@@ -140,7 +131,7 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
     failure: Exception | None = None
     async with asyncio.TaskGroup() as tasks:
         try:
-            await _run(config, ready, stop, tasks)
+            await (proxy.run if config.role is Role.PROXY else _run)(config, ready, stop, tasks)
         except Exception as error:  # noqa: BLE001 - raised below: a TaskGroup would wrap it, and callers look for its class
             failure = error
     if failure is not None:
@@ -164,7 +155,7 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         directory = await asyncio.to_thread(DataDirectory.open, config.data_dir, config.broker, None, keys)
         undo.callback(directory.close)
         coordination = config.make_coordination()
-        hints = _Hints()
+        hints = Hints()
         await coordination.start(hints)
         undo.push_async_callback(coordination.stop)
         directory.join_cluster(await coordination.cluster_id())
@@ -210,18 +201,6 @@ async def _wait(event: asyncio.Event) -> None:
     await event.wait()
 
 
-class _Hints:
-    """The coordination service's listener from the first moment on; what comes before `to` is known is read at the
-    start anyway."""
-
-    def __init__(self) -> None:
-        self.to: Cluster | None = None
-
-    def __call__(self, event: CoordinationEvent) -> None:
-        if self.to is not None:
-            self.to.hear(event)
-
-
 class _Broker:
     """Owns the parts of one running broker, and the order in which they begin and end. `secret` None: it stands alone,
     and has no ports for other brokers."""
@@ -249,9 +228,10 @@ class _Broker:
         self._topics = Topics(coordination, self._on_topics)
         me = self._ports.registration(shell.incarnation)
         self.cluster = Cluster(coordination, me, self._on_brokers, shell.session_lost, self._ports.peer_address_of)
-        self._quotas = Quotas(SECURED if config.judges and config.certs is not None else None)
+        self._judging = Judging(config, coordination, self.cluster)
         naming = config.topic_name_max, config.auto_create
-        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, *naming, self._quotas)
+        quotas = self._judging.quotas
+        self._admin = Admin(shell, self.cluster, self._topics, coordination, self._calls, *naming, quotas)
         self._moves = Moves(shell, self.cluster, self._topics, self._admin)
         self._total_loss = TotalLoss(shell, self.cluster, self._topics, coordination, self._calls)
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
@@ -263,7 +243,7 @@ class _Broker:
         delivery = self._delivery = Delivery(shell, self._topics, held, self._transactions.begun)
         services = Services(
             *self._topics_served(),
-            *self._judging(config),
+            *self._settings_served(config),
             *self._queue_groups(shell, held),
             self._moves,
             self._total_loss,
@@ -284,7 +264,7 @@ class _Broker:
 
     def _offer(self, config: BrokerConfig, services: Services, proof: PeerProof, refusals: Refusals) -> None:
         """What each port serves. At the peer port clients' calls are answered that other brokers pass on."""
-        gate, room = self._gate, rpc_service.Room()
+        gate, room = self._judging.gate, rpc_service.Room()
         # Health alone is asked past the gate: it tells nothing of anything.
         asked = rpc_service.handlers(services, gate, room, self._forwarding)
         for_clients = (asked, health_handler(self._readiness.why_not))
@@ -293,38 +273,23 @@ class _Broker:
         passed_on = ForwardedDoor(proof, self._links.is_former, refusals, plain=plain)
         forwarded = ForwardedHandlers(rpc_service.handlers(services, gate, room), passed_on)
         for_peers = (peer_handlers(services, self._links, proof, refusals), forwarded)
-        door = TokenDoor(self._authenticators(config), self._audit)
+        door = TokenDoor(self._judging.authenticators(), self._judging.audit)
         self._ports.serve(for_clients, for_peers, self._links.accept, streams, door, self._flight(room))
 
     def _flight(self, room: rpc_service.Room) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What is served at the port for Arrow Flight."""
         flights = Flights(self._shell, self._topics, self.cluster, self._admin, self._reading, self._held)
-        return flight_handlers(flights, self._gate, room), health_handler(self._readiness.why_not)
+        return flight_handlers(flights, self._judging.gate, room), health_handler(self._readiness.why_not)
 
-    def _judging(self, config: BrokerConfig) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:
-        """The parts that judge who may do what and how much of it, and note it; what is returned serves methods."""
-        self._authority = Authority(on=config.judges, superusers=config.superusers)
-        self._audit = None
-        if self._authority.on:
-            self._audit = Audit(config.data_dir / AUDIT_LOG, config.broker, reads=config.audit_reads)
-        quotas = QuotaSettings(self._coordination, self._quotas, self._audit, named=config.certs is not None)
-        floor = self._floor = Floor(lambda: self._coordination.access, self.cluster.read_again)
-        self._acls = Acls(self._coordination, self._authority, self._audit, (floor.taken, quotas.taken))
-        quotas.refresh = floor.read = self._acls.refresh
-        self.cluster.demanding = floor
-        self._gate = Gate(self._authority, self._audit, self._quotas)
-        kept = self._coordination, self._authority, self._acls, self._audit
-        settings = FloorSettings(self._coordination, floor, self._topics, self._audit)
-        revoking = Revoking(*kept, self._gate.seen, (config.broker, lambda: self._ports.serial))
-        return self._acls, quotas, revoking, TokenSettings(*kept), settings
-
-    def _authenticators(self, config: BrokerConfig) -> list[Authenticator]:
-        """What knows the tokens that clients show."""
-        found: list[Authenticator] = [ApiTokens(self._authority)]
-        if (issuer := config.issuer) is not None:
-            tls = https.trusting(config.oidc_ca)
-            found.append(OidcTokens(issuer, Keys(issuer, lambda address: https.get(address, tls))))
-        return [*found, *map(added, config.authenticators)]
+    def _settings_served(
+        self, config: BrokerConfig
+    ) -> tuple[Acls, QuotaSettings, Revoking, TokenSettings, FloorSettings]:
+        """The parts that show and change who may do what, and how much of it."""
+        judging = self._judging
+        kept = self._coordination, judging.authority, judging.acls, judging.audit
+        settings = FloorSettings(self._coordination, judging.floor, self._topics, judging.audit)
+        revoking = Revoking(*kept, judging.gate.seen, (config.broker, lambda: self._ports.serial))
+        return judging.acls, judging.quota_settings, revoking, TokenSettings(*kept), settings
 
     def _telling(self, config: BrokerConfig, cluster_id: str) -> tuple[Groups, Observing, LogLevels]:
         """The parts that say who reads, and how this broker does."""
@@ -422,7 +387,8 @@ class _Broker:
         from mq_broker.broker.metrics.http import HttpServer, Pages
 
         certificates = self._ports.certificates
-        gate = None if certificates is None else self._gate  # in plain text it is one machine's, or --insecure was said
+        # In plain text it is one machine's, or --insecure was said
+        gate = None if certificates is None else self._judging.gate
         pages = Pages(self._observing, self._readiness.why_not, gate)
         server = HttpServer(listening, pages, None if certificates is None else certificates.web_context)
         server.start()
@@ -462,11 +428,7 @@ class _Broker:
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""
-        await self._acls.refresh()  # whether rights are judged or not: there may be quotas, and a floor
-        self._floor.check_here(self.cluster.me)
-        self._floor.check_nodes()
-        self._begin_to_judge()
-        self._shell.spawn(self._acls.follow(self.cluster.security_changed), "follow rules")
+        await self._judging.begin(self.address, self._shell.spawn)
         await self._ports.start()
         await self._topics.refresh()
         self._look_at_batches()
@@ -506,15 +468,6 @@ class _Broker:
             self._ports.tls_flight_address or self._ports.flight_address or "no port",
         )
 
-    def _begin_to_judge(self) -> None:
-        """Before anybody is served, where rights are judged: the audit log can be written."""
-        if self._audit is not None:
-            try:
-                self._audit.start()
-            except OSError as error:
-                raise StorageFailed(f"the audit log cannot be written: {error}; repair the disk") from error
-            self._audit.event("start", f"broker serves at {self.address}")
-
     def _look_at_batches(self) -> None:
         """A topic may have been made when this broker took larger messages."""
         for topic in self._topics.all():
@@ -553,5 +506,5 @@ class _Broker:
         self._reading.close()
         self._keys.close()
         self._filters.close()
-        if self._audit is not None:
-            await asyncio.to_thread(self._audit.stop)
+        if self._judging.audit is not None:
+            await asyncio.to_thread(self._judging.audit.stop)

@@ -56,9 +56,9 @@ class Pair:
     """Brokers 1 and 2 of one cluster."""
 
     def __init__(self, zookeeper: str, data: Path, certs: Certs | None, **fields: Any) -> None:
-        root = f"/forwarding-{uuid.uuid4().hex}"
+        self.root = f"/forwarding-{uuid.uuid4().hex}"
         self.certs = certs
-        self.coordination = {n: ZooKeeperCoordination(zookeeper, 5_000, root=root) for n in (1, 2)}
+        self.coordination = {n: ZooKeeperCoordination(zookeeper, 5_000, root=self.root) for n in (1, 2)}
         self.brokers = {
             n: Broker(
                 BrokerConfig(

@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.core.messages import LeaderName
-from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest
+from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest, InvalidSetting
 from mq_protocol.versions import FIRST
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,8 @@ class Cluster:
     """Owns this broker's registration and its copy of the list of registered brokers. `demanding` is to be set.
 
     `on_brokers` is called after every successful read, `on_session_lost` at once when the session ended.
-    `peer_address_of`: where this broker dials another one.
+    `peer_address_of`: where this broker dials another one. `registers`: else this process is no broker, and only reads
+    the list (broker/proxy).
     """
 
     def __init__(
@@ -65,11 +66,14 @@ class Cluster:
         on_brokers: Callable[[], None],
         on_session_lost: Callable[[], None],
         peer_address_of: Callable[[BrokerRegistration], str] = lambda registration: registration.peer_address,
+        *,
+        registers: bool = True,
     ) -> None:
         self.demanding: Demanding = _NothingDemanded()
         self._peer_address_of = peer_address_of
         self._coordination = coordination
         self.me = me
+        self._registers = registers
         self._on_brokers = on_brokers
         self._on_session_lost = on_session_lost
         self._changed = asyncio.Event()
@@ -116,10 +120,8 @@ class Cluster:
                 self.topics_changed.set()
                 self.security_changed.set()
             case CoordinationEvent.SESSION_LOST:
-                log.warning(
-                    "the session with the coordination service ended: this broker leads nothing until it is registered "
-                    "again"
-                )
+                leads = ": this broker leads nothing until it is registered again" if self._registers else ""
+                log.warning("the session with the coordination service ended%s", leads)
                 self._registered = False
                 self.brokers.pop(self.me.broker, None)
                 self._on_session_lost()
@@ -128,8 +130,8 @@ class Cluster:
                 log.warning("the coordination service does not answer: leaders continue, elections wait")
 
     async def join(self) -> None:
-        """Register for the first time and read who else is there. Raises `CoordinationUnavailable`,
-        `InvalidRequest`."""
+        """Register for the first time and read who else is there. Raises `CoordinationUnavailable`, `InvalidRequest`,
+        `InvalidSetting`."""
         await self._read()
 
     async def _read(self) -> None:
@@ -137,8 +139,14 @@ class Cluster:
         if not self._registered:  # while this broker was away the floor may have been raised
             await self.demanding.refresh()
         self.demanding.check_here(self.me)
-        await self._register()
+        if self._registers:
+            await self._register()
         found = await self._coordination.brokers()
+        if not self._registers and self.me.broker in found:
+            raise InvalidSetting(
+                f"broker {self.me.broker} is registered at {found[self.me.broker].address}: give this proxy an --id of "
+                "its own"
+            )
         if self._registered and self.me.broker not in found:
             log.warning(
                 "the registration of broker %d was removed, or cannot be read: registering again", self.me.broker
@@ -216,7 +224,7 @@ class Cluster:
         """Keep registered and read again on every hint, and now and then without one. Runs until cancelled.
 
         Raises `InvalidRequest` when another process has taken this broker's id, and `InvalidSetting` when this broker
-        is below the security floor: it must stop.
+        is below the security floor: it must stop. So must a proxy whose id is a broker's.
         """
         told = ""
         while True:
@@ -236,3 +244,15 @@ class Cluster:
                 self._changed.set()
             else:
                 told = ""
+
+
+class Hints:
+    """The coordination service's listener from the first moment on; what comes before `to` is known is read at the
+    start anyway."""
+
+    def __init__(self) -> None:
+        self.to: Cluster | None = None
+
+    def __call__(self, event: CoordinationEvent) -> None:
+        if self.to is not None:
+            self.to.hear(event)

@@ -1,0 +1,385 @@
+"""Where a proxy sends a call, and how long and how much it holds while a partition has no leader: against a cluster
+that is played here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.proxy.holding import LOOK_AGAIN_S, REQUEST_BYTES, Holding
+from mq_broker.broker.proxy.leaders import Leaders
+from mq_broker.broker.proxy.routing import ANY, GONE, Routing, place_of
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.core.messages import LeaderName, NodeState
+from mq_broker.rpc import callers
+from mq_broker.rpc.service import RefusedBatch
+from mq_broker.security.names import Principal
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope, encode
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic, Unreachable
+from mq_protocol.methods import BROKER
+
+DEADLINE_S = 30.0
+METHODS = BROKER.methods
+
+
+class Played:
+    """Three brokers and a topic `t` of two partitions. What is asked of each broker is noted in `asked`."""
+
+    def __init__(self, hold_max: int = 1 << 20) -> None:
+        self.reached = {1, 2, 3}
+        self.leader: int | None = 1
+        self.asked: list[tuple[int, str]] = []
+        self.refusals: list[TritonMQError] = []
+        self.looks = 0
+        self.holding = Holding(hold_max)
+        me = SimpleNamespace(broker=9)
+        cluster: Any = SimpleNamespace(me=me, brokers=dict.fromkeys((1, 2, 3)), is_live=lambda b, _i: b in self.reached)
+        leaders = Leaders(cluster, self, self)  # type: ignore[arg-type]
+        self.routing = Routing(cluster, self, leaders, self.holding, Held(1 << 20))  # type: ignore[arg-type]
+
+    # -- topics, the coordination service
+
+    async def get(self, name: str) -> Any:
+        if name != "t":
+            raise UnknownTopic(name)
+        return SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=2)
+
+    async def renewed(self, topic: Any) -> Any:
+        return topic
+
+    async def read_state(self, topic_id: str, _partition: int) -> tuple[int, NodeState]:
+        assert topic_id == "id"
+        self.looks += 1
+        if self.leader is None:
+            raise CoordinationUnavailable("away")
+        return 1, NodeState(LeaderName(self.leader, 1) if self.leader else None, 1, (), 0, "")
+
+    # -- forwarding
+
+    def to(self, context: Any) -> int:
+        if context < 0:
+            raise Unreachable("no such broker")
+        return int(context)
+
+    async def reaches(self, to: int) -> bool:
+        return to in self.reached
+
+    async def ask(self, to: int, method: Any, data: bytes, _deadline: float) -> bytes:
+        self.asked.append((to, method.name))
+        if self.refusals:
+            raise self.refusals.pop(0)
+        return data
+
+    async def answers(self, to: int, method: Any, data: bytes, _left_s: float | None, send: Any) -> None:
+        assert self.holding.bytes == 0, "what has been sent is not held, however long the answers last"
+        self.asked.append((to, method.name))
+        await send(data)
+        if self.refusals:
+            raise self.refusals.pop(0)
+
+    async def converse(self, to: int, method: Any, requests: AsyncIterator[Any], _left_s: Any, send: Any) -> None:
+        self.asked.append((to, method.name))
+        async for request in requests:
+            await send(b"refused" if isinstance(request, RefusedBatch) else request)
+
+    async def settle(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S) -> bytes:
+        data = pb.SettleRequest(topic="t", partition=partition).SerializeToString()
+        deadline = asyncio.get_running_loop().time() + left_s
+        return await self.routing.ask(to, METHODS["Settle"], data, deadline)
+
+
+def played(scenario: Callable[[Played], Any], **how: int) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S * 2):
+            made = Played(**how)
+            await scenario(made)
+            assert made.holding.bytes == 0, "what was held is free"
+
+    asyncio.run(main())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - no event says so
+        await asyncio.sleep(0.01)
+
+
+PLACES = {
+    "Produce": pb.ProduceHeader(topic="t", partition=3),
+    "Fetch": pb.FetchRequest(topic="t", partition=3),
+    "Subscribe": pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[pb.SubscribePartition(topic="t", partition=3)])),
+    "WatchOffsets": pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=3)]),
+    "ListOffsets": pb.ListOffsetsRequest(topic="t", partitions=[3, 4]),
+    "Lease": pb.LeaseRequest(topic="t", partition=3),
+    "Settle": pb.SettleRequest(topic="t", partition=3),
+    "Work": pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t", partition=3))]),
+    "CancelScheduled": pb.CancelScheduledRequest(topic="t", partition=3),
+    "Lead": pb.LeadRequest(topic="t", partition=3),
+    "MoveCursors": pb.MoveCursorsRequest(positions=[pb.CursorPosition(topic="t", partition=3)]),
+    "Purge": pb.PurgeRequest(positions=[pb.CursorPosition(topic="t", partition=3)]),
+    "DeleteGroup": pb.DeleteGroupRequest(partitions=[pb.TopicPartition(topic="t", partition=3)]),
+    "DescribeQueue": pb.DescribeQueueRequest(topic="t", partitions=[3]),
+    "SweepQueue": pb.SweepQueueRequest(topic="t", partitions=[3]),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_request_to_a_leader_names_its_partition(name: str) -> None:
+    method = METHODS[name]
+    message = PLACES.get(name)
+    if message is None:
+        assert place_of(method, method.request().SerializeToString()) is None
+        return
+    data = encode(Envelope(message, (b"payload",))) if name == "Produce" else message.SerializeToString()
+    assert place_of(method, data) == ("t", 3)
+    if name != "Produce":
+        empty = place_of(method, method.request().SerializeToString())
+        assert empty in (None, ("", 0)), "a request that names none is no fault"
+
+
+def test_a_call_goes_to_the_broker_that_is_named_while_that_can_be_reached() -> None:
+    async def scenario(made: Played) -> None:
+        assert await made.settle(to=3)
+        assert made.asked == [(3, "Settle")]
+        assert made.looks == 0, "nobody is asked who leads"
+
+    played(scenario)
+
+
+def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader, made.reached = 2, {1, 2}
+        for to in (ANY, GONE, 3):
+            await made.settle(to=to)
+        assert made.asked == [(2, "Settle")] * 3
+        assert made.routing.to(0) == ANY  # type: ignore[arg-type]
+        assert made.routing.to(-5) == GONE  # type: ignore[arg-type]
+
+    played(scenario)
+
+
+def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_that_is_gone() -> None:
+    async def scenario(made: Played) -> None:
+        made.reached = {2}
+        later = asyncio.get_running_loop().time() + DEADLINE_S
+        await made.routing.ask(ANY, METHODS["Metadata"], b"", later)
+        await made.routing.ask(3, METHODS["Observe"], b"", later)  # which says itself why not
+        assert made.asked == [(2, "Metadata"), (3, "Observe")]
+        with pytest.raises(Unreachable, match="metadata"):
+            await made.routing.ask(GONE, METHODS["Observe"], b"", later)
+        made.reached = set()
+        with pytest.raises(Unreachable, match="reaches no broker"):
+            await made.routing.ask(ANY, METHODS["Metadata"], b"", later)
+
+    played(scenario)
+
+
+def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_refuse() -> None:
+    async def scenario(made: Played) -> None:
+        await made.settle(partition=7)
+        await made.settle(partition=-1)
+        data = pb.SettleRequest(topic="other").SerializeToString()
+        later = asyncio.get_running_loop().time() + DEADLINE_S
+        await made.routing.ask(ANY, METHODS["Settle"], data, later)
+        assert len(made.asked) == 3
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("leader", [0, None, 3])
+def test_a_request_is_held_until_there_is_a_leader(leader: int | None) -> None:
+    """There is none, nobody can say, or it is dead and its session not yet over."""
+
+    async def scenario(made: Played) -> None:
+        made.leader, made.reached = leader, {1, 2}
+        held = [asyncio.create_task(made.settle(to=3)) for _ in range(20)]
+        await until(lambda: made.holding.bytes >= 20 * REQUEST_BYTES)
+        looks = made.looks
+        await until(lambda: made.looks > looks)
+        assert made.looks < looks + 20, "they share the looks"
+        assert made.asked == []
+        made.leader = 2
+        await asyncio.gather(*held)
+        assert made.asked == [(2, "Settle")] * 20
+
+    played(scenario)
+
+
+def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_the_next() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 2
+        made.refusals = [NotLeader("no more"), NotLeader("not yet")]
+        await made.settle(to=1)
+        assert made.asked == [(1, "Settle"), (2, "Settle"), (2, "Settle")]
+        made.refusals = [Unreachable("it may have been heard")]
+        with pytest.raises(Unreachable, match="heard"):
+            await made.settle(to=1)
+
+    played(scenario)
+
+
+def test_a_request_for_answers_is_held_until_there_is_a_leader() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 0
+        data = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=1)]).SerializeToString()
+        held = asyncio.create_task(made.routing.answers(GONE, METHODS["WatchOffsets"], data, None, _drop))
+        await until(lambda: made.holding.bytes > 0)
+        made.leader = 3
+        await held
+        assert made.asked == [(3, "WatchOffsets")]
+
+    played(scenario)
+
+
+def test_answers_that_have_begun_are_not_asked_for_again() -> None:
+    async def scenario(made: Played) -> None:
+        made.refusals = [NotLeader("no more")]
+        sent = []
+
+        async def send(data: bytes) -> None:
+            sent.append(data)
+
+        data = pb.FetchRequest(topic="t").SerializeToString()
+        with pytest.raises(NotLeader):
+            await made.routing.answers(1, METHODS["Fetch"], data, DEADLINE_S, send)
+        assert sent == [data]
+
+    played(scenario)
+
+
+def test_beyond_the_time_of_the_request_it_is_refused() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 0
+        with pytest.raises(NotLeader, match="t-0 has no leader"):
+            await made.settle(left_s=5 * LOOK_AGAIN_S)
+        made.leader = 1
+        made.refusals = [NotLeader("its own words")] * 1_000
+        with pytest.raises(NotLeader, match="its own words"):
+            await made.settle(left_s=5 * LOOK_AGAIN_S)
+
+    played(scenario)
+
+
+def test_beyond_the_bound_nothing_more_is_held() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 0
+        held = asyncio.create_task(made.settle())
+        await until(lambda: made.holding.bytes > 0)
+        with pytest.raises(NotLeader):
+            await made.settle()
+        made.leader = 1
+        await held
+
+    played(scenario, hold_max=2 * REQUEST_BYTES)
+
+
+def test_a_user_may_hold_half_of_the_room_and_leaves_the_other_half() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 0
+        callers._principal.set(Principal("User", "one"))
+        held = [asyncio.create_task(made.settle())]
+        await until(lambda: made.holding.bytes > 0)
+        with pytest.raises(NotLeader):
+            await made.settle()
+        callers._principal.set(Principal("User", "another"))
+        held.append(asyncio.create_task(made.settle()))
+        before = made.holding.bytes
+        await until(lambda: made.holding.bytes > before)
+        callers._principal.set(Principal("User", "a third"))
+        with pytest.raises(NotLeader):
+            await made.settle()
+        made.leader = 1
+        await asyncio.gather(*held)
+
+    played(scenario, hold_max=3 * REQUEST_BYTES)
+
+
+class Saying:
+    """What a client says on a stream, one after another: `said` of it has been read."""
+
+    def __init__(self, *requests: Any) -> None:
+        self.said = 0
+        self._requests = requests
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        for request in self._requests:
+            self.said += 1
+            yield request
+
+
+def _batch(partition: int, timeout_ms: int = 30_000) -> bytes:
+    return encode(Envelope(pb.ProduceHeader(topic="t", partition=partition, timeout_ms=timeout_ms), (b"payload",)))
+
+
+def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader, made.reached = 0, {1, 2}
+        saying, heard = Saying(*(_batch(number) for number in range(5))), list[bytes]()
+
+        async def send(data: bytes) -> None:
+            heard.append(data)
+
+        going = asyncio.create_task(made.routing.converse(3, METHODS["Produce"], saying.__aiter__(), None, send))
+        await until(lambda: made.holding.bytes > 0)
+        assert saying.said == 1, "what comes behind it waits at the client"
+        made.leader = 2
+        await going
+        assert made.asked == [(2, "Produce")]
+        assert heard == [_batch(number) for number in range(5)]
+
+    played(scenario)
+
+
+def test_a_batch_is_held_as_long_as_it_says_itself() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 0
+        saying = Saying(_batch(0, timeout_ms=500))
+        with pytest.raises(NotLeader):
+            await made.routing.converse(ANY, METHODS["Produce"], saying.__aiter__(), None, _drop)
+
+    played(scenario)
+
+
+async def _drop(_data: bytes) -> None:
+    pass
+
+
+def test_a_batch_that_the_gate_has_refused_is_answered_before_another_one_comes() -> None:
+    async def scenario(made: Played) -> None:
+        going_on, heard = asyncio.Event(), list[bytes]()
+
+        async def says() -> AsyncIterator[Any]:
+            yield RefusedBatch(pb.ProduceHeader(topic="t"))
+            await going_on.wait()
+
+        async def send(data: bytes) -> None:
+            heard.append(data)
+            going_on.set()
+
+        await made.routing.converse(ANY, METHODS["Produce"], says(), None, send)
+        assert heard == [b"refused"]
+
+    played(scenario)
+
+
+def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:
+    async def scenario(made: Played) -> None:
+        wanted = [pb.SubscribePartition(topic="t", partition=0)]
+        credit = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1)).SerializeToString()
+        for named in ({"group": "g"}, {"broadcast": "b"}):
+            opening = pb.SubscribeOpen(partitions=wanted, **named)  # type: ignore[arg-type]
+            said = [credit, pb.SubscribeRequest(open=opening).SerializeToString()]
+            heard: list[bytes] = []
+
+            async def send(data: bytes, heard: list[bytes] = heard) -> None:
+                heard.append(data)
+
+            await made.routing.converse(2, METHODS["Subscribe"], Saying(*said).__aiter__(), None, send)
+            assert heard == said
+        assert made.asked == [(2, "Subscribe")] * 2
+
+    played(scenario)

@@ -1,0 +1,283 @@
+"""Two brokers and a proxy in this process, and clients that speak with the proxy alone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from mq_broker.broker import BrokerConfig
+from mq_broker.broker.config import Role
+from mq_broker.broker.proxy.fan_out import FanOut
+from mq_broker.broker.proxy.holding import REQUEST_BYTES, Holding
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
+from mq_broker.measured import TOPIC_BYTES_OUT
+from mq_client import Admin, Consumer, Producer, Queue, Reader
+from mq_dev.certificates import write_broker
+from mq_dev.embedded_zookeeper import free_port
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidSetting, PermissionDenied, UnknownTopic, Unreachable
+from mq_protocol.transport import FORWARD_METADATA
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
+from tests.mq_broker.broker.test_forwarding import (
+    ETL,
+    MALLORY,
+    Pair,
+    _is,
+    _with_a_token,
+    allow,
+    pair,
+    take_away,
+)
+from tests.mq_broker.broker.test_taking_rights_away import ended, rule
+from tests.securing import HOST
+
+ID = 9
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def proxied(
+    zookeeper: str, data: Path, *, secure: bool = True, number: int = ID, **fields: Any
+) -> AsyncIterator[Pair]:
+    """As `pair`, with a proxy before it: `made.to(at=ID)` is a client of that."""
+    async with pair(zookeeper, data, secure=secure) as made:
+        if made.certs is not None:
+            write_broker(made.certs.authority, made.certs.path, number, (HOST,))
+        made.coordination[ID] = ZooKeeperCoordination(zookeeper, 5_000, root=made.root)
+        config = BrokerConfig(
+            number,
+            f"{HOST}:0",
+            data / "proxy",
+            certs=made.certs.path if made.certs else None,
+            listen_token=f"{HOST}:{free_port()}" if made.certs else "",
+            coordination=lambda: made.coordination[ID],
+            role=Role.PROXY,
+            **fields,
+        )
+        proxy = made.brokers[ID] = Broker(config)
+        await proxy.start()
+        try:
+            yield made
+        finally:
+            del made.brokers[ID]
+            await proxy.stop()
+
+
+def test_a_client_that_names_no_broker_reaches_the_leader(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with proxied(zookeeper, tmp_path, secure=False) as made, made.to(at=ID) as client:
+            told = await client.metadata("t")
+            assert sorted(broker.id for broker in told.brokers) == [1, 2], "the proxy is none of them"
+            assert told.forwards
+            assert told.topics[0].partitions[0].leader == 2
+            await client.produce("t", 1, 2)
+            assert await client.numbers("t") == [1, 2]
+            async with client.subscribing() as subscription:
+                await subscription.open("t", earliest=True)
+                assert await subscription.read_numbers(2) == [1, 2]
+                await client.produce("t", 3)
+                assert await subscription.read_numbers(3) == [1, 2, 3]
+            await client.create_topic("u")
+            assert (await client.ask("Observe", pb.ObserveRequest())).broker in (1, 2)
+            for number in (1, 2):
+                async with made.to((FORWARD_METADATA, made[number].address), at=ID) as meant:
+                    assert (await meant.ask("Observe", pb.ObserveRequest())).broker == number
+
+    asyncio.run(main())
+
+
+def test_nobody_counts_a_proxy_and_it_leaves_nothing_behind(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with proxied(zookeeper, tmp_path, secure=False) as made:
+            assert sorted(await made.coordination[1].brokers()) == [1, 2]
+            async with made.to(at=ID) as client:
+                with pytest.raises(Exception, match="3"):
+                    await client.create_topic("three", replicas=3)
+                await client.create_topic("two", partitions=6, replicas=2)
+                [topic] = (await client.metadata("two")).topics
+                assert {n for partition in topic.partitions for n in partition.replicas} == {1, 2}
+        assert not (tmp_path / "proxy").exists()
+
+    asyncio.run(main())
+
+
+def test_every_python_client_works_through_it_alone(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with proxied(zookeeper, tmp_path, secure=False) as made:
+            await asyncio.to_thread(works, made[ID].address)
+
+    def works(address: str) -> None:
+        with Admin(address, forward=True) as admin:
+            admin.create_topic("n", partitions=3, schema="n long")
+            admin.declare_queue("n", "workers")
+            assert sorted(broker.id for broker in admin.observe("broker").brokers) == [1, 2]
+        with Producer(address, forward=True) as producer:
+            for number in range(30):
+                producer.publish("n", {"n": number}, partition=number % 3).result(DEADLINE_S)
+        with Reader(address, forward=True) as reader:
+            found = [
+                n
+                for partition in range(3)
+                for rows in reader.read("n", partition)
+                for n in rows.column("n").to_pylist()
+            ]
+        assert sorted(found) == list(range(30))
+        for group in (None, "g"):
+            with Consumer(address, group=group, start="earliest", idle_ms=60_000, forward=True) as consumer:
+                consumer.subscribe("n")
+                taken = iter(consumer)
+                assert sorted(next(taken).value["n"] for _ in range(30)) == list(range(30))
+        with Queue(address, "n", "workers", idle_ms=60_000, forward=True) as queue:
+            next(iter(queue)).ack()
+
+    asyncio.run(main())
+
+
+def test_a_hundred_subscribers_take_from_the_leader_what_one_would(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with (
+            proxied(zookeeper, tmp_path, secure=False) as made,
+            made.to((FORWARD_METADATA, made[2].address), at=ID) as client,
+            contextlib.AsyncExitStack() as undo,
+        ):
+            await client.produce("t", 0)
+            subscriptions = [await undo.enter_async_context(client.subscribing()) for _ in range(100)]
+            for subscription in subscriptions:
+                await subscription.open("t", latest=True)
+            for subscription in subscriptions:
+                await subscription.read_opened()
+            shared = only(FanOut)
+            await until(lambda: _is(lambda: shared._count == 1))
+            before = TOPIC_BYTES_OUT.rows().get(("t", "push"), 0)
+            for number in range(1, 11):
+                await client.produce("t", *range(number * 100, number * 100 + 100))
+            expected = [n for number in range(1, 11) for n in range(number * 100, number * 100 + 100)]
+            for subscription in subscriptions:
+                assert await subscription.read_numbers(1_000) == expected
+            sent = TOPIC_BYTES_OUT.rows()[("t", "push")] - before
+            assert sent == sum(stored.payload_bytes for stored, _ in subscriptions[0].batches)
+
+    asyncio.run(main())
+
+
+def only(kind: type[T]) -> T:
+    """The one in this process."""
+    gc.collect()
+    [found] = [each for each in gc.get_objects() if isinstance(each, kind)]
+    return found
+
+
+async def _leader(client: Broker, topic: str) -> int:
+    return (await client.metadata(topic)).topics[0].partitions[0].leader
+
+
+def test_a_request_is_held_while_the_leader_is_away(zookeeper: str, tmp_path: Path) -> None:
+    """Its broker is started again; nobody else may lead."""
+
+    async def main() -> None:
+        async with proxied(zookeeper, tmp_path, secure=False) as made, made.to(at=ID) as client:
+            await client.create_topic("alone", replicas=1, durability="os")
+            await client.produce("alone", 1)
+            leader = await until(lambda: _leader(client, "alone"))
+            await made[leader].abandon()
+            holding = only(Holding)
+            held = [
+                asyncio.create_task(client.produce("alone", 2, timeout_ms=30_000)),
+                asyncio.create_task(client.end("alone")),
+            ]
+            await until(lambda: _is(lambda: len(holding._of) == 1 and holding.bytes > 2 * REQUEST_BYTES))
+            assert not any(task.done() for task in held)
+            made.coordination[leader] = ZooKeeperCoordination(zookeeper, 5_000, root=made.root)
+            await made[leader].start()
+            await asyncio.gather(*held)
+            assert await client.numbers("alone") == [1, 2]
+
+    asyncio.run(main())
+
+
+def test_rights_are_judged_here_and_there_by_the_users_own_name(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with proxied(zookeeper, tmp_path) as made:
+            await allow(made, rule("Write"), rule("Read"))
+            async with made.to(at=ID, user="etl") as etl, made.to(at=ID, user="mallory") as mallory:
+                await etl.produce("t", 1, 2, 3)
+                with pytest.raises(UnknownTopic):
+                    await mallory.fetch("t", 0, 3)
+                with pytest.raises(PermissionDenied, match=MALLORY):
+                    await mallory.ask("Upgrade", pb.UpgradeRequest())
+                async with etl.subscribing() as subscription:
+                    await subscription.open("t", earliest=True)
+                    assert await subscription.read_numbers(3) == [1, 2, 3]
+                    await take_away(made, rule("Read"))
+                    assert isinstance(await ended(subscription.call), PermissionDenied)
+            assert made.certs is not None
+            security, _ = await asyncio.to_thread(_with_a_token, made)
+            await allow(made, rule("Read"), rule("Read", "Group", "g"))
+            await asyncio.to_thread(_reads_by_token, made[ID].config.listen_token, security)
+            assert ETL in (tmp_path / "proxy" / "audit.log").read_text()
+            assert sorted(each.name for each in (tmp_path / "proxy").iterdir()) == ["audit.log"]
+
+    asyncio.run(main())
+
+
+def _reads_by_token(port: str, security: Any) -> None:
+    with Reader(port, security=security, forward=True) as reader:
+        assert [n for batch in reader.read("t", 0) for n in batch.column("n").to_pylist()] == [1, 2, 3]
+
+
+def test_an_id_that_is_a_brokers_is_refused(zookeeper: str, tmp_path: Path) -> None:
+    async def main() -> None:
+        with pytest.raises(InvalidSetting, match=r"broker 2 is registered .* --id of its own"):
+            async with proxied(zookeeper, tmp_path, secure=False, number=2):
+                pass
+
+    asyncio.run(main())
+
+
+def test_without_brokers_it_says_so_and_is_not_ready(zookeeper: str, tmp_path: Path) -> None:
+    from grpc_health.v1 import health_pb2
+
+    async def main() -> None:
+        config = BrokerConfig(
+            ID,
+            f"{HOST}:0",
+            tmp_path,
+            coordination=lambda: ZooKeeperCoordination(zookeeper, 5_000, root="/proxy-alone"),
+            role=Role.PROXY,
+        )
+        proxy = await Broker(config).start()
+        try:
+            with pytest.raises(Unreachable, match="proxy 9 reaches no broker"):
+                await proxy.metadata()
+            check: Any = proxy.channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
+            asked = health_pb2.HealthCheckRequest(service="tritonmq.v1.Broker").SerializeToString()
+            answer = health_pb2.HealthCheckResponse.FromString(await check(asked, timeout=DEADLINE_S))
+            assert answer.status == health_pb2.HealthCheckResponse.NOT_SERVING
+        finally:
+            await proxy.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"http": f"{HOST}:0"},
+        {"flight": f"{HOST}:0"},
+        {"rack": "a"},
+        {"peer_listen": f"{HOST}:0"},
+        {"stream_listen": f"{HOST}:0"},
+        {"encrypt": "file:/keys"},
+        {"hold_max": -1},
+        {"zookeeper": ""},
+    ],
+)
+def test_what_a_proxy_does_not_have_is_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSetting, match="--"):
+        BrokerConfig(ID, f"{HOST}:0", Path("data"), role=Role.PROXY, **{"zookeeper": "127.0.0.1:2181", **fields})
