@@ -183,6 +183,9 @@ DEDUP_MS_FLOOR: Final = 60_000
 RETENTION_MS_FLOOR: Final = 1_000
 """Below this a batch could be dropped before a reader that is on time has seen it."""
 
+MEMBER_IDLE_MS_FLOOR: Final = 1_000
+"""Below this a member could lose a partition while its process is only busy."""
+
 OFFSETS_OF_A_LIFE: Final = 1 << 40
 """When the logs of a partition are lost and nobody can say how far they went, offsets go on at the next multiple of
 this: more than any log has given, and few enough for eight million such losses. So two offsets tell whether one

@@ -266,7 +266,7 @@ class RetentionPolicy(Enum):
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     """A topic's settings, every one with its value. Sizes in bytes. Retention and `dedup_ms` None: nothing is
-    dropped."""
+    dropped. `member_idle_ms` None: nobody gives way."""
 
     durability: Durability
     min_insync_replicas: int
@@ -283,6 +283,7 @@ class TopicSettings:
     retention_over_queues: bool
     scheduled_max: int
     encryption_key: str = ""
+    member_idle_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,6 +405,15 @@ SETTINGS: Mapping[str, Setting] = {
             level=2,
         ),
         Setting(
+            "member_idle_ms",
+            FOR_EVER,
+            f"{limits.MEMBER_IDLE_MS_FLOOR} or more, with a unit if you like (90s, 10m), or {FOR_EVER}",
+            "how long a group's member may keep a partition and neither take nor settle records while there are some; "
+            "then the next member has it, and what was not settled is given again",
+            live=True,
+            level=2,
+        ),
+        Setting(
             "on_total_loss",
             "recover if durability is memory, else stop",
             "recover (durability=memory only) or stop",
@@ -467,6 +477,7 @@ def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
         retention_over_queues=parse_flag(given, SETTINGS["retention_over_queues"]),
         scheduled_max=_integer(given, "scheduled_max", limits.SCHEDULED_MAX, 0, limits.SCHEDULED_CEILING, int),
         encryption_key=_key_name(given.get("encryption_key", "")),
+        member_idle_ms=_unless_for_ever(given, "member_idle_ms", limits.MEMBER_IDLE_MS_FLOOR, parse_duration),
         on_total_loss=_on_total_loss(given.get("on_total_loss"), durability),
     )
 

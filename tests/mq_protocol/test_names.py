@@ -218,6 +218,8 @@ def test_sizes_may_have_units(text: str, bytes_: int) -> None:
         ({"dedup_uuids_max": "1"}, "how many batches back"),
         ({"retention_ms": "0"}, "give 1000 to"),
         ({"retention_ms": "7days"}, "such as 90s, 12h or 7d, or forever;"),
+        ({"member_idle_ms": "999"}, "give 1000 to"),
+        ({"member_idle_ms": "soon"}, "how long a group's member may keep a partition"),
         ({"retention_bytes": "-5"}, "1GiB, or forever;"),
         ({"on_total_loss": "recover"}, "durability=fsync promises to keep"),
         ({"on_total_loss": "recovery", "durability": "memory"}, "did you mean 'recover'"),
@@ -244,6 +246,12 @@ def test_nothing_is_dropped_unless_retention_says_so() -> None:
     for given in ({}, {"retention_ms": "forever", "retention_bytes": "-1"}):
         settings = parse_settings(given, 3)
         assert (settings.retention_ms, settings.retention_bytes) == (None, None)
+
+
+def test_no_member_gives_way_unless_its_topic_says_so() -> None:
+    assert parse_settings({}, 3).member_idle_ms is None
+    assert parse_settings({"member_idle_ms": "forever"}, 3).member_idle_ms is None
+    assert parse_settings({"member_idle_ms": "90s"}, 3).member_idle_ms == 90_000
 
 
 @pytest.mark.parametrize(

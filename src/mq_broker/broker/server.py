@@ -39,6 +39,7 @@ from mq_broker.broker.data.scheduled import Scheduled
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.broker.groups.ephemeral import EphemeralGroups
+from mq_broker.broker.groups.idle_members import IdleMembers
 from mq_broker.broker.groups.subscriptions import Delivery
 from mq_broker.broker.host.checkpoints import Checkpoints, Scrub
 from mq_broker.broker.host.partition import Partition
@@ -449,6 +450,7 @@ class _Broker:
         spawn(self._stuck.watch(), "queue groups that stand still")
         spawn(self._leftovers.keep(), "leftovers of queue groups")
         spawn(self._idle.keep(), "idle queue groups")
+        spawn(IdleMembers(self._shell, self._delivery.shares).watch(), "members that do nothing")
         spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
         spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
         spawn(Checkpoints(self._shell).keep(), "checkpoints")

@@ -9,6 +9,10 @@ have no key and no such protection.
 When that member changes, the former one is given nothing more and has a while to settle what it holds; the next begins
 there. One that does not settle in time is told that the partition is no longer its own, and what it held is given
 again: at least once.
+
+A member that hangs keeps its connection, and would keep its partitions with it. So a topic may say how long one may
+neither take nor settle anything while there is something (`member_idle_ms`): it gives way to the next member then, and
+is passed over until it comes anew, or until nobody else is left.
 """
 
 from __future__ import annotations
@@ -16,12 +20,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from typing import Protocol
+from typing import Final, NamedTuple, Protocol
 
 from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves, Mover
 from mq_broker.broker.host.partition import Partition
 from mq_broker.core.machine.admission import too_many_groups
 from mq_broker.core.machine.state import EPHEMERAL
+from mq_broker.measured import ALARMS
 from mq_broker.security.names import is_anothers, member_shown
 from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyMembers, TritonMQError
 from mq_protocol.limits import GROUP_HANDOVER_MS, GROUP_MEMBERS_MAX
@@ -29,6 +34,9 @@ from mq_protocol.names import quoted
 from mq_protocol.sharing import member_of_partition
 
 log = logging.getLogger(__name__)
+
+IDLE_ALARM_MS: Final = 60_000
+"""An operator is told of a member that does nothing for so long, although it has something to do."""
 
 
 class Member(Protocol):
@@ -51,8 +59,17 @@ class Member(Protocol):
     def end(self, error: TritonMQError) -> None: ...
 
 
+class _Standing(NamedTuple):
+    """Where a member stood that had something to do, and since when."""
+
+    member: Member
+    position: int
+    settled: int
+    since_ms: int
+
+
 class Share:
-    """Owns who of a group's members has one partition.
+    """Owns who of a group's members has one partition, and which of them have given way because they did nothing.
 
     Invariant: at most one member is active, and it is `owner`.
     """
@@ -66,6 +83,9 @@ class Share:
         self._owner: Member | None = None
         self._leaving: asyncio.TimerHandle | None = None
         self._settled = -1
+        self._passed_over: set[str] = set()
+        self._standing: _Standing | None = None
+        self._is_told = False
 
     @property
     def members(self) -> list[str]:
@@ -86,6 +106,7 @@ class Share:
         self._check_key(member.member_id, member.member_key)
         former = self._members.get(member.member_id)
         self._members[member.member_id] = member
+        self._passed_over.discard(member.member_id)
         if former is not None and former is self._owner:
             self._release()
             former.deactivate()
@@ -94,6 +115,7 @@ class Share:
     def leave(self, member: Member) -> None:
         if self._members.get(member.member_id) is member:
             del self._members[member.member_id]
+            self._passed_over.discard(member.member_id)
         if self._owner is member:
             self._release()
         self._rebalance()
@@ -106,6 +128,48 @@ class Share:
         self._moves.move(self._partition, self._group, offset, self.kind, member.mover)
         if self._leaving is not None and self._has_settled(member):
             self._switch()
+
+    def look(self, now_ms: int, idle_ms: int | None) -> None:
+        """See whether the owner does something, if it has something to do. `idle_ms`: after how long without it gives
+        way; None: never. To be called often, and by a clock that does not go back."""
+        owner = self._owner
+        if owner is None or self._leaving is not None or self._has_nothing_to_do(owner):
+            self._standing = None
+            return
+        standing = self._standing
+        if standing is None or standing[:3] != (owner, owner.position, owner.settled):
+            self._standing, self._is_told = _Standing(owner, owner.position, owner.settled, now_ms), False
+            return
+        idle_for_ms = now_ms - standing.since_ms
+        if idle_ms is not None and idle_for_ms >= idle_ms and self._others(owner):
+            self._warn(owner, idle_for_ms, "gives way to the next member")
+            self._passed_over.add(owner.member_id)
+            self._switch()
+        elif idle_for_ms >= IDLE_ALARM_MS and not self._is_told:
+            self._is_told = True
+            ALARMS.add("member_idle")
+            self._warn(owner, idle_for_ms, "see what it does, or set the topic's member_idle_ms to have it give way")
+
+    def look_anew(self) -> None:
+        """This broker stood still: the owner may have spoken, and was not heard."""
+        self._standing = None
+
+    def _has_nothing_to_do(self, owner: Member) -> bool:
+        return self._has_settled(owner) and owner.position >= self._partition.next_offset
+
+    def _others(self, owner: Member) -> bool:
+        return any(each is not owner and each.member_id not in self._passed_over for each in self._members.values())
+
+    def _warn(self, owner: Member, idle_for_ms: int, what: str) -> None:
+        log.warning(
+            "%s: member %s of group %s has taken and settled nothing for %g s, from offset %d on: %s",
+            self._partition.name,
+            quoted(member_shown(owner.member_id)),
+            quoted(self._group),
+            idle_for_ms / 1000,
+            owner.settled,
+            what,
+        )
 
     def counts(self, member_id: str, member_key: bytes, offset: int) -> bool:
         """Whether a word of that member which did not come on its stream counts: unless another one has the partition.
@@ -145,7 +209,10 @@ class Share:
     def _rebalance(self) -> None:
         if not self._members or not self._partition.replica.leading:
             return
-        wanted = self._members[member_of_partition(self._members, self._partition.number)]
+        if self._passed_over.issuperset(self._members):
+            self._passed_over.clear()
+        counted = self._members.keys() - self._passed_over
+        wanted = self._members[member_of_partition(counted, self._partition.number)]
         owner = self._owner
         if owner is wanted:
             if self._leaving is not None:
@@ -217,6 +284,9 @@ class Shares:
             share = self._shares[partition, group] = Share(partition, group, kind, self._moves)
         share.join(member)
         return share
+
+    def all(self) -> list[tuple[Partition, Share]]:
+        return [(partition, share) for (partition, _), share in self._shares.items()]
 
     def leave(self, partition: Partition, group: str, member: Member) -> None:
         share = self._shares.get((partition, group))

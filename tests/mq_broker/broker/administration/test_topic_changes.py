@@ -180,7 +180,7 @@ def test_a_setting_must_suit_the_fewest_replicas_that_a_partition_is_to_have() -
         with_settings(fewer, {"min_insync_replicas": "2"})
 
 
-@pytest.mark.parametrize("name", ["retention", "retention_over_queues", "scheduled_max"])
+@pytest.mark.parametrize("name", ["retention", "retention_over_queues", "scheduled_max", "member_idle_ms"])
 def test_a_setting_that_brokers_of_the_last_release_cannot_read_waits_for_its_level(name: str) -> None:
     with pytest.raises(IncompatibleVersion, match=f"the setting {name} needs level 2.*at level 1.*cluster upgrade"):
         check_level(["retention_ms", name], 1)

@@ -1,0 +1,285 @@
+"""A member that has a partition and does nothing with it: an operator is told, and it gives way where the topic says
+so. Members are stand-ins and the time is an argument; at the end a whole broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.groups import idle_members
+from mq_broker.broker.groups.idle_members import SLEPT_MS, IdleMembers
+from mq_broker.broker.groups.sharing import IDLE_ALARM_MS, Shares
+from mq_broker.measured import ALARMS
+from mq_protocol.sharing import member_of_partition
+from tests.mq_broker.broker.cluster import standalone
+from tests.mq_broker.broker.groups.test_sharing import Case, Reader, run
+
+IDLE_MS = 5_000
+
+
+def told() -> float:
+    return ALARMS.rows()["member_idle",]
+
+
+def joined(case: Case, *names: str, position: int = 5) -> list[Reader]:
+    """Members; the first one has the partition, holds what is between 0 and `position`, and is alone at first."""
+    members = [Reader(name) for name in names]
+    for member in members:
+        case.share.join(member)
+        if member is members[0]:
+            member.position = position
+    return members
+
+
+def test_a_member_that_does_nothing_gives_way_to_the_next_which_begins_where_it_had_settled() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = joined(case, "a", "b")
+        case.settles(a, 3)
+        case.share.look(1_000, IDLE_MS)
+        case.share.look(1_000 + IDLE_MS - 1, IDLE_MS)
+        assert a.told == ["activate 0"]
+        case.share.look(1_000 + IDLE_MS, IDLE_MS)
+        assert a.told == ["activate 0", "deactivate"]
+        assert b.told == ["activate 3"], "what was not settled is given again"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("does", ["takes", "settles"])
+def test_a_member_that_takes_or_settles_something_keeps_the_partition(does: str) -> None:
+    async def scenario(case: Case) -> None:
+        a, b = joined(case, "a", "b", position=50)
+        for at in range(40):
+            if does == "takes":
+                a.position += 1
+            else:
+                case.settles(a, at + 1)
+            case.share.look(at * (IDLE_MS - 1), IDLE_MS)
+        assert (a.told, b.told) == (["activate 0"], [])
+
+    run(scenario)
+
+
+def test_a_member_that_has_nothing_to_do_keeps_the_partition_for_ever() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = joined(case, "a", "b")
+        a.position = case.led.next_offset
+        case.settles(a, a.position)
+        before = told()
+        for now_ms in (0, 10**6, 10**9):
+            case.share.look(now_ms, IDLE_MS)
+        assert (a.told, b.told, told()) == (["activate 0"], [], before)
+        case.led.next_offset += 1  # it is idle from when there is something
+        case.share.look(10**9, IDLE_MS)
+        case.share.look(10**9 + IDLE_MS - 1, IDLE_MS)
+        assert a.told == ["activate 0"]
+        case.share.look(10**9 + IDLE_MS, IDLE_MS)
+        assert a.told[-1] == "deactivate"
+
+    run(scenario)
+
+
+def test_it_holds_records_although_there_are_no_others_to_take() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = joined(case, "a", "b", position=100)
+        case.settles(a, 99)
+        case.share.look(0, IDLE_MS)
+        case.share.look(IDLE_MS, IDLE_MS)
+        assert (a.told[-1], b.told) == ("deactivate", ["activate 99"])
+
+    run(scenario)
+
+
+def test_without_the_setting_an_operator_is_told_once_and_nobody_gives_way(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(case: Case) -> None:
+        a, b = joined(case, "a", "b")
+        before = told()
+        for now_ms in range(0, 4 * IDLE_ALARM_MS, 1_000):
+            case.share.look(now_ms, None)
+            assert told() - before == (now_ms >= IDLE_ALARM_MS)
+        assert (a.told, b.told) == (["activate 0"], [])
+        [line] = [record.getMessage() for record in caplog.records if "nothing for" in record.getMessage()]
+        assert "t-0: member 'a' of group 'g' has taken and settled nothing for 60 s, from offset 0 on" in line
+        case.settles(a, 1)
+        case.share.look(10**9, None)
+        case.share.look(10**9 + IDLE_ALARM_MS, None)
+        assert told() - before == 2, "it did something, and stands still again"
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario)
+
+
+def test_who_is_alone_keeps_the_partition_and_an_operator_is_told() -> None:
+    async def scenario(case: Case) -> None:
+        [a] = joined(case, "a")
+        before = told()
+        case.share.look(0, IDLE_MS)
+        case.share.look(IDLE_ALARM_MS, IDLE_MS)
+        assert (a.told, told() - before) == (["activate 0"], 1)
+        b = Reader("b")
+        case.share.join(b)
+        case.share.look(IDLE_ALARM_MS + 1, IDLE_MS)
+        assert (a.told[-1], b.told) == ("deactivate", ["activate 0"])
+
+    run(scenario)
+
+
+def test_who_gave_way_is_passed_over_until_it_comes_anew_or_nobody_else_is_left() -> None:
+    async def scenario(case: Case) -> None:
+        a, b = joined(case, "a", "b")
+        case.share.look(0, IDLE_MS)
+        case.share.look(IDLE_MS, IDLE_MS)
+        c = Reader("c")
+        case.share.join(c)
+        assert (a.told[-1], b.told, c.told) == ("deactivate", ["activate 0"], [])
+        case.share.join(again := Reader("a"))  # a stream of its own, so it lives
+        assert (again.told, b.told) == (["activate 0"], ["activate 0", "deactivate"])
+        again.position = 5
+        case.share.look(IDLE_MS, IDLE_MS)
+        case.share.look(2 * IDLE_MS, IDLE_MS)
+        assert b.told[-1] == "activate 0"
+        case.share.leave(c)
+        case.share.leave(b)
+        assert again.told == ["activate 0", "deactivate", "activate 0"], "nobody else is left"
+
+    run(scenario)
+
+
+def test_where_all_others_have_given_way_the_last_one_keeps_it() -> None:
+    async def scenario(case: Case) -> None:
+        members = joined(case, "a", "b", "c")
+        for round_ in range(10):
+            for member in members:
+                member.position = 5
+            case.share.look(round_ * IDLE_MS, IDLE_MS)
+        assert [len(member.told) for member in members] == [2, 2, 1]
+        assert members[2].told == ["activate 0"]
+
+    run(scenario)
+
+
+def test_a_partition_that_is_being_handed_over_has_its_own_time_for_that() -> None:
+    async def scenario(case: Case) -> None:
+        b = Reader("b")
+        case.share.join(b)
+        b.position = 5
+        case.share.look(0, IDLE_MS)
+        case.share.join(Reader("a"))
+        assert b.told == ["activate 0", "pause"]
+        case.share.look(10 * IDLE_MS, IDLE_MS)
+        assert b.told == ["activate 0", "pause"]
+
+    run(scenario)
+
+
+def test_at_any_time_one_member_has_the_partition_and_it_is_one_that_lives() -> None:
+    """Members come, go, work and hang by chance. Who hangs has it no longer than that while somebody works."""
+
+    async def scenario(case: Case) -> None:
+        chance = random.Random(7)
+        members: dict[str, Reader] = {}
+        hanging: set[str] = set()
+        former, looks = Reader("nobody"), 0
+        for step in range(3_000):
+            now_ms = step * 1_000
+            name = chance.choice("abcde")
+            match chance.randrange(12):
+                case 0 if name not in members:
+                    members[name] = Reader(name)
+                    case.share.join(members[name])
+                case 1 if name in members:
+                    case.share.leave(members.pop(name))
+                    hanging.discard(name)
+                case 2 if name in members:
+                    hanging.add(name)
+            owners = [each for each in members.values() if each.told and each.told[-1] != "deactivate"]
+            assert len(owners) == (1 if members else 0)
+            if owners:
+                [owner] = owners
+                is_paused = owner.told[-1] == "pause"
+                if owner.member_id not in hanging:
+                    owner.position = case.led.next_offset = case.led.next_offset + (not is_paused)
+                    case.settles(owner, owner.position - (not is_paused))
+                elif is_paused:
+                    case.share._switch()  # its time to settle is over
+                    continue
+                others = members.keys() - hanging - case.share._passed_over
+                stands_in_the_way = owner.member_id in hanging and others and owner.settled < case.led.next_offset
+                looks = looks + 1 if stands_in_the_way and owner is former else 0
+                former = owner
+                assert looks <= IDLE_MS // 1_000 + 1
+            case.share.look(now_ms, IDLE_MS)
+
+    run(scenario)
+
+
+class Looked:
+    """A share that notes how it is looked at."""
+
+    def __init__(self) -> None:
+        self.looks: list[object] = []
+
+    def look(self, now_ms: int, idle_ms: int | None) -> None:
+        self.looks.append((now_ms, idle_ms))
+
+    def look_anew(self) -> None:
+        self.looks.append("anew")
+
+
+def test_a_broker_that_stood_still_or_does_not_serve_the_partition_counts_nothing_against_a_member() -> None:
+    async def scenario() -> None:
+        clock, share = [1_000], Looked()
+        settings = SimpleNamespace(member_idle_ms=IDLE_MS)
+        partition = SimpleNamespace(serving=True, topic=SimpleNamespace(settings=settings))
+        shell: Any = SimpleNamespace(now_ms=lambda: clock[0])
+        shares: Any = SimpleNamespace(all=lambda: [(partition, share)])
+        watching = IdleMembers(shell, shares)
+        await watching.look()
+        clock[0] += SLEPT_MS
+        await watching.look()
+        clock[0] += SLEPT_MS + 1
+        await watching.look()
+        partition.serving = False
+        await watching.look()
+        assert share.looks == [(1_000, IDLE_MS), (1_000 + SLEPT_MS, IDLE_MS), "anew", "anew"]
+
+    asyncio.run(scenario())
+
+
+def test_each_share_of_a_broker_is_looked_at() -> None:
+    async def main() -> None:
+        shares, case = Shares(), Case()
+        for group in ("g", "h"):
+            shares.join(case.led, group, Reader("a"))
+        assert [partition for partition, _ in shares.all()] == [case.led] * 2
+        assert {share._group for _, share in shares.all()} == {"g", "h"}
+
+    asyncio.run(main())
+
+
+def test_at_a_broker_the_next_member_is_pushed_what_one_that_hangs_has_not_settled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(idle_members, "LOOK_S", 0.05)
+    assert member_of_partition(["a", "b"], 0) == "a"
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", member_idle_ms="1s")
+            for number in range(4):
+                await broker.produce("t", number)
+            async with broker.subscribing() as hangs, broker.subscribing() as works:
+                await hangs.open("t", group="g", member="a", earliest=True)
+                assert await hangs.read_numbers(4) == [0, 1, 2, 3]
+                await hangs.settle("t", 2)
+                await works.open("t", group="g", member="b", earliest=True)
+                assert await works.read_numbers(2) == [2, 3]
+                assert [told.active for told in await hangs.read_opened(2)] == [True, False]
+
+    asyncio.run(scenario())
