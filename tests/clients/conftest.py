@@ -25,6 +25,13 @@ FLAGS: Final = [*_RACE, "-gcflags=all=-dwarf=false", "-ldflags=-w"]
 """For all that is compiled, so that nothing is compiled twice: with the race detector, and without what only a debugger
 reads. The Makefile vets with the same."""
 
+COMPILES: Final = {"GOGC": "off", "GOMEMLIMIT": "1500MiB"}
+"""In the environment of what compiles: to collect the garbage of compilers, which end soon, is a quarter of their
+work."""
+
+RUN: Final = ["-exec", "env -u GOGC -u GOMEMLIMIT"]
+"""The client's own tests run without these."""
+
 
 @pytest.fixture(scope="session")
 def _three(tmp_path_factory: pytest.TempPathFactory, zookeeper: str) -> Iterator[Cluster]:
@@ -55,7 +62,8 @@ def shared(request: pytest.FixtureRequest, cluster: Cluster) -> Iterator[Cluster
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the client's programs are."""
     directory = tmp_path_factory.mktemp("go")
-    subprocess.run([go(), "build", *FLAGS, "-o", directory, "./cmd/..."], cwd=CLIENT, check=True, timeout=BUILD_S)
+    command = [go(), "build", *FLAGS, "-o", directory, "./cmd/..."]
+    subprocess.run(command, cwd=CLIENT, env={**os.environ, **COMPILES}, check=True, timeout=BUILD_S)
     return directory
 
 

@@ -20,7 +20,7 @@ from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
 from mq_client import Producer, Reader
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.sql.ddl import parse_schema
-from tests.clients.conftest import BUILD_S, CLIENT, FLAGS, go
+from tests.clients.conftest import BUILD_S, CLIENT, COMPILES, FLAGS, RUN, go
 from tests.cluster.harness import Cluster
 
 ASK_S = 60
@@ -129,13 +129,14 @@ def test_the_tests_of_the_go_client_pass(start_cluster: Callable[..., Cluster]) 
     cluster = start_cluster(brokers=1, flight=True)
     environment = {
         **os.environ,
+        **COMPILES,
         "TRITONMQ_GO_BOOTSTRAP": cluster.bootstrap,
         "TRITONMQ_GO_FLIGHT": cluster.brokers[1].flight,
     }
     cluster.admin.create_topic("numbers", partitions=2, schema="n long, name string")
     cluster.admin.create_topic("flights", schema="n long, name string")
     cluster.admin.create_topic("records", partitions=3)
-    command = [go(), "test", *FLAGS, "-vet=off", "-count=1", "./..."]  # `make go` has vetted all of it
+    command = [go(), "test", *FLAGS, *RUN, "-vet=off", "-count=1", "./..."]  # `make go` has vetted all of it
     done = subprocess.run(
         command, cwd=CLIENT, env=environment, capture_output=True, text=True, errors="replace", timeout=BUILD_S
     )
