@@ -72,8 +72,8 @@ class LinkListener(Protocol):
     def link_dropped(self, broker: int) -> None:
         """Something that was sent to that broker was dropped, and there is room again."""
 
-    def hearer(self, topic_id: str, partition: int) -> Hearer | None:
-        """Who hears messages for that partition; None, and they are dropped, if it is not open here."""
+    def hearer(self, topic_id: str, partition: int) -> Hearer:
+        """Who hears messages for that partition, also if it is not open here."""
 
 
 class Links:
@@ -433,15 +433,12 @@ class Links:
             at = 0
             for append in header.append:
                 count = len(append.frame_bytes)
-                if (hearer := hearer_of(append.topic_id, append.partition)) is not None:
-                    hearer.hear_entries(append, frames[at : at + count])
+                hearer_of(append.topic_id, append.partition).hear_entries(append, frames[at : at + count])
                 at += count
         for ack in header.ack:
-            if (hearer := hearer_of(ack.topic_id, ack.partition)) is not None:
-                hearer.hear_ack(ack)
+            hearer_of(ack.topic_id, ack.partition).hear_ack(ack)
         for part in header.snapshot:
-            if (hearer := hearer_of(part.topic_id, part.partition)) is not None:
-                hearer.hear_snapshot(part)
+            hearer_of(part.topic_id, part.partition).hear_snapshot(part)
 
     async def _write(self, peer: Peer, wire: Wire, ended: asyncio.Event) -> None:
         while not ended.is_set():

@@ -18,10 +18,10 @@ from typing import Any, Final
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
+from mq_broker.broker.host.early import EarlyEntries
 from mq_broker.broker.host.keeping import derived_now
 from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import Ticking
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.interface import CoordinationService
@@ -29,7 +29,7 @@ from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
 from mq_broker.measured import ALARMS
-from mq_broker.rpc.links import BEAT_S, Links
+from mq_broker.rpc.links import BEAT_S, Hearer, Links
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
@@ -81,6 +81,7 @@ class Shell:
         self.on_decision: list[Callable[[Partition, Decide], None]] = []
         self.links: Links
         self.arriving = ArrivingSnapshots()
+        self.early = EarlyEntries(self.now_ms)
         self.contacts = Contacts(self.now_ms())
         self.ticking = Ticking()
         self._directory = directory
@@ -236,6 +237,7 @@ class Shell:
 
     def link_down(self, broker: int) -> None:
         self.arriving.forget(broker)
+        self.early.forget(broker)
         self.contacts.ended(broker)
         self._feed_all(PeerDisconnected(broker))
 
@@ -264,9 +266,10 @@ class Shell:
                 )
                 self.links.end(broker)
 
-    def hearer(self, topic_id: str, partition: int) -> PeerMessages | None:
+    def hearer(self, topic_id: str, partition: int) -> Hearer:
         found = self._partitions.get((topic_id, partition))
-        return found.peers if found is not None else None
+        return found.peers if found is not None else self.early
+
 
     # ------------------------------------------------------------------ which partitions are here
 
@@ -395,6 +398,7 @@ class Shell:
         partition.feed(BrokersSeen(self._live))
         for broker in self.links.connected():
             partition.feed(PeerConnected(broker))
+        self.early.tell(topic.spec.topic_id, number, partition.peers, self.links.refuse)
 
     async def _open_journal(self, topic: Topic, place: Place, listener: JournalListener) -> OpenJournal:
         """In a thread, for it reads the log, or what a checkpoint does not have of it."""

@@ -14,15 +14,17 @@ import pytest
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.core.entries import MoveCursor
+from mq_broker.core.entries import Entry, EpochStart, MoveCursor
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected
-from mq_broker.storage.codec.frame import Place
+from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.journal.segments import SEGMENT_SUFFIX
+from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, OutcomeUnknown
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, shell, until
 
 OTHER = Topic.of(replace(HERE.spec, name="other", topic_id="other"))
+FOLLOWED = Topic.of(replace(HERE.spec, assignment=((2, 1),)))
 
 
 class HeldDisk:
@@ -43,13 +45,16 @@ class HeldDisk:
 
 
 def while_opening(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scenario: Callable[[Shell, HeldDisk], Awaitable[None]]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    scenario: Callable[[Shell, HeldDisk], Awaitable[None]],
+    topic: Topic = HERE,
 ) -> None:
     async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
+        async with shell(tmp_path, isr=tuple((broker, "") for broker in topic.spec.assignment[0])) as broker:
             disk = HeldDisk(broker, monkeypatch)
             try:
-                broker.follow_topics({"id": HERE})
+                broker.follow_topics({"id": topic})
                 await until(disk.asked.is_set)
                 await scenario(broker, disk)
             finally:
@@ -58,11 +63,11 @@ def while_opening(
     asyncio.run(main())
 
 
-def test_a_replica_that_is_being_opened_hears_nothing_and_says_so_to_who_asks(
+def test_a_replica_that_is_being_opened_is_not_there_and_who_asks_is_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(broker: Shell, _disk: HeldDisk) -> None:
-        assert broker.hearer("id", 0) is None, "a link drops what is for it"
+        assert broker.hearer("id", 0) is broker.early
         assert broker.partitions() == []
         assert broker.hosted(HERE, 0) is None
         with pytest.raises(NotLeader, match="is opening its replica of t-0: ask again"):
@@ -95,6 +100,46 @@ def test_brokers_and_links_that_come_while_a_replica_is_opened_are_told_to_it_on
         await until(lambda: broker.partition(HERE, 0).serving)
 
     while_opening(tmp_path, monkeypatch, scenario)
+
+
+def begun_by_broker_2() -> tuple[pb.AppendEntries, list[memoryview]]:
+    """How it begins to lead a new topic."""
+    frame = memoryview(b"".join(map(bytes, encode(Place("id", 0), Entry(1, 1, 77, EpochStart(2))).parts)))
+    message = pb.AppendEntries(
+        topic_id="id", leader=2, incarnation=7, leader_epoch=1, sequence=1, frame_bytes=[len(frame)]
+    )
+    return message, [frame]
+
+
+def test_what_a_leader_says_while_a_replica_is_opened_is_told_to_it_once_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+        broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 7)))
+        broker.hearer("id", 0).hear_entries(*begun_by_broker_2())
+        disk.released.set()
+        await until(lambda: broker.hosted(FOLLOWED, 0) is not None)
+        replica = broker.partition(FOLLOWED, 0).replica
+        assert (replica.leader, replica.leader_epoch, replica.last_index) == (2, 1, 1)
+        assert not broker.early
+
+    while_opening(tmp_path, monkeypatch, scenario, FOLLOWED)
+
+
+def test_what_no_broker_says_to_a_replica_that_is_opened_ends_the_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(broker: Shell, disk: HeldDisk) -> None:
+        refused: list[int] = []
+        monkeypatch.setattr(broker.links, "refuse", lambda other, _error: refused.append(other))
+        message, frames = begun_by_broker_2()
+        message.prev_epoch = 2
+        broker.hearer("id", 0).hear_entries(message, frames)
+        disk.released.set()
+        await until(lambda: broker.hosted(FOLLOWED, 0) is not None)
+        assert refused == [2]
+
+    while_opening(tmp_path, monkeypatch, scenario, FOLLOWED)
 
 
 def test_a_topic_that_is_deleted_while_its_replica_is_opened_leaves_nothing(

@@ -328,12 +328,15 @@ def test_every_partition_hears_of_a_link_and_what_was_arriving_on_it_is_gone_wit
             broker.link_up(2)
             assert broker.arriving.take(part, 1 << 20) == []
             assert broker.arriving.bytes_kept == 4
+            early = pb.AppendEntries(topic_id="other", leader=2, frame_bytes=[1])
+            broker.hearer("other", 0).hear_entries(early, [memoryview(b"x")])
+            assert len(broker.early) == 1
             broker.link_down(2)
-            assert broker.arriving.bytes_kept == 0
+            assert broker.arriving.bytes_kept == len(broker.early) == 0
             broker.link_dropped(2)
         assert heard == [PeerConnected(2), PeerDisconnected(2)], "who is awake sends again by itself"
         assert broker.hearer("id", 0) is partition.peers
-        assert broker.hearer("id", 1) is None
+        assert broker.hearer("id", 1) is broker.early
 
     run(tmp_path, scenario)
 
