@@ -161,9 +161,7 @@ class TopicMaking:
         while waiting:
             if clock() >= deadline:
                 break
-            if attempt:
-                pause_s = READY_POLL_S[min(attempt, len(READY_POLL_S)) - 1]
-                await asyncio.sleep(min(pause_s, deadline - clock()))
+            await asyncio.sleep(min(READY_POLL_S[min(attempt, len(READY_POLL_S) - 1)], deadline - clock()))
             attempt += 1
             by_leader: dict[int, dict[str, Topic]] = {}
             for topic, numbers in waiting.values():

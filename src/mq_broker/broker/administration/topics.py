@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -441,7 +441,8 @@ class Admin:
             )
 
     async def _wait_until_led(self, topic: Topic, deadline: float) -> None:
-        """Until each partition's leader says that it serves, with `min_insync_replicas` in sync."""
+        """Until each partition's leader says that it serves, with `min_insync_replicas` in sync. Of what is not here yet
+        nobody is asked at once: it was made just now, most likely, and nobody leads it."""
         loop = asyncio.get_running_loop()
         attempt = 0
         waiting = set(range(topic.partitions))
@@ -456,7 +457,10 @@ class Admin:
                 )
             by_leader: dict[int, set[int]] = {}
             async for number in in_turns(waiting):
-                info = await self.partition_info(topic, number)
+                info = self._info_from_here(topic, number)
+                if info is None and attempt == 1:
+                    continue
+                info = info or await self.partition_info(topic, number)
                 by_leader.setdefault(info.leader or topic.spec.assignment[number][0], set()).add(number)
             for leader, numbers in by_leader.items():
                 waiting -= await self._led(topic, leader, numbers, deadline)
@@ -464,8 +468,9 @@ class Admin:
     async def _led(self, topic: Topic, leader: int, numbers: set[int], deadline: float) -> set[int]:
         """Those of the partitions that broker `leader` says it serves."""
         request = pb.MetadataRequest(topics=[topic.spec.name])
+        told: Iterable[pb.PartitionInfo]
         if leader == self._shell.broker:
-            info = await self.topic_info(topic)
+            told = [info for number in numbers if (info := self._info_from_here(topic, number)) is not None]
         else:
             address = self._cluster.peer_address(leader)
             if address is None:
@@ -477,11 +482,11 @@ class Admin:
                 return set()
             if not answer.topics:
                 return set()
-            info = answer.topics[0]
+            told = answer.topics[0].partitions
         needed = topic.settings.min_insync_replicas
         return {
             p.partition
-            for p in info.partitions
+            for p in told
             if p.partition in numbers and p.leader == leader and len(p.isr) >= needed
         }
 
