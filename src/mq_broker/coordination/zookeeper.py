@@ -122,6 +122,7 @@ class ZooKeeperCoordination:
         self._together = TopicsTogether(
             self._session, self._path, self._making, self.create_topic, self._withdraw, self._remove_states
         )
+        self._noted: tuple[bytes, int] | None = None  # the change counter, as it was read or written here last
         self._read_all = True  # what is remembered of the topics may be of another ensemble, or one that was put back
         self._brokers_watch = self._session.watch(lambda: self._emit(CoordinationEvent.BROKERS_CHANGED))
         self._topics_watch = self._session.watch(lambda: self._emit(CoordinationEvent.TOPICS_CHANGED))
@@ -169,6 +170,7 @@ class ZooKeeperCoordination:
             self._emit(CoordinationEvent.SESSION_LOST)
         else:
             self._read_all = True
+            self._noted = None
             self._access.look_again()
             self._emit(CoordinationEvent.CONNECTED)
             # Watches went with the connection, and what they would have told may have happened meanwhile.
@@ -335,6 +337,7 @@ class ZooKeeperCoordination:
         note, stat = await self._session.ask_again(
             lambda client: client.get_async(self._path("topic_changes"), watch=self._topics_watch), deadline
         )
+        self._noted = note, int(stat.version)
         changed = change_notes.since(note, stat.version, since) if since >= 0 else None
         names = changed if changed is not None else sorted(await self._children(topics, None, deadline))
         found = await self._reads.read_many([f"{topics}/{name}" for name in names], deadline)
@@ -346,23 +349,27 @@ class ZooKeeperCoordination:
         gone = tuple(name for name in changed or () if name not in read)
         return TopicChanges(int(stat.version), changed is None, present, gone, unreadable)
 
-    async def _note(self, name: str, deadline: float) -> tuple[bytes, int]:
-        """What the change counter is to say with a change of that topic, and the version that it stands on."""
-        note, stat = await self._session.ask_again(
-            lambda client: client.get_async(self._path("topic_changes")), deadline
-        )
-        return change_notes.with_change(note, stat.version, name), int(stat.version)
+    async def _note(
+        self, name: str, deadline: float, noted: tuple[bytes, int] | None = None
+    ) -> tuple[bytes, int]:
+        """What the change counter is to say with a change of that topic, and the version that it stands on. `noted`: as
+        it was a moment ago, for who insists on that version."""
+        if noted is None:
+            note, stat = await self._session.ask_again(
+                lambda client: client.get_async(self._path("topic_changes")), deadline
+            )
+            noted = note, int(stat.version)
+        return change_notes.with_change(*noted, name), noted[1]
 
     async def create_topic(self, topic: TopicSpec, states: tuple[NodeState, ...]) -> None:
         check_topic_name(topic.name, internal=True)
         deadline = self._session.deadline()
         path, home = self._path("topics", topic.name), self._path("states", topic.topic_id)
-        if await self._read(path, deadline) is not None:
-            raise TopicExists(f"topic {topic.name!r} exists already: choose another name, or delete it first")
 
         async def create(attempt: int) -> None:
-            note, version = await self._note(topic.name, deadline)
+            note, version = await self._note(topic.name, deadline, self._noted if attempt == 1 else None)
             last = attempt == NOTE_ATTEMPTS  # then without insisting: whoever reads the note sees that one is missing
+            self._noted = None
 
             def build(transaction: TransactionRequest) -> None:
                 transaction.check(home, 0)
@@ -370,9 +377,18 @@ class ZooKeeperCoordination:
                 transaction.set_data(self._path("topic_changes"), note, -1 if last else version)
 
             await self._session.commit(build, deadline)
+            self._noted = None if last else (note, version + 1)
 
         try:
             await self._create_states(home, states, deadline)
+        except InvalidRequest:
+            await self._remove_states(topic.topic_id)
+            raise
+        except AnswerLost as error:  # nothing names them, whatever became of them
+            if self._session.connected and not isinstance(error, Denied):
+                await self._remove_states(topic.topic_id)
+            raise CoordinationUnavailable(f"topic {topic.name!r} was not made: {error}") from error
+        try:
             async with self._making:
                 for attempt in range(1, NOTE_ATTEMPTS + 1):
                     try:

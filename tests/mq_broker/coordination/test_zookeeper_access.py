@@ -283,6 +283,7 @@ def test_a_session_that_connects_again_shows_its_credential_again(zookeeper: str
     async def main() -> None:
         async with session(zookeeper, root, OURS) as service:
             service._session._client._connection._socket.shutdown(2)
+            assert await service.topics() == {}, "which is asked again until it is connected"
             await service.create_topic(TopicSpec("orders", id_of("o"), ((1,),)), (state_of(),))
             assert list(await service.topics()) == ["orders"]
         assert await asyncio.to_thread(open_nodes, zookeeper, root) == []

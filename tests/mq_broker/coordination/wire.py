@@ -46,7 +46,7 @@ class Fate(Enum):
     REQUEST_IS_LOST = "the connection breaks before the server has it"
 
 
-MULTI, SET_DATA = 14, 5
+MULTI, GET_DATA, SET_DATA, SYNC = 14, 4, 5, 9
 
 
 def operation_of(request: bytes) -> int:

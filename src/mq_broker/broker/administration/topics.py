@@ -412,7 +412,7 @@ class Admin:
             replicas,
             dict(settings),
         )
-        await self._topics.refresh()
+        await self._topics.refresh(until=topic_id)
         return await self._topics.get(name)
 
     async def make_like(self, source: Topic, name: str, schema: pa.Schema, deadline: float) -> Topic:
@@ -441,8 +441,8 @@ class Admin:
             )
 
     async def _wait_until_led(self, topic: Topic, deadline: float) -> None:
-        """Until each partition's leader says that it serves, with `min_insync_replicas` in sync. Of what is not here yet
-        nobody is asked at once: it was made just now, most likely, and nobody leads it."""
+        """Until each partition's leader says that it serves, with `min_insync_replicas` in sync. Of what is not here
+        yet nobody is asked at once: it was made just now, most likely, and nobody leads it."""
         loop = asyncio.get_running_loop()
         attempt = 0
         waiting = set(range(topic.partitions))

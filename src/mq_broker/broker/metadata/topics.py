@@ -166,15 +166,15 @@ class Topics:
                 f"the document of topic {name!r} cannot be read: the broker's log says where it is"
             )
 
-    async def refresh(self) -> None:
+    async def refresh(self, until: str = "") -> None:
         """Read the list of topics and let the shell follow. Raises `CoordinationUnavailable`.
 
         Callers that come while a read is under way share the next one: the present one may have missed what they look
-        for.
+        for. Who looks for the topic of the id `until` alone is content with the present one, if that has found it.
         """
         wanted = self._begun + 1
         async with self._reading:
-            if self._read_last >= wanted:
+            if self._read_last >= wanted or until in self._by_id:
                 return
             self._begun += 1
             begun = self._begun

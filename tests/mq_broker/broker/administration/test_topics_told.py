@@ -383,7 +383,8 @@ def test_a_new_topic_is_placed_by_the_topics_that_there_are_now() -> None:
     async def scenario(world: World) -> None:
         made: list[TopicSpec] = []
 
-        async def refresh() -> None:
+        async def refresh(until: str = "") -> None:
+            assert until in ("", *(spec.topic_id for spec in made))
             world.known["u"] = world.topic("u", partitions=6)  # made by another broker
             world.known["u"].spec.assignment = ((2,), (3,)) * 3
             world.known |= {spec.name: world.topic(spec.name) for spec in made}
@@ -410,7 +411,7 @@ def test_a_topic_may_have_as_many_partitions_and_replicas_as_the_bounds_and_no_m
         world.brokers = {}
         there.racks = dict.fromkeys((1, 2, 3), "")
 
-        async def refresh() -> None:
+        async def refresh(until: str = "") -> None:
             pass
 
         there.refresh, there.find = refresh, world.known.get

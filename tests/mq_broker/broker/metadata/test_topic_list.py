@@ -254,6 +254,20 @@ def test_who_asks_during_a_reading_shares_the_next_one() -> None:
     run(scenario)
 
 
+def test_who_looks_for_one_topic_is_content_with_the_reading_under_way_if_that_finds_it() -> None:
+    async def scenario(service: Service) -> None:
+        service.changes = [TopicChanges(1, True, {"a": A})]
+        under_way = asyncio.create_task(service.topics.refresh())
+        await service.reads.wait()
+        await service.topics.refresh(until="id-a")
+        assert service.versions == [-1]
+        await under_way
+        await service.topics.refresh(until="id-b")
+        assert service.versions == [-1, 1], "it is not known yet"
+
+    run(scenario)
+
+
 def wider(spec: TopicSpec) -> TopicSpec:
     return replace(spec, assignment=(*spec.assignment, (3, 2))[:3])
 
