@@ -64,6 +64,26 @@ class Denied(AnswerLost):
     """The server refused it, for want of the right credential: nothing was done, and asking again does not help."""
 
 
+class _AfterSync:
+    """An answer of kazoo's that counts only if the sync before it was answered: else the two went over different
+    connections. As much of kazoo's `AsyncResult` as is used here."""
+
+    def __init__(self, sync: Any, answer: Any) -> None:
+        self._sync = sync
+        self._answer = answer
+
+    def rawlink(self, callback: Callable[[Any], None]) -> None:
+        self._answer.rawlink(lambda _answer: callback(self))
+
+    @property
+    def value(self) -> Any:
+        return self._answer.value
+
+    @property
+    def exception(self) -> Any:
+        return self._answer.exception if self._sync.successful() else ConnectionLoss("the sync before it was lost")
+
+
 class _NoSecrets(logging.Filter):
     """Kazoo's lines below INFO show what is asked and answered: passwords, and what nodes hold."""
 
@@ -97,8 +117,6 @@ class KazooSession:
         self._session_timeout_s = session_timeout_ms / 1000
         self._slots = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._changed = asyncio.Event()
-        self._next_sync: asyncio.Task[None] | None = None  # made, not yet put
-        self._running_syncs: set[asyncio.Task[None] | None] = set()
         self._stopping = False
         self._client: KazooClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -221,31 +239,10 @@ class KazooSession:
             except AnswerLost as error:
                 await self.pause_or_give_up(deadline, error)
 
-    async def sync(self, deadline: float) -> None:
-        """What is read after this is not older than this call. Calls that come together share one question: it is put
-        after the last of them, so a sweep over ten thousand partitions asks once."""
-        while True:
-            if self._next_sync is None:
-                self._next_sync = asyncio.create_task(self._sync_once(), name="zookeeper sync")
-                # Its callers may have gone
-                self._next_sync.add_done_callback(lambda task: task.cancelled() or task.exception())
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await asyncio.shield(self._next_sync)
-                    return
-            except TimeoutError:
-                error = AnswerLost(f"no answer from ZooKeeper at {self.hosts} in time")
-            except AnswerLost as lost:
-                error = lost
-            await self.pause_or_give_up(deadline, error)
-
-    async def _sync_once(self) -> None:
-        self._running_syncs.add(task := asyncio.current_task())
-        self._next_sync = None  # from here on a call is too late for this one
-        try:
-            await self.ask(lambda client: client.sync_async("/"), self.deadline())
-        finally:
-            self._running_syncs.discard(task)
+    async def ask_synced(self, question: Callable[[KazooClient], Any], deadline: float) -> Any:
+        """As `ask_again`, with an answer that is not older than this call. A sync goes ahead of the question without
+        being waited for: what comes over one connection is answered in that order."""
+        return await self.ask_again(lambda client: _AfterSync(client.sync_async("/"), question(client)), deadline)
 
     async def pause_or_give_up(self, deadline: float, error: AnswerLost) -> None:
         """Before asking again. Raises `CoordinationUnavailable` if there is no time left for that, or no use in it."""

@@ -1,8 +1,8 @@
 """Readings of nodes gathered into few questions: brokers that start, and many idle partitions, read thousands of them.
 
 A lone reading goes out at once. While `BATCHES_IN_FLIGHT_MAX` questions are unanswered, or many were asked just now
-(pace.py), what comes waits and leaves together. Each question is put after a sync that began when all of its readings
-had been asked for, so none is older than its asking. Kazoo has no request for several readings; ZooKeeper has since
+(pace.py), what comes waits and leaves together. Each question goes out behind a sync, both once all of its readings
+have been asked for, so none is older than its asking. Kazoo has no request for several readings; ZooKeeper has since
 3.6, and an older server is asked singly.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 Found: TypeAlias = tuple[bytes, Any] | None
 """(data, stat) of a node; None if there is none."""
+
+_Ask: TypeAlias = Callable[[Callable[[KazooClient], Any], float], Awaitable[Any]]
+"""Of a session: with a sync or without."""
 
 BATCH_READS_MAX = 100
 """A topic of many partitions has tens of kilobytes: so many answers are some megabytes at worst."""
@@ -109,7 +112,7 @@ class NodeReads:
         found: list[tuple[str, bytes]] = []
         for first in range(0, len(paths), BATCH_READS_MAX):
             some = paths[first : first + BATCH_READS_MAX]
-            for path, node in zip(some, await self._ask(some, deadline), strict=True):
+            for path, node in zip(some, await self._ask(some, deadline, self._session.ask_again), strict=True):
                 if isinstance(node, Exception):
                     raise node
                 if node is not None:
@@ -153,8 +156,7 @@ class NodeReads:
         self._send()
         deadline = self._session.deadline()
         try:
-            await self._session.sync(deadline)
-            nodes = await self._ask([read.path for read in batch], deadline)
+            nodes = await self._ask([read.path for read in batch], deadline, self._session.ask_synced)
         except (CoordinationUnavailable, ZookeeperError) as error:
             nodes = [error] * len(batch)
         except BaseException:
@@ -169,26 +171,26 @@ class NodeReads:
             else:
                 read.found.set_result(node)
 
-    async def _ask(self, paths: Sequence[str], deadline: float) -> list[Found | Exception]:
+    async def _ask(self, paths: Sequence[str], deadline: float, ask: _Ask) -> list[Found | Exception]:
         """What there is at each path, or why that cannot be said. Raises `CoordinationUnavailable`."""
         if self._several_at_once and len(paths) > 1:
             try:
-                found: list[Any] = await self._session.ask_again(lambda client: _multi_read(client, paths), deadline)
+                found: list[Any] = await ask(lambda client: _multi_read(client, paths), deadline)
             except UnimplementedError:
                 _log.info("ZooKeeper at %s is older than 3.6: nodes are read one by one", self._session.hosts)
                 self._several_at_once = False
             else:
                 return [self._found(node) for node in found]
-        return list(await asyncio.gather(*(self._ask_one(path, deadline) for path in paths)))
+        return list(await asyncio.gather(*(self._ask_one(path, deadline, ask) for path in paths)))
 
     def _found(self, node: Any) -> Found | Exception:
         if isinstance(node, NoAuthError):
             return CoordinationUnavailable(str(self._session.denied()))
         return None if isinstance(node, NoNodeError) else node
 
-    async def _ask_one(self, path: str, deadline: float) -> Found | Exception:
+    async def _ask_one(self, path: str, deadline: float, ask: _Ask) -> Found | Exception:
         try:
-            data, stat = await self._session.ask_again(lambda client: client.get_async(path), deadline)
+            data, stat = await ask(lambda client: client.get_async(path), deadline)
         except NoNodeError:
             return None
         except ZookeeperError as error:

@@ -308,8 +308,7 @@ class ZooKeeperCoordination:
 
     async def _features(self, deadline: float) -> tuple[int, Features]:
         path = self._path("features")
-        await self._session.sync(deadline)
-        data, stat = await self._session.ask_again(
+        data, stat = await self._session.ask_synced(
             lambda client: client.get_async(path, watch=self._brokers_watch), deadline
         )
         if not data:  # nobody has raised it yet
@@ -333,8 +332,7 @@ class ZooKeeperCoordination:
     async def _changes(self, since: int, deadline: float) -> TopicChanges:
         topics = self._path("topics")
         # The counter first: a change after it was read fires the watch, even if what is read below already has it.
-        await self._session.sync(deadline)
-        note, stat = await self._session.ask_again(
+        note, stat = await self._session.ask_synced(
             lambda client: client.get_async(self._path("topic_changes"), watch=self._topics_watch), deadline
         )
         self._noted = note, int(stat.version)
@@ -564,8 +562,7 @@ class ZooKeeperCoordination:
     # -------------------------------------------------------------- lists
 
     async def _children(self, path: str, watch: Any, deadline: float) -> list[str]:
-        await self._session.sync(deadline)
-        names: list[str] = await self._session.ask_again(
+        names: list[str] = await self._session.ask_synced(
             lambda client: client.get_children_async(path, watch=watch), deadline
         )
         return names

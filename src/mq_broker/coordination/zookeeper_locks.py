@@ -189,9 +189,8 @@ class ZooKeeperLockPlace:
         return sorted(node for node in await self._nodes(deadline) if node.startswith(self._mark))
 
     async def _nodes(self, deadline: float) -> list[str]:
-        await self._session.sync(deadline)
         try:
-            nodes: list[str] = await self._session.ask_again(
+            nodes: list[str] = await self._session.ask_synced(
                 lambda client: client.get_children_async(self._queue), deadline
             )
         except NoNodeError:

@@ -39,8 +39,7 @@ class ZooKeeperSecurity:
     async def read(self) -> SecurityDocuments:
         deadline = self._session.deadline()
         # The counter first: a change after it was read fires the watch, even if what is read below already has it.
-        await self._session.sync(deadline)
-        _, stat = await self._session.ask_again(
+        _, stat = await self._session.ask_synced(
             lambda client: client.get_async(f"{self._home}/changes", watch=self._watch), deadline
         )
         read = (self._reads.read(f"{self._home}/{name}", deadline) for name in SECURITY_DOCUMENTS)

@@ -9,14 +9,14 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import UnimplementedError
 
-from mq_broker.coordination import node_reads
+from mq_broker.coordination import documents, kazoo_session, node_reads
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.coordination.node_reads import BATCH_READS_MAX
 from mq_protocol.errors import CoordinationUnavailable
 from tests.mq_broker.coordination.test_zookeeper import session
-from tests.mq_broker.coordination.wire import Fate, Wire, id_of, operation_of, state_of
+from tests.mq_broker.coordination.wire import GET_DATA, SYNC, Fate, Wire, id_of, operation_of, state_of
 
-MULTI_READ, GET_DATA = 22, 4
+MULTI_READ = 22
 PARTITIONS = 250
 WIDE = TopicSpec("wide", id_of("w"), ((1,),) * PARTITIONS)
 STATES = tuple(state_of(epoch=number) for number in range(PARTITIONS))
@@ -67,33 +67,41 @@ class KazooClientOf:
 
 
 def test_a_reading_is_never_older_than_its_asking(zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is asked for once a question's sync is under way belongs to the next question."""
+    """What is asked for once a question is being put belongs to the next one, and each goes behind a sync."""
     questions: list[list[str]] = []
+    asked: list[int] = []
     put = node_reads._multi_read
 
     def noted(client: KazooClient, paths: Any) -> Any:
         questions.append([path.rpartition("/")[2] for path in paths])
         return put(client, paths)
 
+    def passes(request: bytes) -> Fate:
+        if operation_of(request) in (MULTI_READ, SYNC):
+            asked.append(operation_of(request))
+        return Fate.PASSES
+
     monkeypatch.setattr(node_reads, "_multi_read", noted)
 
     async def main() -> None:
-        async with session(zookeeper, root) as service:
+        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(WIDE, STATES)
-            sync, late = service._session.sync, list[asyncio.Task[Any]]()
+            wire.fate_of = passes
+            ask, late = service._session.ask_synced, list[asyncio.Task[Any]]()
 
-            async def and_meanwhile(deadline: float) -> None:
+            async def and_meanwhile(question: Any, deadline: float) -> Any:
                 if not late:
                     late.extend(asyncio.create_task(service.read_state(id_of("w"), p)) for p in (10, 11))
                     await asyncio.sleep(0)
-                await sync(deadline)
+                return await ask(question, deadline)
 
-            monkeypatch.setattr(service._session, "sync", and_meanwhile)
+            monkeypatch.setattr(service._session, "ask_synced", and_meanwhile)
             await asyncio.gather(*(service.read_state(id_of("w"), p) for p in (0, 1, 2)))
             await asyncio.gather(*late)
 
     asyncio.run(main())
     assert sorted(questions) == [["0", "1", "2"], ["10", "11"]]
+    assert asked == [SYNC, MULTI_READ] * 2
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(zookeeper: str, root: str) -> None:
@@ -108,6 +116,32 @@ def test_an_answer_that_is_lost_is_asked_for_again(zookeeper: str, root: str) ->
     asyncio.run(main())
 
 
+def test_an_answer_whose_sync_is_lost_is_asked_for_again(zookeeper: str, root: str) -> None:
+    """Kazoo sends what it has not sent yet over the next connection, and that may lead to a server that is behind."""
+
+    async def main() -> None:
+        answered: list[Any] = []
+
+        class Lost:
+            """A sync whose connection broke."""
+
+            def successful(self) -> bool:
+                return len(answered) > 2
+
+        async with session(zookeeper, root) as service:
+            await service.create_topic(WIDE, STATES)
+
+            def ask(client: KazooClient) -> Any:
+                answered.append(client.get_async(f"{root}/states/{id_of('w')}/3"))
+                return kazoo_session._AfterSync(Lost(), answered[-1])
+
+            data, _ = await service._session.ask_again(ask, service._session.deadline())
+            assert len(answered) == 3
+            assert data == documents.dump(documents.state_to_json(STATES[3]))
+
+    asyncio.run(main())
+
+
 def test_a_server_that_knows_no_such_question_is_asked_singly(
     zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +150,7 @@ def test_a_server_that_knows_no_such_question_is_asked_singly(
     def refused(client: KazooClient, paths: Any) -> Any:
         tried.append(len(paths))
         answer = client.handler.async_result()
-        answer.set_exception(UnimplementedError())
+        client.sync_async("/").rawlink(lambda _sync: answer.set_exception(UnimplementedError()))  # as a server would
         return answer
 
     monkeypatch.setattr(node_reads, "_multi_read", refused)
