@@ -414,8 +414,8 @@ class _Broker:
             self._declared.keep(topics)
             self._consumed.keep(topics)
         self._moves.wake()
-        self._beginning.topics_changed()
-        self._working.settings_changed()
+        self._beginning.topics_changed(changed)
+        self._working.settings_changed(changed)
 
     def _on_brokers(self) -> None:
         if self._shell.level != self.cluster.level:

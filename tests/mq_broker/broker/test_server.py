@@ -318,8 +318,8 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
         _moves=SimpleNamespace(wake=lambda: did.append("wake")),
         _declared=SimpleNamespace(keep=lambda _topics: did.append("keep")),
         _consumed=SimpleNamespace(keep=lambda _topics: did.append("keep groups")),
-        _beginning=SimpleNamespace(topics_changed=lambda: did.append("begin queues")),
-        _working=SimpleNamespace(settings_changed=lambda: did.append("settings")),
+        _beginning=SimpleNamespace(topics_changed=lambda changed: did.append(f"begin queues {changed}")),
+        _working=SimpleNamespace(settings_changed=lambda changed: did.append(f"settings {changed}")),
     )
     topics: Any = {name: SimpleNamespace(spec=SimpleNamespace(name=name)) for name in ("a", "b")}
     for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
@@ -328,7 +328,7 @@ def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_loo
             TOPIC_RECORDS_IN.add(name)
         server._Broker._on_topics(stand_in, topics, changed)
         gone = ["forget", "keep", "keep groups"] if forgotten else []
-        assert did == ["follow", *gone, "wake", "begin queues", "settings"], changed
+        assert did == ["follow", *gone, "wake", f"begin queues {changed}", f"settings {changed}"], changed
         assert {name for (name,) in TOPIC_RECORDS_IN.rows()} & {"a", "gone"} == ({"a"} if forgotten else {"a", "gone"})
     TOPIC_RECORDS_IN.keep(())
 

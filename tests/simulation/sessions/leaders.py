@@ -140,7 +140,7 @@ class Broker:
         shell: Any = SimpleNamespace(
             now_ms=lambda: int(loop.time() * 1000),
             on_role=[],
-            partitions=lambda: [log for log in logs if log.home == number],
+            partitions_of=lambda _topic_ids: [log for log in logs if log.home == number],
             leader=self._led,
         )
         declared: Any = SimpleNamespace(find=lambda *_: queue(), get=lambda *_: queue())

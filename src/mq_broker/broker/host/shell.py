@@ -191,6 +191,14 @@ class Shell:
             self._in_order = sorted(self._partitions.values(), key=lambda each: (each.topic.spec.name, each.number))
         return self._in_order
 
+    def partitions_of(self, topic_ids: Collection[str] | None) -> list[Partition]:
+        """Those of these topics; None: every one. To be asked at each change of a topic, among thousands."""
+        if topic_ids is None:
+            return self.partitions()
+        topics = [self._wanted[topic_id] for topic_id in sorted(topic_ids) if topic_id in self._wanted]
+        here = (self.hosted(topic, number) for topic in topics for number in range(topic.partitions))
+        return [partition for partition in here if partition is not None]
+
     def hosted(self, topic: Topic, number: int) -> Partition | None:
         """This broker's replica, if it has one and it is open."""
         return self._partitions.get((topic.spec.topic_id, number))

@@ -87,7 +87,7 @@ class Topics:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._present: dict[str, tuple[str, int]] = {}  # id and partitions, by name
-        self._sorted: list[Topic] = []
+        self._sorted: list[Topic] | None = []  # None: they have changed since
         self._version = -1
         self._unreadable: set[str] = set()
         self._told: dict[str, TopicSpec] = {}  # those that this version cannot read, as they were when the log said so
@@ -97,7 +97,9 @@ class Topics:
         self._refreshed_at = float("-inf")
 
     def all(self) -> list[Topic]:
-        """In order of name."""
+        """In order of name. The list is not changed afterwards."""
+        if self._sorted is None:
+            self._sorted = [self._by_name[name] for name in sorted(self._by_name)]
         return self._sorted
 
     def find(self, name: str) -> Topic | None:
@@ -220,7 +222,7 @@ class Topics:
                 self._by_id[now.spec.topic_id] = self._by_name[name] = now
                 changed.add(now.spec.topic_id)
         if changed:
-            self._sorted = [self._by_name[name] for name in sorted(self._by_name)]
+            self._sorted = None
         self._version = changes.version
         self._refreshed_at = asyncio.get_running_loop().time()
         self._on_topics(dict(self._by_id), None if changes.whole else changed)

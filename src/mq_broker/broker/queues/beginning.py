@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
@@ -39,9 +40,9 @@ class Beginning:
         self._wake = asyncio.Event()
         shell.on_role.append(self._role_changed)
 
-    def topics_changed(self) -> None:
-        """Look at every partition that is led here: few of thousands have queue groups, and only those cost a read."""
-        for partition in self._shell.partitions():
+    def topics_changed(self, changed: Collection[str] | None = None) -> None:
+        """Look at the partitions of those topics (None: of all): few have queue groups, and only those cost a read."""
+        for partition in self._shell.partitions_of(changed):
             self._role_changed(partition)
 
     def _role_changed(self, partition: Partition) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -241,9 +241,9 @@ class Working:
         gathering = led.groups.get(group) if led is not None else None
         return gathering is not None and gathering.asked
 
-    def settings_changed(self) -> None:
-        """Queue groups were declared, changed or deleted."""
-        for partition in self._shell.partitions():
+    def settings_changed(self, changed: Collection[str] | None = None) -> None:
+        """Queue groups of those topics (None: of any) may have been declared, changed or deleted."""
+        for partition in self._shell.partitions_of(changed):
             if partition.replica.machine.work:
                 self._take_up(partition)
         for led in self._groups.values():

@@ -53,7 +53,7 @@ class World:
         self.stored = Topic.of(replace(HERE.spec, queues=queues, queue_lives=9))
         if read:
             self.broker.follow_topics({"id": self.stored})
-            self.beginning.topics_changed()
+            self.beginning.topics_changed({"gone", "id"})
 
     def lives(self) -> dict[str, int]:
         return {group: state.life for group, state in self.partition.replica.machine.work.items()}
@@ -128,6 +128,24 @@ def test_a_life_that_this_broker_has_not_read_of_is_not_ended(tmp_path: Path, mo
         world.stored = Topic.of(replace(world.stored.spec, queues={}))
         world.beginning.topics_changed()
         await until(lambda: world.lives() == {})
+
+    run(tmp_path, scenario)
+
+
+def test_only_the_partitions_of_topics_that_changed_are_looked_at(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        looked: list[Partition] = []
+        here: Any = world.beginning
+        here._role_changed = looked.append
+        world.beginning.topics_changed({"other"})
+        assert looked == []
+        world.beginning.topics_changed({"other", "id"})
+        assert looked == [world.partition]
+        world.broker.follow_topics({"id": Topic.of(replace(HERE.spec, assignment=((1,), (2,))))})
+        world.beginning.topics_changed({"id"})
+        assert looked == [world.partition] * 2, "the other one is not here"
+        world.beginning.topics_changed()
+        assert looked == [world.partition] * 3
 
     run(tmp_path, scenario)
 

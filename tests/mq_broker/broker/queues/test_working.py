@@ -29,7 +29,7 @@ class World:
         self.led: Any = Led(records)
         self.led.apply("g", 1, Begin(0))
         self.ms = 1_000_000
-        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms, partitions=lambda: [self.led])
+        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: self.ms, partitions_of=lambda _: [self.led])
         declared: Any = SimpleNamespace(find=lambda *_: Queue("g", 1, 0, self.settings))
         self.roles = shell.on_role
         self.now_us = 1
