@@ -272,10 +272,11 @@ class RecordQueue:
             self._handed = None
 
     def give_back(self) -> None:
-        """Forget all that is here, and give its credit back."""
+        """Forget all that is here, give its credit back, and hand out nothing any more."""
         while self._chunks:
             chunk = self._chunks.popleft()
             chunk.release(chunk.nbytes)
+        self.close()
 
     def close(self) -> None:
         """Hand out nothing any more, neither of what is here nor of what is still pushed: in a group it is given to

@@ -120,6 +120,8 @@ class Subscriptions:
             if view.name in self.views:
                 return
             self.views[view.name] = view
+            if (failed := self.queues.get(view.name)) is not None:  # else it would hold its credit for ever
+                failed.give_back()
             self.queues[view.name] = RecordQueue(view.name, self.changed, self.deserialize)
             self.queues[view.name].suspended = self.suspended
             for number in range(view.partitions):
@@ -136,7 +138,6 @@ class Subscriptions:
             found.done_with_last()
             self._leave(topic)
             found.give_back()
-            found.close()
             self.changed.notify_all()
 
     def fail(self, topic: str, error: TritonMQError) -> None:

@@ -319,6 +319,27 @@ def test_topics_that_are_asked_for_together_count_one_after_the_other(tmp_path: 
     asyncio.run(main())
 
 
+def test_topics_that_are_asked_for_at_once_in_several_requests_count_together(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, greedy, _):
+            await limit(root, GREEDY, topics=3)
+            requests = [
+                pb.CreateTopicsRequest(
+                    topics=[pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in names]
+                )
+                for names in (("a", "b"), ("c", "d"))
+            ]
+            alone = asyncio.gather(greedy.create_topic("e"), return_exceptions=True)
+            answers = await asyncio.gather(*(greedy.ask("CreateTopics", request) for request in requests))
+            refused = [isinstance(each, QuotaExceeded) for each in await alone]
+            refused += [made.error.code == pb.QUOTA_EXCEEDED for answer in answers for made in answer.topics]
+            assert (len(refused), refused.count(True)) == (5, 2)
+            told = await root.metadata()
+            assert len({topic.name for topic in told.topics} - {"t"}) == 3
+
+    asyncio.run(main())
+
+
 def test_superusers_have_no_quotas_and_may_lift_the_lowest(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, _):

@@ -80,12 +80,16 @@ class World:
 
         return opened
 
-    def client(self, group: str = "", *, credit_bytes: int = 1 << 20, columns: str = "", **options: Any) -> Client:
+    def client(
+        self, group: str = "", *, credit_bytes: int = 1 << 20, columns: str = "", topic_id: str = "", **options: Any
+    ) -> Client:
         made = Client(self._monkeypatch, group, **options)
         self._monkeypatch.setattr(session, "PushStream", self._opener(self.own))
         made.subscriptions.credit_bytes = credit_bytes
         if columns:
             made.say(topic_info(1, 2, schema=parse_schema(columns)))
+        if topic_id:
+            made.say(topic_info(1, 2, topic_id=topic_id))
         made.subscribe("t")
         return made
 
@@ -242,14 +246,26 @@ def test_users_are_kept_apart(world: World) -> None:
 
 
 def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
-    first = world.client()
-    first.opened(world.stream(first), 0, 5)
-    second = Client(world._monkeypatch)
-    second.say(topic_info(1, 2, topic_id="y"))
-    world._monkeypatch.setattr(session, "PushStream", world._opener(world.own))
-    second.subscribe("t")
-    second.opened(world.stream(second), 0, 5)
+    first, second = world.client(), world.client(topic_id="y")
+    for client in (first, second):
+        client.opened(world.stream(client), 0, 5)
     assert not world.shared
+
+
+def test_who_reads_a_topic_that_was_made_again_takes_nothing_from_who_is_fed_the_former_one(world: World) -> None:
+    first, second, stream = world.met()
+    others = world.client(topic_id="y"), world.client(topic_id="y")
+    for client in others:
+        client.opened(world.stream(client), 0, 5)
+    assert world.shared == [stream], "on which a partition is one topic's: its messages have the topic's name alone"
+    first.push(stream, 0, 5, 1)
+    assert first.taken() == second.taken() == [(0, 5)]
+    for client in others:
+        client.push(world.stream(client), 0, 5, 1)
+        assert (client.place().fed, client.taken()) == (False, [(0, 5)])
+    first.subscriptions.remove("t")
+    second.subscriptions.remove("t")
+    assert closes(stream) == [0]
 
 
 def test_who_takes_nothing_goes_on_by_itself_and_the_others_are_fed_on(world: World) -> None:

@@ -190,6 +190,24 @@ def test_a_partition_that_is_refused_ends_its_topic(client: Client, caplog: pyte
     assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)  # the first reason stays
 
 
+def test_what_a_subscription_that_failed_still_holds_is_given_back_to_the_next_one(client: Client) -> None:
+    stream = client.stream(1)
+    client.opened(stream, 0, 5)
+    sizes = [big(client, stream, base) for base in (5, 6)]
+    failed = client.subscriptions.queues["t"]
+    assert failed.get_nowait().offset == 5
+    stream.said.clear()
+    client.subscriptions.fail("t", UnknownTopic("gone"))
+    client.subscribe("t")
+    assert [credit.bytes for credit in stream.take("credit")] == [sizes[1]]
+    assert client.subscriptions.held("b:1") == 0
+    with pytest.raises(UnknownTopic):
+        failed.get_nowait()
+    client.opened(stream, 0, 9)
+    big(client, stream, 9)
+    assert client.taken() == [(0, 9)]
+
+
 def test_words_about_what_is_not_subscribed_to_are_passed_over(client: Client) -> None:
     stream = client.stream(1)
     stream.said.clear()
