@@ -347,9 +347,7 @@ class ZooKeeperCoordination:
         gone = tuple(name for name in changed or () if name not in read)
         return TopicChanges(int(stat.version), changed is None, present, gone, unreadable)
 
-    async def _note(
-        self, name: str, deadline: float, noted: tuple[bytes, int] | None = None
-    ) -> tuple[bytes, int]:
+    async def _note(self, name: str, deadline: float, noted: tuple[bytes, int] | None = None) -> tuple[bytes, int]:
         """What the change counter is to say with a change of that topic, and the version that it stands on. `noted`: as
         it was a moment ago, for who insists on that version."""
         if noted is None:

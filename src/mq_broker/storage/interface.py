@@ -70,8 +70,9 @@ class Keeping(Protocol):
         """How near the next checkpoint is: 1 or more, it is due."""
 
     @property
-    def worth(self) -> bool:
-        """Whether a checkpoint at a clean stop would save the next start more than it takes."""
+    def gain(self) -> int:
+        """What a checkpoint at a clean stop would spare the next start, as bytes that it reads; 0 if that is less than
+        it takes."""
 
     async def keep(self, derived: Derived) -> bool:
         """Store it as a checkpoint, once all that it is of is synced. Also when the journal is closed. False if

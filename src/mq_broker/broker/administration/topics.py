@@ -484,11 +484,7 @@ class Admin:
                 return set()
             told = answer.topics[0].partitions
         needed = topic.settings.min_insync_replicas
-        return {
-            p.partition
-            for p in told
-            if p.partition in numbers and p.leader == leader and len(p.isr) >= needed
-        }
+        return {p.partition for p in told if p.partition in numbers and p.leader == leader and len(p.isr) >= needed}
 
     async def transactions_topic(self, deadline: float) -> Topic:
         """The coordinators' topic, made by whoever asks first; two who ask at once make one, and both wait until it

@@ -19,7 +19,7 @@ from typing import Any, Final
 from mq_broker.broker.host.arriving import ArrivingSnapshots
 from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
 from mq_broker.broker.host.early import EarlyEntries
-from mq_broker.broker.host.keeping import derived_now
+from mq_broker.broker.host.leaving import leave
 from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.quiescence import Ticking
@@ -34,6 +34,7 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_broker.storage.opening.directory import DataDirectory
 from mq_broker.storage.sealed import Altered, SealedAway
 from mq_protocol.errors import (
@@ -51,9 +52,6 @@ from mq_protocol.versions import FIRST
 log = logging.getLogger(__name__)
 
 OPENINGS_AT_ONCE: Final = 8
-LEAVINGS_AT_ONCE: Final = 4
-"""Partitions whose checkpoints are built in memory at the end."""
-
 REOPEN_S: Final = 5.0
 STAND_BACK_S: Final = 5.0
 RELEASE_POLL_S: Final = 0.3
@@ -97,7 +95,6 @@ class Shell:
         # Journals in memory that are to begin anew
         self._begin_with: dict[tuple[str, int], tuple[Snapshot | None, int]] = {}
         self._openings = asyncio.Semaphore(OPENINGS_AT_ONCE)
-        self._leavings = asyncio.Semaphore(LEAVINGS_AT_ONCE)
         self._touched: list[Partition] = []
         self._work: set[asyncio.Task[None]] = set()
         self._node_writes: set[asyncio.Task[None]] = set()
@@ -278,7 +275,6 @@ class Shell:
         found = self._partitions.get((topic_id, partition))
         return found.peers if found is not None else self.early
 
-
     # ------------------------------------------------------------------ which partitions are here
 
     def follow_topics(self, topics: dict[str, Topic], changed: Collection[str] | None = None) -> None:
@@ -390,15 +386,13 @@ class Shell:
 
     async def _open(self, topic: Topic, number: int) -> None:
         """Open a replica's log, and build the partition of what was found. Until then nobody finds it here."""
-        place, durability = Place(topic.spec.topic_id, number), topic.settings.durability.value
+        place = Place(topic.spec.topic_id, number)
         events = JournalEvents(f"{topic.spec.name}-{number}")
-        found = await self._open_journal(topic, place, events)
+        found, index = await self._open_journal(topic, place, events)
         if self._stopping:
             await found.journal.close()
+            index.close()
             return
-        base = found.recovered.snapshot
-        next_offset = base.state.next_offset if base is not None else 0
-        index = self._directory.open_index(place, durability, next_offset=next_offset, frozen=found.offsets)
         partition = Partition(self, topic, number, Opened(found, events, index))
         self._partitions[topic.spec.topic_id, number] = partition
         self._in_order = None
@@ -408,21 +402,31 @@ class Shell:
             partition.feed(PeerConnected(broker))
         self.early.tell(topic.spec.topic_id, number, partition.peers, self.links.refuse)
 
-    async def _open_journal(self, topic: Topic, place: Place, listener: JournalListener) -> OpenJournal:
-        """In a thread, for it reads the log, or what a checkpoint does not have of it."""
+    async def _open_journal(
+        self, topic: Topic, place: Place, listener: JournalListener
+    ) -> tuple[OpenJournal, OffsetIndex]:
+        """In a thread, for it reads the log, or what a checkpoint does not have of it, and copies the index of that."""
         snapshot, recovery = self._begin_with.pop((place.topic_id, place.partition), (None, 0))
-        if topic.volatile:
-            return await asyncio.to_thread(open_memory_journal, listener, place, snapshot=snapshot, recovery=recovery)
-        return await asyncio.to_thread(
-            self._directory.open_journal,
-            place,
-            topic.settings.durability.value,
-            topic.settings.segment_bytes_max,
-            listener,
-            self._writer,
-            topic=topic.spec.name,
-            key=topic.settings.encryption_key,
-        )
+        durability = topic.settings.durability.value
+
+        def opened() -> tuple[OpenJournal, OffsetIndex]:
+            if topic.volatile:
+                found = open_memory_journal(listener, place, snapshot=snapshot, recovery=recovery)
+            else:
+                found = self._directory.open_journal(
+                    place,
+                    durability,
+                    topic.settings.segment_bytes_max,
+                    listener,
+                    self._writer,
+                    topic=topic.spec.name,
+                    key=topic.settings.encryption_key,
+                )
+            base = found.recovered.snapshot
+            next_offset = base.state.next_offset if base is not None else 0
+            return found, self._directory.open_index(place, durability, next_offset=next_offset, frozen=found.offsets)
+
+        return await asyncio.to_thread(opened)
 
     def reopen(
         self,
@@ -530,21 +534,11 @@ class Shell:
             task.cancel()
 
     async def close(self, error: TritonMQError) -> None:
-        """Close every journal; what still waits ends with `error`."""
+        """Close every journal, with checkpoints as far as there is time for them; what still waits ends with
+        `error`."""
         self.stop()
         partitions = list(self._partitions.values())
         self._partitions.clear()
         self._in_order = None
-        await asyncio.gather(*(self._leave(partition, error) for partition in partitions))
-
-    async def _leave(self, partition: Partition, error: TritonMQError) -> None:
-        """Close it, so that its next start has next to nothing to read."""
-        keeping = partition.journal.keeping if not self.failure.done() else None  # else what is applied may be wrong
-        if keeping is None or not keeping.worth:
-            await partition.close(error)
-            return
-        async with self._leavings:
-            derived = derived_now(partition)
-            await partition.close(error)
-            if derived is not None:
-                await keeping.keep(derived)
+        # What is applied may be wrong where something that must never happen did
+        await leave(partitions, error, keeps=not self.failure.done())

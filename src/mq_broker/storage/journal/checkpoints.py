@@ -121,11 +121,19 @@ def store_checkpoint(
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise TooLarge(f"it has {len(data)} bytes")
     try:
+        if _room(directory) < 2 * len(data):  # or messages that come meanwhile would be refused for it
+            raise OSError(errno.ENOSPC, f"{len(data)} bytes would leave less room than they take")
         files.replace(directory / FILE_NAME, data)
     except OSError:
         remove_unfinished(directory, files)  # a full disk needs the room
         raise
     return len(data)
+
+
+def _room(directory: Path) -> int:
+    """Bytes that the disk has for this user."""
+    found = os.statvfs(directory)
+    return found.f_bavail * found.f_frsize
 
 
 def remove_unfinished(directory: Path, files: Files) -> None:

@@ -135,8 +135,9 @@ class KeepingOfJournal:
         return self._cost / max(CHECKPOINT_COST, GROWTH * self._size)
 
     @property
-    def worth(self) -> bool:
-        return not self._over and self._cost >= min(WORTH_COST, CHECKPOINT_COST)
+    def gain(self) -> int:
+        cost = 0 if self._over else self._cost
+        return cost if cost >= min(WORTH_COST, CHECKPOINT_COST) else 0
 
     @property
     def _cost(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from mq_broker.broker.host import checkpoints
 from mq_broker.broker.host.checkpoints import Scrub
 from mq_broker.broker.host.shell import Shell
 from mq_broker.storage.journal import keeping, recovery
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import TritonMQError
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
@@ -84,6 +86,31 @@ def test_what_was_stored_when_a_broker_stopped_cleanly_is_not_read_at_its_next_s
             assert await broker.end("t") == 41
 
     asyncio.run(scenario())
+
+
+def test_the_index_of_a_checkpoint_is_copied_while_the_loop_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints, "CHECK_S", 3600.0)
+    copied: list[bool] = []
+    thawed = OffsetIndex.thawed
+
+    def noted(*arguments: Any) -> OffsetIndex:
+        copied.append(threading.current_thread() is threading.main_thread())
+        return thawed(*arguments)
+
+    monkeypatch.setattr(OffsetIndex, "thawed", noted)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", **SETTINGS)
+            await broker.produce("t", 0)
+        async with standalone(tmp_path) as broker:
+            await until(lambda: _leads(broker))
+            assert await broker.numbers("t") == [0]
+
+    asyncio.run(scenario())
+    assert copied == [False]
 
 
 def test_a_running_broker_stores_checkpoints_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

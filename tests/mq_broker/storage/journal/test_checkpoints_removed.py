@@ -153,6 +153,41 @@ def test_a_full_disk_is_not_left_with_a_part_of_a_checkpoint(tmp_path: Path) -> 
     on_a_bed(test, tmp_path)
 
 
+@pytest.mark.parametrize("how", ["full", "nearly full"])
+def test_a_disk_without_room_for_a_checkpoint_keeps_the_one_before_and_takes_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Nearly full: it would fit, and leave next to no room for messages."""
+
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 20))
+        await heard.until_flushed(20)
+        assert await bed.keep(journal, 10)
+        before = (bed.path / "checkpoint").read_bytes()
+        files = journal.keeping._files  # type: ignore[union-attr]
+        if how == "full":
+            journal.keeping._files = _Full()  # type: ignore[union-attr]
+        else:
+            monkeypatch.setattr(checkpoints, "_room", lambda path: 2 * len(before) - 1 if path == bed.path else 1 << 40)
+        assert not await bed.keep(journal, 15)
+        assert (bed.path / "checkpoint").read_bytes() == before
+        assert not (bed.path / "checkpoint.new").exists()
+        journal.append(frames_of(21, 22))
+        await heard.until_flushed(22)
+        await journal.close()
+        again, _, opened = bed.open()
+        assert opened.recovered.checkpoint is not None
+        assert opened.recovered.checkpoint.snapshot.last_index == 10
+        assert again.last_index == 22
+        monkeypatch.undo()
+        again.keeping._files = files  # type: ignore[union-attr]
+        assert await bed.keep(again, 15)
+        await again.close()
+
+    on_a_bed(test, tmp_path)
+
+
 def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(bed)
