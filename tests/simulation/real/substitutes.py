@@ -39,6 +39,7 @@ from mq_broker.storage.journal import keeping
 from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
+from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import limits, queue_settings
 from mq_protocol.errors import StagedBatchMissing
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
@@ -243,13 +244,13 @@ class KnownShell(server.Shell):
         if not expected:
             process.oracle.cluster.fail(f"{process} is told twice that the link to broker {broker} is {what}")
 
-    async def _open_journal(self, *args: Any) -> OpenJournal:
-        found = await super()._open_journal(*args)
+    async def _open_journal(self, *args: Any) -> tuple[OpenJournal, OffsetIndex]:
+        found, index = await super()._open_journal(*args)
         process = PROCESS.get()
         assert process is not None
         if found.recovered.checkpoint is not None:
             process.oracle.cluster.faults["gone on from a checkpoint"] += 1
-        return found
+        return found, index
 
     async def _delete(self, partition: Partition) -> None:
         process = PROCESS.get()
