@@ -7,8 +7,8 @@ the payload. The same bytes on every replica. `frame.py` encodes and decodes it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
 
 from mq_broker.core.entries import Entry
 from mq_broker.core.machine.state import Snapshot
@@ -30,6 +30,23 @@ class Frame(NamedTuple):
     @property
     def payload_parts(self) -> tuple[Buffer, ...]:
         return self.parts[1:]
+
+    @property
+    def payload(self) -> memoryview:
+        """In one piece."""
+        parts = self.payload_parts
+        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+
+
+class Unsealed(NamedTuple):
+    """Frames of sealed entries, opened for one reader beside the event loop, by index. They are the journal's
+    for as long as its generation is this one."""
+
+    generation: int
+    frames: Mapping[int, Frame]
+
+
+NOTHING_UNSEALED: Final = Unsealed(-1, {})
 
 
 class JournalListener(Protocol):
@@ -136,8 +153,9 @@ class Journal(Protocol):
         Empty only if `first_index` is beyond the end. Raises `StorageFailed` below `self.first_index`, and if a
         checksum or a seal does not hold: neither damage nor what somebody altered is ever served."""
 
-    def payload(self, index: int) -> memoryview:
-        """The payload of one entry. Raises `StorageFailed` if its checksum does not hold: damage is never served."""
+    def payload(self, index: int, unsealed: Unsealed = NOTHING_UNSEALED) -> memoryview:
+        """The payload of one entry, from what was unsealed before if it is there. Raises `StorageFailed` if its
+        checksum does not hold: damage is never served."""
 
     @property
     def keeping(self) -> Keeping | None:
@@ -158,9 +176,12 @@ class Journal(Protocol):
         """As `read`, all of them, with what is sealed opened in a thread. Empty if the log was cut or closed meanwhile:
         other entries may be there then. Raises as `read`."""
 
-    async def open_apart(self, first_index: int, last_index: int) -> None:
-        """Returns once reading these entries costs the event loop little: what lies sealed on the disk, and is more
-        than a little, was opened in a thread by then. It may be much to read all the same; nothing relies on it."""
+    def bytes_apart(self, first_index: int, last_index: int) -> int:
+        """How many bytes `open_apart` of the same would have opened now; 0 if it would have nothing opened."""
+
+    async def open_apart(self, first_index: int, last_index: int) -> Unsealed:
+        """The first of these entries, opened in a thread, if they lie sealed on the disk and are more than a little.
+        Others are left to who reads, and what does not open as well: nothing relies on it. Raises nothing."""
 
     @property
     def last_index(self) -> int: ...

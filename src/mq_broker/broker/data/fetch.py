@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from mq_broker.broker.data.pushdown import Pushdown, stored
-from mq_broker.broker.host.cold_reads import open_apart
+from mq_broker.broker.host.cold_reads import ColdReads
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
@@ -85,31 +86,25 @@ class Reading:
         if request.filter or request.project:
             pushdown = await self._pushdown(topic, request)
             chunk_bytes = max(chunk_bytes, PUSHDOWN_READ_BYTES)
+        wanted = _Wanted(request, topic, partition, pushdown)
         at = request.start_offset
-        while at < request.end_offset:
-            await room_to_send()
-            first = partition.index.next_bytes(at)  # a batch is not divided
-            async with self._held.sending(caller(), max(chunk_bytes, first), first) as room:
-                at, message = await self._read(request, topic, partition, at, min(chunk_bytes, room.bytes), pushdown)
-                sent_bytes = sum(described.payload_bytes for described in message.header.batches)
-                room.took(sent_bytes)
-                await send(message)
-            TOPIC_BYTES_OUT.add(topic.spec.name, "fetch", n=sent_bytes)
+        with closing(ColdReads(self._held, caller())) as cold:
+            while at < request.end_offset:
+                await room_to_send()
+                first = partition.index.next_bytes(at)  # a batch is not divided
+                async with self._held.sending(caller(), max(chunk_bytes, first), first) as room:
+                    at, message = await self._read(wanted, cold, at, min(chunk_bytes, room.bytes))
+                    sent_bytes = sum(described.payload_bytes for described in message.header.batches)
+                    room.took(sent_bytes)
+                    cold.open_ahead(partition, at, min(request.end_offset, partition.next_offset), chunk_bytes)
+                    await send(message)
+                TOPIC_BYTES_OUT.add(topic.spec.name, "fetch", n=sent_bytes)
 
-    async def _read(
-        self,
-        request: pb.FetchRequest,
-        topic: Topic,
-        partition: Partition,
-        at: int,
-        bytes_max: int,
-        pushdown: Pushdown | None,
-    ) -> tuple[int, Batches]:
+    async def _read(self, wanted: _Wanted, cold: ColdReads, at: int, bytes_max: int) -> tuple[int, Batches]:
         """The next message, and the offset behind it."""
-        end = self._known_end(partition, request, at)
-        if partition.journal.sealed:
-            await open_apart(partition.journal, partition.index, at, end, bytes_max)
-        batches = partition.read(at, self._known_end(partition, request, at), bytes_max)
+        request, topic, partition, pushdown = wanted
+        opened = await cold.opened(partition, at, self._known_end(partition, request, at), bytes_max)
+        batches = partition.read(at, self._known_end(partition, request, at), bytes_max, opened)
         epoch = partition.replica.leader_epoch
         if pushdown is None:
             sent: list[tuple[pb.StoredBatch, Buffer]] = [(stored(batch), payload) for batch, payload in batches]
@@ -232,6 +227,15 @@ def _measured(partition: Partition, span: pb.OffsetSpan) -> pb.SpanMeasure:
         first_bytes=index.bytes_between(start, min(start + 1, end)),
         end_offset=low,
     )
+
+
+class _Wanted(NamedTuple):
+    """What one fetch asks for."""
+
+    request: pb.FetchRequest
+    topic: Topic
+    partition: Partition
+    pushdown: Pushdown | None
 
 
 class _Watch:

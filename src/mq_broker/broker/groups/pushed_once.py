@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 from mq_broker.broker.data.pushdown import stored
 from mq_broker.broker.host.partition import Partition
 from mq_broker.rpc.service import SharedBatches
+from mq_broker.storage.interface import NOTHING_UNSEALED, Unsealed
 from mq_protocol import mq_pb2 as pb
 
 KEPT_BYTES_MAX: Final = 4 << 20
@@ -32,9 +33,9 @@ class Pushed(NamedTuple):
     message: SharedBatches
 
 
-def read(partition: Partition, start: int, bound: int, bytes_max: int) -> Pushed:
+def read(partition: Partition, start: int, bound: int, bytes_max: int, unsealed: Unsealed = NOTHING_UNSEALED) -> Pushed:
     """What is to be pushed from `start` on: whole batches, one at least, up to `bound`. Raises as `Partition.read`."""
-    batches = partition.read(start, bound, bytes_max)
+    batches = partition.read(start, bound, bytes_max, unsealed)
     header = pb.BatchesHeader()
     name, number = partition.topic.spec.name, partition.number
     end, size = start, 0
@@ -80,7 +81,9 @@ class PushedOnce:
         """Whether others are pushed the partition as well."""
         return self._subscribed[partition] > 1
 
-    def read(self, partition: Partition, start: int, bound: int, bytes_max: int) -> Pushed:
+    def read(
+        self, partition: Partition, start: int, bound: int, bytes_max: int, unsealed: Unsealed = NOTHING_UNSEALED
+    ) -> Pushed:
         """As the function `read`; perhaps what somebody else was pushed, if that is what would be read. It may be less
         than there is, and is more than `bytes_max` only if it is one batch."""
         epoch = partition.replica.leader_epoch
@@ -90,7 +93,7 @@ class PushedOnce:
             fits = pushed.bytes <= bytes_max or len(pushed.message.parts) == 1
             if pushed.start == start and pushed.end <= bound and fits:
                 return pushed
-        pushed = read(partition, start, bound, bytes_max)
+        pushed = read(partition, start, bound, bytes_max, unsealed)
         self._keep(partition, _Kept(pushed, epoch))
         return pushed
 

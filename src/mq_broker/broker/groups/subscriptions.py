@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.audiences import Audiences
@@ -20,7 +20,7 @@ from mq_broker.broker.groups.cursors import Mover, note_stranger
 from mq_broker.broker.groups.kinds import check_is_no_queue, check_is_no_stream
 from mq_broker.broker.groups.pushed_once import Pushed, PushedOnce
 from mq_broker.broker.groups.sharing import Share, Shares
-from mq_broker.broker.host.cold_reads import open_apart
+from mq_broker.broker.host.cold_reads import ColdReads
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic, Topics
@@ -32,6 +32,7 @@ from mq_broker.rpc.callers import asker, caller, own_member
 from mq_broker.rpc.pacing import chunk_bytes, room_to_send
 from mq_broker.rpc.service import Batches, Send
 from mq_broker.security.names import member_shown
+from mq_broker.storage.interface import NOTHING_UNSEALED, Unsealed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
@@ -224,6 +225,13 @@ class _Subscription:
         self._session.tell(self._opened(active=False))
 
 
+class _UnsealedOf(NamedTuple):
+    """What was opened for the next read of a subscription."""
+
+    subscription: _Subscription
+    frames: Unsealed
+
+
 def message_bytes(message: Batches) -> int:
     """Of what is told and of payload: about what a message takes until its client has read it."""
     return sum(len(part) for part in message.parts) + sum(told.ByteSize() for told in message.header.opened)
@@ -245,6 +253,7 @@ class _Session:
         self.shares = delivery.shares
         self.audiences = delivery.audiences
         self._delivery = delivery
+        self._cold = ColdReads(delivery.held, caller())
         self._subscriptions: dict[tuple[str, int], _Subscription] = {}
         self._ready: dict[_Subscription, None] = {}
         self._opened: deque[tuple[pb.PartitionOpened, int]] = deque()  # with their sizes
@@ -383,6 +392,7 @@ class _Session:
 
     def close(self) -> None:
         """The stream is over: its members leave their groups."""
+        self._cold.close()
         for subscription in list(self._subscriptions.values()):
             self._remove(subscription)
 
@@ -397,10 +407,12 @@ class _Session:
                 await self._wake.wait()
                 continue
             async with self._delivery.held.sending(caller(), *self._next_bytes(), self._over) as room:
-                await self._open_apart(room.bytes)
-                message = None if self._over.is_set() else self._gather(room.bytes)
+                opened = await self._open_apart(room.bytes)
+                message = None if self._over.is_set() else self._gather(room.bytes, opened)
+                del opened
                 if message is not None:
                     room.took(message_bytes(message))
+                    self._open_ahead()
                     await send(message)
 
     @property
@@ -415,25 +427,32 @@ class _Session:
         least = told_bytes + next(iter(self._ready)).next_batch_bytes
         return max(told_bytes + chunk_bytes(FETCH_CHUNK_BYTES), least), least
 
-    async def _open_apart(self, bytes_max: int) -> None:
+    async def _open_apart(self, bytes_max: int) -> _UnsealedOf | None:
         """What is read next costs the loop little by then, though it lies sealed on the disk. Within the room that is
         held for it, since what is opened is in memory."""
         subscription = next(iter(self._ready), None)
-        if subscription is None or self._over.is_set() or not subscription.partition.journal.sealed:
-            return
+        if subscription is None or self._over.is_set() or len(self._opened) > TOLD_AT_ONCE:
+            return None
         partition, bytes_max = subscription.partition, min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES))
-        await open_apart(partition.journal, partition.index, subscription.position, subscription.bound, bytes_max)
+        opened = await self._cold.opened(partition, subscription.position, subscription.bound, bytes_max)
+        return _UnsealedOf(subscription, opened)
 
-    def _gather(self, bytes_max: int = CREDIT_BYTES_MAX) -> Batches | None:
+    def _open_ahead(self) -> None:
+        """While a message is sent. What others are pushed too may have been read for them."""
+        following = next(iter(self._ready), None)
+        if following is not None and self._credit > 0 and not self._is_shared(following):
+            bytes_max = min(chunk_bytes(FETCH_CHUNK_BYTES), self._credit)
+            self._cold.open_ahead(following.partition, following.position, following.bound, bytes_max)
+
+    def _gather(self, bytes_max: int = CREDIT_BYTES_MAX, opened: _UnsealedOf | None = None) -> Batches | None:
         """The next message: what there is to tell, and once all is told batches while credit lasts. It may end below
-        zero by a batch.
-        Batches that others are pushed too have a message of their own, which all of them share."""
+        zero by a batch. Batches that others are pushed too have a message of their own, which all of them share."""
         if not self._has_news:
             return None
         first = next(iter(self._ready), None)
         if not self._opened and first is not None and self._is_shared(first):
             del self._ready[first]
-            found = self._read(first, min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES), self._credit))
+            found = self._read(first, min(bytes_max, chunk_bytes(FETCH_CHUNK_BYTES), self._credit), opened)
             return None if found is None else found.message
         header = pb.BatchesHeader()
         room = min(bytes_max - self._tell_some(header), chunk_bytes(FETCH_CHUNK_BYTES))
@@ -445,7 +464,7 @@ class _Session:
             if parts and (self._is_shared(subscription) or subscription.next_batch_bytes > room):
                 break  # a batch is not divided: it would be above what is held
             del self._ready[subscription]
-            found = self._read(subscription, min(room, self._credit)) if subscription.pushing else None
+            found = self._read(subscription, min(room, self._credit), opened) if subscription.pushing else None
             if found is not None:
                 header.batches.extend(found.message.header.batches)
                 parts.extend(found.message.parts)
@@ -466,12 +485,13 @@ class _Session:
     def _is_shared(self, subscription: _Subscription) -> bool:
         return subscription.pushing and self._delivery.pushed_once.has_several(subscription.partition)
 
-    def _read(self, subscription: _Subscription, bytes_max: int) -> Pushed | None:
+    def _read(self, subscription: _Subscription, bytes_max: int, opened: _UnsealedOf | None) -> Pushed | None:
         """What the subscription is pushed now, paid from the credit; None if nothing can be read, which is told."""
         partition = subscription.partition
         source = self._delivery.pushed_once if self._is_shared(subscription) else pushed_once
+        frames = opened.frames if opened is not None and opened.subscription is subscription else NOTHING_UNSEALED
         try:
-            found = source.read(partition, subscription.position, subscription.bound, bytes_max)
+            found = source.read(partition, subscription.position, subscription.bound, bytes_max, frames)
         except OffsetOutOfRange as error:
             if error.next_offset > subscription.position:
                 subscription.skip_to(error.next_offset, error)

@@ -68,7 +68,7 @@ from mq_broker.core.replication.peer_admission import judge
 from mq_broker.core.replication.replica import Replica
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place, encode
-from mq_broker.storage.interface import Frame, Journal
+from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, Journal, Unsealed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import (
@@ -212,10 +212,12 @@ class Partition:
         """The log_end_offset of what this replica knows to be committed."""
         return self.replica.machine.next_offset
 
-    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+    def read(
+        self, start: int, end: int, bytes_max: int, unsealed: Unsealed = NOTHING_UNSEALED
+    ) -> list[tuple[Published, memoryview]]:
         """The stored batches that hold the committed offsets `start .. end - 1`, whole, each with its payload: the
-        first one, then as many as fit, at most `READ_BATCHES_MAX`. Raises `OffsetOutOfRange` below the log's start,
-        `StorageFailed` for damage.
+        first one, then as many as fit, at most `READ_BATCHES_MAX`. `unsealed`: what was opened for this read, if
+        anything was. Raises `OffsetOutOfRange` below the log's start, `StorageFailed` for damage.
         """
         batches = self.index.range(start, end, bytes_max, READ_BATCHES_MAX)
         gone = [batch for batch in batches if batch.index < self.journal.first_index]
@@ -224,7 +226,7 @@ class Partition:
             raise OffsetOutOfRange(
                 f"offset {start} of {self.name} was dropped by retention: read on at {next_offset}", next_offset
             )
-        return [(batch, self.journal.payload(batch.index)) for batch in batches]
+        return [(batch, self.journal.payload(batch.index, unsealed)) for batch in batches]
 
     def lag(self, offset: int) -> tuple[int, int]:
         """How far a reader at `offset` is behind: stored bytes, and microseconds since the oldest record that it has

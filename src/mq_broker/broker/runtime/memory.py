@@ -74,6 +74,13 @@ class Held:
         self.bytes += count
         self._of[caller] = self._of.get(caller, 0) + count
 
+    def add_at_once(self, caller: str, count: int) -> bool:
+        """Counts them if that is not above the mark and nobody waits for room; else nothing. Never waits."""
+        if self._waiting or self.bytes + count > self._high:
+            return False
+        self.add(caller, count)
+        return True
+
     def free(self, caller: str, count: int) -> None:
         self.bytes -= count
         self._of[caller] -= count

@@ -1,4 +1,4 @@
-"""A partition's journal on disk: the event loop's side of it. How one is opened is in opening.py.
+"""A partition's journal on disk: the event loop's side of it. See also opening.py and shortening.py.
 
 The loop owns the truth about which entries there are; the files follow, through orders to the writer thread
 (segments.py holds the files, writer.py the thread). An entry can be read from the moment it is appended: from memory
@@ -7,10 +7,6 @@ cached costs eight bytes: where it ends.
 
 Orders and their outcomes cross on the way, so orders carry a generation, counted up by every truncation: an outcome of
 an older generation says nothing about entries that were cut since (trap 24).
-
-A journal is shortened by a thread of its own (shortening.py), which has the segments before the new start to itself:
-they are written and followed by another before it begins, and from then on no truncation reaches below the new start.
-Memory follows once the snapshot is durable, and before a file is removed, so that nobody reads what is going.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from typing import Any, Final
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
-from mq_broker.storage.interface import Frame, JournalListener, not_kept
+from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, JournalListener, Unsealed, not_kept
 from mq_broker.storage.journal import shortening
 from mq_broker.storage.journal.checkpoints import Layout
 from mq_broker.storage.journal.keeping import Damage, KeepingOfJournal
@@ -40,7 +36,7 @@ from mq_broker.storage.journal.recovered import Recovered
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.segments import Adopt, Append, Close, LogFiles, Outcome, Renew, Truncate, segment_path
 from mq_broker.storage.journal.shortening import WholeSegment, drop_segments
-from mq_broker.storage.journal.unsealing import OPENED_AT_ONCE_MAX, OPENED_ON_THE_LOOP_MAX, Kept
+from mq_broker.storage.journal.unsealing import OPENED_AT_ONCE_MAX, OPENED_ON_THE_LOOP_MAX, Part
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import Altered, DataKey, file_end, unit_start
@@ -113,7 +109,6 @@ class DiskJournal:
         self._recent_bytes = 0
         self._overflow_from: int | None = None
         self._damage_told = self._altered_told = False
-        self._opened = Kept(writer.loop)
         self._reader: tuple[int, int] | None = None  # (segment, descriptor)
         self._closed: asyncio.Future[None] | None = None
         self._adopting: list[tuple[int, asyncio.Future[str]]] = []
@@ -188,10 +183,10 @@ class DiskJournal:
             room = bytes_max - (self._end(index - 1) - self._end(first_index - 1))
         return frames
 
-    def payload(self, index: int) -> memoryview:
+    def payload(self, index: int, unsealed: Unsealed = NOTHING_UNSEALED) -> memoryview:
         assert 1 <= index <= self.last_index, f"entry {index} of {self.last_index}"
-        parts = self.read(index, index, 0)[0].payload_parts
-        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        frame = unsealed.frames.get(index) if unsealed.generation == self._generation and index > self._base else None
+        return (frame or self.read(index, index, 0)[0]).payload
 
     async def shorten_to(self, first_index: int, window: WindowBounds) -> int:
         assert self._closed is None, "shortened a closed journal"
@@ -343,7 +338,6 @@ class DiskJournal:
         if self._overflow_from is not None and last_index < self._overflow_from:
             self._overflow_from = None
         self._close_reader()  # a segment may be made anew under the same name
-        self._opened.forget()
         segment = self._segments[-1][0] if self._segments else 0
         kept_bytes = self._file_end(last_index) if segment else 0
         self._writer.submit(self._files, self, Truncate(self._generation, last_index, segment, kept_bytes))
@@ -421,8 +415,6 @@ class DiskJournal:
 
     def _read_files(self, first_index: int, last_index: int, room: int, *, first: bool) -> list[Frame]:
         """Frames of one segment, read at once and each checked."""
-        if (opened := self._opened.take(first_index)) is not None:
-            return [opened]
         segment, base, last_index = self._within_segment(first_index, last_index)
         last_index = self._last_that_fits(first_index, last_index, room, first=first)
         start, key = self._end(first_index - 1), self._keys.get(segment)
@@ -505,8 +497,12 @@ class DiskJournal:
         last_index = min(last_index, self._recent_first - 1, self.last_index)
         return self._end(last_index) - self._end(first_index - 1) > OPENED_ON_THE_LOOP_MAX
 
-    async def open_apart(self, first_index: int, last_index: int) -> None:
-        self._opened.keep(await self._read_apart(first_index, last_index) or [])
+    def bytes_apart(self, first_index: int, last_index: int) -> int:
+        return 0 if (part := self._part_apart(first_index, last_index)) is None else part.size
+
+    async def open_apart(self, first_index: int, last_index: int) -> Unsealed:
+        frames = await self._read_apart(first_index, last_index) or []
+        return Unsealed(self._generation, {frame.entry.index: frame for frame in frames})
 
     async def read_apart(self, first_index: int, last_index: int) -> list[Frame]:
         generation = self._generation
@@ -524,9 +520,8 @@ class DiskJournal:
             index += len(more)
         return frames
 
-    async def _read_apart(self, first_index: int, last_index: int) -> list[Frame] | None:
-        """What one segment has of these entries, not more than one reader may have opened at once. None if the loop
-        reads it itself: it is little or not sealed, or it does not open, which the read tells."""
+    def _part_apart(self, first_index: int, last_index: int) -> Part | None:
+        """What one segment has of them, and one reader may have opened at once. None if it is little or not sealed."""
         if not self.is_dear(first_index, last_index):
             return None
         segment, base, last_index = self._within_segment(first_index, min(last_index, self._recent_first - 1))
@@ -535,13 +530,19 @@ class DiskJournal:
         key = self._keys.get(segment)
         if key is None or size <= OPENED_ON_THE_LOOP_MAX:
             return None
-        generation, path = self._generation, segment_path(self._files.directory, segment)
+        return Part(segment, key, at, size, range(first_index, last_index + 1))
+
+    async def _read_apart(self, first_index: int, last_index: int) -> list[Frame] | None:
+        """That part. None if there is none, or if it does not open, which the read tells."""
+        part = self._part_apart(first_index, last_index)
+        if part is None:
+            return None
+        generation, path = self._generation, segment_path(self._files.directory, part.segment)
         try:
-            frames = await self._writer.unsealing.opened(self._writer.files, path, segment, key, at, size)
+            frames = await self._writer.unsealing.opened(self._writer.files, path, part)
         except (OSError, CorruptBatch, StorageFailed):
             return None
-        whole = [frame.entry.index for frame in frames] == list(range(first_index, last_index + 1))
-        return frames if whole and generation == self._generation and first_index > self._base else None
+        return frames if generation == self._generation and first_index > self._base else None
 
     def _last_that_fits(self, first_index: int, last_index: int, room: int, *, first: bool) -> int:
         """The last entry of the range that ends within `room` bytes; `first`: at least the first one."""

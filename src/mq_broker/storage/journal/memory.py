@@ -17,7 +17,7 @@ from mq_broker.core.messages import RecoveredLog
 from mq_broker.storage.codec.frame import Place, unpinned
 from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.identity import new_log_id
-from mq_broker.storage.interface import Frame, JournalListener, OpenJournal, not_kept
+from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, JournalListener, OpenJournal, Unsealed, not_kept
 from mq_broker.storage.journal.shortening import summarize
 
 CLOSE_DEADLINE_S: Final = 30.0
@@ -122,14 +122,16 @@ class MemoryJournal:
     async def read_apart(self, first_index: int, last_index: int) -> list[Frame]:
         return self.read(first_index, last_index, 1 << 62)
 
-    async def open_apart(self, first_index: int, last_index: int) -> None:
-        pass
+    def bytes_apart(self, first_index: int, last_index: int) -> int:
+        return 0
 
-    def payload(self, index: int) -> memoryview:
+    async def open_apart(self, first_index: int, last_index: int) -> Unsealed:
+        return NOTHING_UNSEALED
+
+    def payload(self, index: int, unsealed: Unsealed = NOTHING_UNSEALED) -> memoryview:
         assert 1 <= index <= self.last_index, f"entry {index} of {self.last_index}"
         self._require_kept(index)
-        parts = self._frames[index - 1 - self._base].payload_parts
-        return memoryview(parts[0] if len(parts) == 1 else b"".join(parts))
+        return self._frames[index - 1 - self._base].payload
 
     async def close(self) -> None:
         self._closed = True

@@ -15,7 +15,8 @@ covers header, meta and payload together, and what is wrong in an entry here wou
 with nothing left to compare it with. That costs one more sequential reading of what is then deleted.
 
 The segments that are dropped have been written, synced and followed by another, and the loop cuts no more below the new
-start: the writer has no business with them, so nothing here goes through its queue.
+start: the writer has no business with them, so nothing here goes through its queue. What the loop knows of them it
+forgets once the snapshot is durable, and before a file is removed, so that nobody reads what is going.
 """
 
 from __future__ import annotations

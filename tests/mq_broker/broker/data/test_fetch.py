@@ -47,7 +47,7 @@ class Replica:
             partition=self.number, log_end_offset=self.next_offset, leader_epoch=self.replica.leader_epoch
         )
 
-    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+    def read(self, start: int, end: int, bytes_max: int, _opened: object) -> list[tuple[Published, memoryview]]:
         """Two records a batch."""
         self.chunks.append(bytes_max)
         return [(Published(start, 2, 1, 1, 3, 3), memoryview(b"abc"))]
@@ -140,7 +140,7 @@ def test_who_wants_columns_or_rows_is_sent_those_of_as_much_as_is_read_at_once()
     payload = memoryview(encode_batch(batch))
 
     class Typed(Replica):
-        def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, memoryview]]:
+        def read(self, start: int, end: int, bytes_max: int, _opened: object) -> list[tuple[Published, memoryview]]:
             self.chunks.append(bytes_max)
             return [(Published(start, 2, 1, 1, len(payload), len(payload)), payload)]
 

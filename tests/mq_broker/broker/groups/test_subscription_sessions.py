@@ -45,7 +45,7 @@ class Readable(Led):
         self.fails: TritonMQError | None = None
         self.most: list[int] = []
 
-    def read(self, start: int, end: int, bytes_max: int) -> list[tuple[Published, bytes]]:
+    def read(self, start: int, end: int, bytes_max: int, _opened: object) -> list[tuple[Published, bytes]]:
         if self.fails is not None:
             raise self.fails
         self.most.append(bytes_max)

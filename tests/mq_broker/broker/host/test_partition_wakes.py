@@ -39,6 +39,7 @@ from mq_broker.core.messages import (
     TurnEnded,
     WriteNode,
 )
+from mq_broker.storage.interface import Unsealed
 from mq_protocol.errors import NotLeader, OffsetOutOfRange
 from tests.mq_broker.broker.host.test_partition_alone import MOVE, TOPIC, World
 
@@ -70,9 +71,11 @@ def test_a_read_begins_at_what_the_journal_still_has() -> None:
     world = World()
     stored = [Published(10 * number, 10, 5 + number, 1, 8, 8) for number in range(3)]
     world.index.range = lambda *_: stored
-    world.journal.payload = lambda index: f"payload {index}"
+    world.journal.payload = lambda index, unsealed: f"payload {index}, {len(unsealed.frames)} opened"
     world.journal.first_index = 5
-    assert world.partition.read(3, 30, 100) == [(each, f"payload {each.index}") for each in stored]
+    assert world.partition.read(3, 30, 100) == [(each, f"payload {each.index}, 0 opened") for each in stored]
+    unsealed: Any = Unsealed(0, {5: None})
+    assert world.partition.read(3, 30, 100, unsealed)[2] == (stored[2], "payload 7, 1 opened")
     world.journal.first_index = 7
     with pytest.raises(OffsetOutOfRange) as told:
         world.partition.read(3, 30, 100)

@@ -302,13 +302,48 @@ def test_a_cold_read_of_much_is_opened_in_a_thread_and_only_once(tmp_path: Path)
         journal, heard, _ = sealed(bed).open()
         journal.append(frames)
         await heard.until_flushed(4)
-        await journal.open_apart(1, 1)  # little: it is left to who reads
-        assert journal._opened._frames == {}  # type: ignore[attr-defined]
-        await journal.open_apart(1, 4)
-        bed.segments[0].write_bytes(b"")  # whoever reads now finds what was opened
-        assert bytes(journal.payload(3)) == bytes([3]) * 50_000
+        assert journal.bytes_apart(1, 1) == 0  # little: it is left to who reads
+        assert (await journal.open_apart(1, 1)).frames == {}
+        assert 200_000 < journal.bytes_apart(1, 4) < 201_000
+        opened = await journal.open_apart(1, 4)
+        assert (await journal.open_apart(2, 4)).frames.keys() == {2, 3, 4}
+        whole = bed.segments[0].read_bytes()
+        bed.segments[0].write_bytes(b"")  # whoever reads now is given what was opened
+        assert [bytes(journal.payload(index, opened)) for index in (3, 1)] == [bytes([3]) * 50_000, bytes([1]) * 50_000]
+        bed.segments[0].write_bytes(whole)
         journal.truncate(2)
-        assert journal._opened._frames == {}  # type: ignore[attr-defined]
+        journal.append([frame_of(3, payload=b"another")])
+        assert bytes(journal.payload(3, opened)) == b"another"
+        await journal.close()
+
+    on_a_bed(test, tmp_path, cache_bytes_max=0)
+
+
+def test_what_a_snapshot_stands_for_is_not_served_though_it_was_opened(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = sealed(bed).open()
+        journal.append([frame_of(index, payload=bytes([index]) * 50_000) for index in range(1, 9)])
+        await heard.until_flushed(8)
+        opened = await journal.open_apart(1, 2)
+        assert opened.frames.keys() == {1, 2}
+        assert await journal.shorten_to(8, WindowBounds(100)) > 2
+        with pytest.raises(StorageFailed, match="is not kept"):
+            journal.payload(1, opened)
+        await journal.close()
+
+    on_a_bed(test, tmp_path, cache_bytes_max=0, segment_bytes_max=110_000)
+
+
+def test_other_entries_that_lie_where_some_belong_are_not_opened(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = sealed(bed).open()
+        journal.append([frame_of(index, payload=bytes([index]) * 50_000) for index in range(1, 5)])
+        await heard.until_flushed(4)
+        data = bed.segments[0].read_bytes()
+        unit = (len(data) - BLOCK_BYTES) // 4
+        cut = BLOCK_BYTES + unit
+        bed.segments[0].write_bytes(data[:cut] + data[cut + unit :] + data[cut : cut + unit])
+        assert (await journal.open_apart(1, 4)).frames == {}
         await journal.close()
 
     on_a_bed(test, tmp_path, cache_bytes_max=0)
@@ -407,8 +442,8 @@ def test_writes_of_sealed_frames_use_the_same_memory_and_reads_have_their_own(tm
             await heard.until_flushed(frame.entry.index)
         served = []
         for index in range(1, 21):
-            await journal.open_apart(index, index)
-            served += journal.read(index, index, ALL)
+            opened = await journal.open_apart(index, index)
+            served += opened.frames.values()
         served += journal.read(1, 20, ALL)
         assert joined(served) == joined([*frames, *frames])
         assert SEALING_MEMORY.made - made <= 6

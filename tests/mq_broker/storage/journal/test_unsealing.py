@@ -20,7 +20,7 @@ from mq_broker.core.replication.peer_admission import Verdict
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.journal.segments import segment_path
-from mq_broker.storage.journal.unsealing import Kept, Unsealing
+from mq_broker.storage.journal.unsealing import Part, Unsealing
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, Altered, DataKey
 from mq_protocol import mq_pb2 as pb
@@ -175,41 +175,12 @@ def test_readers_are_opened_for_two_at_a_time_and_one_who_is_gone_takes_no_place
     on_a_bed(test, tmp_path, cache_bytes_max=0)
 
 
-def test_frames_are_kept_for_each_who_had_them_opened_and_not_beyond_the_bound(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def test() -> None:
-        kept = Kept(asyncio.get_running_loop())
-        frames = large(1, 3)
-        kept.keep(frames)
-        kept.keep(frames[1:])
-        assert [kept.take(index) is not None for index in (1, 1, 2, 2, 2, 3, 3)] == [
-            *(True, False),
-            *(True, True, False),
-            *(True, True),
-        ]
-        monkeypatch.setattr("mq_broker.storage.journal.unsealing.OPENED_KEPT_BYTES_MAX", 2 * SIZE + 1_000)
-        kept.keep(frames)
-        assert [kept.take(index) is not None for index in (1, 2, 3)] == [True, True, False]
-        monkeypatch.setattr("mq_broker.storage.journal.unsealing.OPENED_KEPT_S", 0.01)
-        kept.keep(frames)  # and whoever asked is gone
-        async with asyncio.timeout(30):
-            while kept._bytes:  # noqa: ASYNC110 - what is waited for is a number that falls
-                await asyncio.sleep(0.01)
-        assert kept.take(1) is None
-        kept.keep(frames[:1])
-        kept.forget()
-        assert (kept.take(1), kept._bytes) == (None, 0)
-
-    asyncio.run(test())
-
-
 def test_threads_that_have_ended_open_nothing_more(tmp_path: Path) -> None:
     async def test() -> None:
         unsealing = Unsealing()
         unsealing.close()
         with pytest.raises(StorageFailed, match="stopping"):
-            await unsealing.opened(OsFiles(), tmp_path, 1, None, 0, 1)  # type: ignore[arg-type]
+            await unsealing.opened(OsFiles(), tmp_path, Part(1, None, 0, 1, range(1, 2)))  # type: ignore[arg-type]
 
     asyncio.run(test())
 
