@@ -35,7 +35,6 @@ UNTOLD_MAX: Final = 20_000
 """Words that wait for a client which does not read; what it asks past that waits in TCP."""
 
 LOOK_AGAIN_S: Final = 0.2
-_OURS: Final = "shared subscriptions"
 
 Key = tuple[bytes, int, str, str, int]
 
@@ -94,10 +93,7 @@ class FanOut:
             if not tails and self._tails.get(key) is tails:
                 del self._tails[key]
 
-        def kept(size: int) -> None:
-            (self.held.add if size > 0 else self.held.free)(_OURS, abs(size))
-
-        made = Tail(self._finding, self._forwarding, to, wanted, lambda _tail: _merge(tails), ended, kept)
+        made = Tail(self._finding, self._forwarding, to, wanted, lambda _tail: _merge(tails), ended, self.held)
         tails.append(made)
         self._count += 1
         return made

@@ -2,6 +2,9 @@
 
 It keeps the messages that some of them have not been sent yet, up to a bound. It is given credit as the quickest of
 them gets on. Whoever falls behind by more than the bound loses its place, and goes on at another tail (fan_out.py).
+
+There may be thousands of tails. What each keeps counts in `Held`, for the client that it was made for. Above the mark a
+tail reads no more while those of that client keep much.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Final, NamedTuple, Protocol
 
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.proxy.holding import Turn
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.error_messages import to_wire
@@ -70,7 +75,7 @@ class Subscriber(Protocol):
 class Tail:
     """Owns the stream to the leader, and the messages that are kept. `next`: one past the last of them; -1 until the
     subscription is open. `moved` is called when the tail or a subscriber has come to another place, `ended` when it is
-    over, `kept` with each change of the bytes in memory."""
+    over."""
 
     def __init__(
         self,
@@ -80,7 +85,7 @@ class Tail:
         wanted: pb.SubscribePartition,
         moved: Callable[[Tail], None],
         ended: Callable[[Tail], None],
-        kept: Callable[[int], None],
+        held: Held,
     ) -> None:
         self.wanted = wanted
         self.next = -1
@@ -90,7 +95,9 @@ class Tail:
         self._to = to
         self._moved = moved
         self._ended = ended
-        self._count = kept
+        self._held = held
+        # Not what the client itself holds: what it says, such as its credit, must not wait for what the tails keep
+        self._owner = f"{caller()}, shared subscriptions"
         self._kept: list[Pushed] = []
         self._kept_bytes = 0
         self._received = 0  # bytes of records in all, and how many of them the quickest has been sent
@@ -142,6 +149,8 @@ class Tail:
             self._taken = self._received - behind
             self._wants.set()
         if subscriber.position == self.next:
+            if self._held.is_half_full and self.is_drained():  # there may be no next message that would do it
+                self._drop(len(self._kept))
             self._moved(self)
         return pushed
 
@@ -177,6 +186,7 @@ class Tail:
         while True:
             await self._wants.wait()
             self._wants.clear()
+            await self._held.room(self._owner)
             credit = self._taken + CREDIT_BYTES - self._granted
             if credit * 2 >= CREDIT_BYTES:
                 self._granted += credit
@@ -200,6 +210,7 @@ class Tail:
         end = batches[-1].base_offset + batches[-1].record_count
         payload_bytes = sum(batch.payload_bytes for batch in batches)
         self._keep(Pushed(self.next, end, payload_bytes, data))
+        await self._held.room(self._owner)
 
     def _opens(self, offset: int) -> None:
         self.next = offset
@@ -235,7 +246,7 @@ class Tail:
     def _counted(self, size: int) -> None:
         if size:
             self._kept_bytes += size
-            self._count(size)
+            (self._held.add if size > 0 else self._held.free)(self._owner, abs(size))
 
     def _end(self, told: pb.PartitionOpened) -> None:
         subscribers = list(self.subscribers)

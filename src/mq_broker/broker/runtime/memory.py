@@ -70,6 +70,11 @@ class Held:
         """What is held, and the mark, by the names of metrics."""
         return {"client_memory_bytes": self.bytes, "client_memory_bytes_max": self._high}
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether what could be read again is better not kept."""
+        return self.bytes > self._high // 2
+
     def add(self, caller: str, count: int) -> None:
         self.bytes += count
         self._of[caller] = self._of.get(caller, 0) + count

@@ -170,9 +170,9 @@ class Client:
         await self.task
 
 
-def scenario(play: Callable[[Leader, FanOut], Any], **how: int) -> None:
+def scenario(play: Callable[[Leader, FanOut], Any], *, high: int = 1 << 30, **how: int) -> None:
     async def main() -> None:
-        held = Held(1 << 30)
+        held = Held(high)
         leader = Leader(**how)
         fan_out = FanOut(leader, leader, held)  # type: ignore[arg-type]
         async with asyncio.timeout(DEADLINE_S):
@@ -333,6 +333,28 @@ def test_a_leader_that_dies_is_told_as_one_that_cannot_be_reached() -> None:
         assert isinstance(from_wire(client.told[1].error), Unreachable)
 
     scenario(play)
+
+
+def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_other_user() -> None:
+    high, partitions, batches = 100_000, 50, 100
+
+    async def play(leader: Leader, fan_out: FanOut) -> None:
+        stalled = Client(fan_out)
+        stalled.reading.clear()
+        wanted = [pb.SubscribePartition(topic="t", partition=number, earliest=True) for number in range(partitions)]
+        leader.append(batches)
+        stalled.say(open=pb.SubscribeOpen(partitions=wanted), credit=pb.SubscribeCredit(bytes=CREDIT))
+        await settled(lambda: fan_out.held.bytes > high)
+        callers._caller.set("another")
+        other = Client(fan_out, "another").open(earliest=True)
+        await other.has(*range(0, 10 * batches, 10))
+        assert len(leader.streams) == partitions + 1
+        assert fan_out.held.bytes < high + 2 * (partitions + 1) * 2_000
+        stalled.reading.set()
+        await stalled.until(lambda client: len(client.offsets) == partitions * batches)
+        assert sorted(stalled.offsets) == sorted([*range(0, 10 * batches, 10)] * partitions)
+
+    scenario(play, high=high)
 
 
 def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
