@@ -250,9 +250,13 @@ class Tail:
 
     def _end(self, told: pb.PartitionOpened) -> None:
         subscribers = list(self.subscribers)
+        is_behind = {each for each in subscribers if told.active and each.position < self.next}
         self.close()
         for subscriber in subscribers:
-            subscriber.ends(told)
+            if subscriber in is_behind:  # records before those that are lost may be there: it asks for them itself
+                subscriber.falls_behind()
+            else:
+                subscriber.ends(told)
 
     def _over(self) -> None:
         self._ended(self)

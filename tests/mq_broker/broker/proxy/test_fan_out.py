@@ -357,6 +357,23 @@ def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_oth
     scenario(play, high=high)
 
 
+def test_a_slow_one_reads_what_is_there_before_the_lost_records() -> None:
+    async def play(leader: Leader, fan_out: FanOut) -> None:
+        quick = await Client(fan_out).open(offset=0).is_open()
+        slow = await Client(fan_out).open(offset=0, credit=1).is_open()
+        leader.append(3)
+        await quick.has(0, 10, 20)
+        await slow.has(0)
+        lost = pb.PartitionOpened(topic="t", offset=50, active=True, error=to_wire(OffsetOutOfRange("lost", 50)))
+        leader.lose(lost)
+        await quick.until(lambda client: len(client.told) == 2)
+        slow.say(credit=pb.SubscribeCredit(bytes=CREDIT))
+        await slow.has(0, 10, 20)
+        assert len(slow.told) == 1
+
+    scenario(play)
+
+
 def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
     async def play(leader: Leader, fan_out: FanOut) -> None:
         clients = [await Client(fan_out).open(offset=0).is_open() for _ in range(3)]
