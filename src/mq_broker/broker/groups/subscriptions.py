@@ -403,6 +403,7 @@ class _Session:
             if not await room_to_send(_LOOK_AGAIN_S):
                 continue  # the client may have said its last meanwhile
             if not self._has_news:
+                self._cold.close()  # the client may stay for long, and who waits for room would wait for it
                 self._wake.clear()
                 await self._wake.wait()
                 continue
@@ -438,10 +439,10 @@ class _Session:
         return _UnsealedOf(subscription, opened)
 
     def _open_ahead(self) -> None:
-        """While a message is sent. What others are pushed too may have been read for them."""
-        following = next(iter(self._ready), None)
-        if following is not None and self._credit > 0 and not self._is_shared(following):
-            bytes_max = min(chunk_bytes(FETCH_CHUNK_BYTES), self._credit)
+        """While a message is sent. What others are pushed too may have been read for them. Only a whole chunk: by the
+        time it is read there may be credit for one, and the rest would be opened on the event loop."""
+        following, bytes_max = next(iter(self._ready), None), chunk_bytes(FETCH_CHUNK_BYTES)
+        if following is not None and self._credit >= bytes_max and not self._is_shared(following):
             self._cold.open_ahead(following.partition, following.position, following.bound, bytes_max)
 
     def _gather(self, bytes_max: int = CREDIT_BYTES_MAX, opened: _UnsealedOf | None = None) -> Batches | None:

@@ -57,7 +57,7 @@ class ColdReads:
             self._ahead = _Ahead(partition, start, opening, size)
 
     def close(self) -> None:
-        """The stream is over."""
+        """The stream is over, or has nothing to read: what was opened ahead is let go of."""
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
             self._free(ahead)

@@ -131,6 +131,21 @@ def test_who_reads_elsewhere_than_was_opened_reads_what_is_there(tmp_path: Path)
     on_stored(test, tmp_path)
 
 
+def test_who_reads_another_partition_at_the_same_place_is_given_nothing_of_the_first(tmp_path: Path) -> None:
+    async def test(partition: Any, files: HeldFiles) -> None:
+        held = Held(1 << 30)
+        cold = ColdReads(held, WHO)
+        cold.open_ahead(partition, 3, LAST, CHUNK)
+        files.go_on.release()
+        async with Bed(tmp_path / "other", cache_bytes_max=0) as bed, stored(bed) as (other, others_files):
+            taking = asyncio.create_task(cold.opened(other, 3, LAST, CHUNK))
+            await others_files.until_reading()
+            others_files.go_on.release()
+            assert (payloads(other, 3, await taking), held.bytes) == ([4, 5, 6], 0)
+
+    on_stored(test, tmp_path / "first")
+
+
 @pytest.mark.parametrize("reserved", [1 << 20, 0])
 def test_nothing_is_opened_ahead_where_there_is_no_room_at_once(tmp_path: Path, reserved: int) -> None:
     """`reserved` by others; and where others wait for room."""
