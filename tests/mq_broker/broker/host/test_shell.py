@@ -205,6 +205,19 @@ def test_what_a_full_link_dropped_wakes_those_at_rest_at_both_ends(tmp_path: Pat
     asyncio.run(main())
 
 
+def test_what_a_broker_said_to_a_replica_that_is_not_open_goes_with_its_link(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with shell(tmp_path, isr=((1, ""),)) as broker:
+            message = pb.AppendEntries(topic_id="not open", leader=2, sequence=1, frame_bytes=[5])
+            broker.hearer("not open", 0).hear_entries(message, [memoryview(b"entry")])
+            broker.link_down(3)
+            assert len(broker.early) == 1
+            broker.link_down(2)
+            assert len(broker.early) == 0
+
+    asyncio.run(main())
+
+
 def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -73,6 +73,73 @@ def test_what_must_be_synced_is_not_written_on_the_loop(tmp_path: Path) -> None:
     on_a_bed(test, tmp_path, "fsync")
 
 
+def test_a_new_segment_is_begun_by_the_thread_for_it_syncs_the_last_one(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        bed.writer.syncs.interval_s = 3600
+        journal, heard, _ = bed.open()
+        large = ((3, 1_200, "journal-writer"), (4, 9, LOOP))
+        for index, size, thread in ((1, 100, "journal-writer"), (2, 100, LOOP), *large):
+            assert await written_by(bed, journal, index, size) == thread
+            await heard.until_flushed(index)
+        await journal.close()
+
+    on_a_bed(test, tmp_path, "os", segment_bytes_max=1_500)
+
+
+def test_what_follows_a_truncation_that_failed_is_left_to_the_thread_which_syncs_first(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        bed.writer.syncs.interval_s = 3600
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 3))
+        await heard.until_flushed(3)
+        bed.files.failing_truncates = 1
+        journal.truncate(1)
+        await eventually(lambda: bed.writer.pending_orders == 0)
+        assert bed.files.failing_truncates == 0
+        await eventually(lambda: not bed.writer._files_in_use.locked())
+        real, threads = bed.files.sync, []
+
+        def sync(fd: int) -> None:
+            threads.append(threading.current_thread().name)
+            real(fd)
+
+        bed.files.sync = sync  # type: ignore[method-assign]
+        journal.append(frames_of(2, 2, epoch=2))
+        await heard.until_flushed(2)
+        assert set(threads) == {"journal-writer"}
+        await journal.close()
+
+    on_a_bed(test, tmp_path, "os")
+
+
+def test_only_so_much_is_written_on_the_loop_in_one_turn(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        bed.writer.syncs.interval_s = 3600
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 1))
+        await heard.until_flushed(1)
+        await eventually(lambda: not bed.writer._files_in_use.locked())
+        real, threads, last = bed.files.write, [], 3 * writer_module.LOOP_ORDERS_MAX
+
+        def write(fd: int, parts: Sequence[Buffer], position: int) -> int:
+            threads.append(threading.current_thread().name)
+            return real(fd, parts, position)
+
+        bed.files.write = write  # type: ignore[method-assign]
+        for index in range(2, last + 1):
+            journal.append(frames_of(index, index))
+        await heard.until_flushed(last)
+        bed.files.write = real  # type: ignore[method-assign]
+        assert threads.count(LOOP) == writer_module.LOOP_ORDERS_MAX
+        assert "journal-writer" in threads
+        await bed.crash(journal)
+        again, _, _ = bed.open()
+        assert joined(again.read(1, last, 1 << 40)) == joined(frames_of(1, last))
+        await again.close()
+
+    on_a_bed(test, tmp_path, "os")
+
+
 def test_entries_stay_in_order_behind_what_the_thread_has(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         bed.writer.syncs.interval_s = 3600
