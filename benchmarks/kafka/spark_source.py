@@ -53,7 +53,7 @@ def measure(arena: Arena) -> list[Compared]:
             "typed",
             ("typed, 4 columns", lambda topic: read_ours(arena, topic).load()),
             ("Kafka JSON, from_json", lambda topic: _parsed(arena, topic, "typed").select("row.*")),
-            10.0,
+            20.0,
         ),
         *_row(
             arena,
@@ -63,7 +63,7 @@ def measure(arena: Arena) -> list[Compared]:
                 "Kafka JSON, from_json, 1 of 20",
                 lambda topic: _parsed(arena, topic, "wide").select(f"row.{_ONE_COLUMN}"),
             ),
-            30.0,
+            40.0,
         ),
     ]
 

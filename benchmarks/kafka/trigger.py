@@ -24,6 +24,7 @@ from benchmarks.kafka.latency import WARMING, send_ours
 GROUP: Final = "Spark, topic to topic, 1,000 records/s, os / Kafka as it ships"
 RATE: Final = 1_000
 PERCENTS: Final = {"p50": 50.0, "p99": 99.0}
+AIMED: Final = {"p50": 1.67, "p99": 1.0}
 _NOT_COUNTED: Final = 0.4
 """Share of the records: a query's first micro-batches are slow, in both."""
 
@@ -40,7 +41,7 @@ def measure(arena: Arena) -> list[Compared]:
     arena.start_both()
     contestants = [Contestant(_OURS, partial(_ours, arena)), Contestant(_THEIRS, partial(_theirs, arena))]
     return arena.compare(
-        contestants, [Comparison(GROUP, _OURS, _THEIRS, metric, "ms", "lower", 1.0) for metric in PERCENTS]
+        contestants, [Comparison(GROUP, _OURS, _THEIRS, metric, "ms", "lower", AIMED[metric]) for metric in PERCENTS]
     )
 
 
