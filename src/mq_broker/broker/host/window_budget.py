@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
-from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.runtime.streams import those
+from mq_broker.broker.runtime.streams import in_turns
 
 if TYPE_CHECKING:
     from mq_broker.broker.host.shell import Shell
@@ -37,13 +35,13 @@ class WindowBudget:
         """Look now and then. Runs until cancelled."""
         while True:
             await asyncio.sleep(CHECK_S)
-            self.look(await those(self._shell.partitions(), lambda each: each.replica.window_bytes))
+            await self.look()
 
-    def look(self, partitions: Iterable[Partition] | None = None) -> None:
-        """One error in the log when the budget is reached, one line when there is room again. `partitions`: which may
-        remember UUIDs; all if not given."""
-        some = self._shell.partitions() if partitions is None else partitions
-        taken = {partition.name: partition.replica.window_bytes for partition in some}
+    async def look(self) -> None:
+        """One error in the log when the budget is reached, one line when there is room again."""
+        taken: dict[str, int] = {}
+        async for partition in in_turns(self._shell.partitions()):
+            taken[partition.name] = partition.replica.window_bytes
         total = sum(taken.values())
         if not self._told and total >= self._bytes_max:
             self._told = True

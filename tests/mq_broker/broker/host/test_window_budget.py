@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.host import window_budget
 from mq_broker.broker.host.window_budget import WindowBudget
 from mq_protocol.errors import InvalidSetting
+from mq_protocol.limits import YIELD_EVERY
 from tests.mq_broker.broker.cluster import Broker, until
 
 
@@ -33,7 +35,7 @@ def test_it_is_told_once_and_once_more_after_there_was_room(caplog: pytest.LogCa
     budget = WindowBudget(shell, 10 << 20)
     with caplog.at_level(logging.INFO):
         for _ in range(6):
-            budget.look()
+            asyncio.run(budget.look())
     assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "ERROR"]
     assert "take 0.3 MiB of memory again" in caplog.messages[1], "a little less than the budget is not room yet"
     assert "take 10.0 MiB of memory, and --dedup-memory-max is 10.0 MiB" in caplog.messages[0]
@@ -77,6 +79,33 @@ def test_the_three_largest_partitions_are_named_the_largest_first(caplog: pytest
         return SimpleNamespace(name=f"t-{number}", replica=SimpleNamespace(window_bytes=number << 20))
 
     shell: Any = SimpleNamespace(partitions=lambda: [partition(number) for number in (1, 5, 3, 4, 2)])
-    WindowBudget(shell, 15 << 20).look()
+    asyncio.run(WindowBudget(shell, 15 << 20).look())
     [words] = caplog.messages
     assert words.endswith("The largest: t-5 5.0 MiB, t-4 4.0 MiB, t-3 3.0 MiB")
+
+
+def test_others_have_their_turn_while_thousands_of_partitions_are_looked_at() -> None:
+    walked = 0
+
+    class Idle:
+        replica = SimpleNamespace(window_bytes=1)
+
+        @property
+        def name(self) -> str:
+            nonlocal walked
+            walked += 1
+            return f"t-{walked}"
+
+    shell: Any = SimpleNamespace(partitions=lambda: [Idle() for _ in range(10 * YIELD_EVERY)])
+
+    async def scenario() -> list[int]:
+        looking = asyncio.create_task(WindowBudget(shell, 1 << 30).look())
+        seen = []
+        while not looking.done():
+            await asyncio.sleep(0)
+            seen.append(walked)
+        return seen
+
+    seen = asyncio.run(scenario())
+    assert walked == 10 * YIELD_EVERY
+    assert max(later - earlier for earlier, later in pairwise(seen)) <= YIELD_EVERY
