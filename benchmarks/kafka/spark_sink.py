@@ -15,7 +15,7 @@ from benchmarks.bench.spark_runs import in_memory, stream_all
 from benchmarks.kafka.arena import DURABILITIES, Arena
 from benchmarks.kafka.compare import Compared, Comparison
 
-ROWS: Final = 2_400_000
+ROWS: Final = 1_200_000
 MICRO_BATCHES: Final = 3
 TASKS: Final = 2
 KINDS: Final = {"value": "records, 100 B", "typed": "typed, 4 columns"}
