@@ -32,7 +32,7 @@ class Parts:
             _systemd=SimpleNamespace(tell=self.told.append),
             _ports=SimpleNamespace(stop=self.noting("ports")),
             _log_levels=SimpleNamespace(close=lambda: self.told.append("log levels")),
-            _audit=SimpleNamespace(stop=lambda: self.told.append("audit log")),
+            _judging=SimpleNamespace(audit=SimpleNamespace(stop=lambda: self.told.append("audit log"))),
             _links=SimpleNamespace(flush=self.noting("flush links"), close=self.noting("links")),
             _forwarding=SimpleNamespace(close=self.noting("forwarded calls")),
             _calls=SimpleNamespace(close=self.noting("calls")),

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker import server
+from mq_broker.broker.metadata.brokers import Hints
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.rpc.links import PeerAddress
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
@@ -15,7 +16,7 @@ from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 
 def test_what_the_coordination_service_says_is_heard_as_soon_as_there_is_somebody_who_hears_it() -> None:
     heard: list[str] = []
-    hints, event = server._Hints(), "broker 2 has come"
+    hints, event = Hints(), "broker 2 has come"
     early: Any = "too early"
     hints(early)
     listener: Any = SimpleNamespace(hear=heard.append)
