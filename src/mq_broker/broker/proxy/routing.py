@@ -66,6 +66,10 @@ _LED: Final = frozenset(
 )
 """Methods that are asked of a partition's leader."""
 
+_NAMED: Final = frozenset({"Work"})
+"""Streams that are held only if the client names no broker. A client that names one opens another stream at the next
+leader while this one would be held. If the older one came last, the leader would end the newer one for it."""
+
 Place = tuple[str, int]
 T = TypeVar("T")
 
@@ -149,7 +153,8 @@ class Routing:
         """As `Forwarder.converse`."""
         first: list[bytes | RefusedBatch] = []
         place = None
-        if method.name == _SUBSCRIBES or (method.name in _LED and not await self._reaches(to)):
+        may_hold = method.name in _LED and (to == ANY or method.name not in _NAMED)
+        if method.name == _SUBSCRIBES or (may_hold and not await self._reaches(to)):
             async for request in requests:
                 first.append(request)
                 if isinstance(request, RefusedBatch):  # it is answered without a leader, before more is said

@@ -162,6 +162,30 @@ def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> Non
     played(scenario)
 
 
+def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_the_members_back() -> None:
+    """The member opens another at the next leader. If this one came there after that, it would end the newer one."""
+    said = pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t"))]).SerializeToString()
+
+    async def requests() -> AsyncIterator[bytes | RefusedBatch]:
+        yield said
+
+    async def scenario(made: Played) -> None:
+        made.leader, made.reached = 2, {1, 2}
+        heard: list[bytes] = []
+
+        async def send(answer: bytes) -> None:
+            heard.append(answer)
+
+        with pytest.raises(Unreachable):
+            await made.routing.converse(GONE, METHODS["Work"], requests(), None, send)
+        await made.routing.converse(3, METHODS["Work"], requests(), None, send)  # where it is told that nobody is there
+        await made.routing.converse(ANY, METHODS["Work"], requests(), None, send)
+        assert made.asked == [(3, "Work"), (2, "Work")]
+        assert heard == [said, said]
+
+    played(scenario)
+
+
 def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_that_is_gone() -> None:
     async def scenario(made: Played) -> None:
         made.reached = {2}
