@@ -31,6 +31,9 @@ SUBSCRIBE: Final = BROKER.methods["Subscribe"]
 CREDIT_BYTES: Final = 2 << 20
 """What the leader may have pushed that the quickest subscriber has not been sent."""
 
+FIRST_CREDIT_BYTES: Final = 64 << 10
+"""Of a new tail. Each byte that is sent on adds one, so a subscriber that never reads costs no more than this."""
+
 KEPT_BYTES_MAX: Final = 4 << 20
 MESSAGE_BYTES: Final = 512
 """About what a message takes beside its bytes."""
@@ -187,8 +190,9 @@ class Tail:
             await self._wants.wait()
             self._wants.clear()
             await self._held.room(self._owner)
-            credit = self._taken + CREDIT_BYTES - self._granted
-            if credit * 2 >= CREDIT_BYTES:
+            allowed = min(CREDIT_BYTES, FIRST_CREDIT_BYTES + self._taken)
+            credit = self._taken + allowed - self._granted
+            if credit * 2 >= allowed:
                 self._granted += credit
                 opening.credit.bytes = credit
                 yield opening.SerializeToString()

@@ -357,6 +357,22 @@ def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_oth
     scenario(play, high=high)
 
 
+def test_what_a_leader_pushes_for_one_that_never_reads_is_little() -> None:
+    async def play(leader: Leader, fan_out: FanOut) -> None:
+        leader.append(3_000)
+        stalled = Client(fan_out)
+        stalled.reading.clear()
+        stalled.open(earliest=True)
+        callers._caller.set("another")
+        other = Client(fan_out, "another").open(earliest=True)
+        await other.has(*range(0, 30_000, 10))
+        assert leader.bytes_out - 3_000_000 < 70_000
+        stalled.reading.set()
+        await stalled.has(*range(0, 30_000, 10))
+
+    scenario(play)
+
+
 def test_a_slow_one_reads_what_is_there_before_the_lost_records() -> None:
     async def play(leader: Leader, fan_out: FanOut) -> None:
         quick = await Client(fan_out).open(offset=0).is_open()
