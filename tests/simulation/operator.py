@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mq_broker.broker.administration.recovery import choose, describe
+from mq_broker.broker.administration.recovery import choose, describe, passed_over
 from mq_broker.core.entries import Trim
 from mq_broker.core.messages import Done, Refused, TransferLeadership
 from mq_protocol import mq_pb2 as pb
@@ -116,8 +116,10 @@ class Operator:
             except InvalidRequest:
                 continue
             # By rule 15, whatever the logs have of what was committed: the oracle, which knows, holds no lower epoch
-            # against it.
-            best, kept = max((each.last_epoch, each.last_index) for each in statuses.values() if each.open), choice.kept
+            # against it. Nor a log that is about to be put aside, as the recovery before says.
+            going = passed_over(state, statuses)
+            best = max((s.last_epoch, s.last_index) for b, s in statuses.items() if s.open and b not in going)
+            kept = choice.kept
             if (kept.last_epoch, kept.last_index) != best or not (
                 force or all(each.open for each in statuses.values())
             ):

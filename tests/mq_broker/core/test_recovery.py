@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import MachineState, Snapshot
@@ -222,3 +224,51 @@ def test_a_node_below_the_epoch_seen_is_asked_for_again_before_anybody_is_alarme
     [text] = alarms(ahead.step(NodeRead(9, below)))
     assert "not obeyed" in text
     assert ahead.leader_epoch == 5
+
+
+def begins_later(*entries: Entry) -> Replica:
+    """Broker 1's, of a log that begins after entry 20."""
+    log = RecoveredLog(entries, Snapshot(20, 5, 20, MachineState()))
+    return Replica("t", 0, Identity(1, 1, "one"), ReplicaSettings((1, 2), 1), log, 0)
+
+
+def test_a_log_that_begins_later_does_not_go_on_after_a_recovery_that_was_not_from_it() -> None:
+    """What let it begin there may be lost, so the recovered log may still need payloads that are not here."""
+    former = begins_later(entry(21, 5))
+    effects = former.step(appended(21, 5, entry(22, 6, EpochStart(2, 0, 1)))) + former.step(TurnEnded(0))
+    assert not of(effects, WriteEntries)
+    acks = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendAck)]
+    assert [(ack.matched_index, ack.acknowledged_index) for ack in acks] == [(21, 21)], "nothing of the new life"
+    assert of(effects, ReadNode)
+    assert of(former.step(NodeRead(9, RECOVERED)), StartOver), "though all that it has is proved to be its leader's too"
+
+
+def test_nothing_of_the_life_after_a_recovery_is_acknowledged_before_the_node_was_read() -> None:
+    """A log that is counted, or named in a moment, must not be put aside."""
+    whole = replica(entry(1, 5))
+    start = appended(1, 5, entry(2, 6, EpochStart(2, 0, 1)))
+    effects = whole.step(start)
+    assert not of(effects, WriteEntries)
+    assert of(effects, ReadNode)
+    assert of(whole.step(NodeRead(9, RECOVERED)), StartOver, RecoveryAdopted) == [RecoveryAdopted(1)]
+    assert of(whole.step(start), WriteEntries)
+
+
+def test_the_log_that_a_partition_was_recovered_from_goes_on_wherever_it_begins() -> None:
+    named = begins_later(entry(21, 5))
+    assert of(named.step(NodeRead(9, replace(RECOVERED, isr=((1, "one"),)))), RecoveryAdopted) == [RecoveryAdopted(1)]
+    start = entry(22, 6, EpochStart(2, 0, 1))
+    [written] = of(named.step(appended(21, 5, start)), WriteEntries)
+    assert isinstance(written, WriteEntries)
+    assert written.entries == (start,)
+
+
+def test_a_snapshot_is_installed_only_once_it_is_known_which_recovery_its_leader_goes_on_after() -> None:
+    behind = replica(entry(1, 5))
+    behind.step(NodeRead(8, NodeState(OTHER, 5, ((2, "two"),), 0, "w")))
+    snapshot = InstallSnapshot(2, 1, 6, 1, Snapshot(20, 6, 20, MachineState(next_offset=3)))
+    effects = behind.step(snapshot)
+    assert not of(effects, Install)
+    assert of(effects, ReadNode)
+    behind.step(NodeRead(9, replace(RECOVERED, recovery=0)))
+    assert of(behind.step(snapshot), Install)

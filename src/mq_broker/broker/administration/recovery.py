@@ -89,7 +89,14 @@ def choose(
     # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be
     # lower.
     beyond = sorted(broker for broker, status in statuses.items() if status.seen_epoch >= EPOCH_MAX)
-    candidates = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in beyond}
+    unheard = passed_over(state, statuses)
+    if unheard and (from_broker in unheard or not force):
+        raise InvalidRequest(
+            f"{name}: broker {unheard[0]} has not heard of the recovery before this one, and puts its log aside once "
+            "it does: ask again in a moment; --force continues with another log"
+        )
+    useless = {*beyond, *unheard}
+    candidates = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in useless}
     if beyond and not candidates:
         raise InvalidRequest(
             f"{name}: the logs of brokers {beyond} name epoch {EPOCH_MAX} or more, after which there is none: stop "
@@ -118,6 +125,19 @@ def choose(
     )
     given_up = tuple(broker for broker, _ in state.isr if broker != kept.broker)
     return Choice(after, kept, given_up)
+
+
+def passed_over(state: NodeState, statuses: Statuses) -> list[int]:
+    """Brokers whose logs the recovery before this one was not from, and that have not heard of it yet. To name such a
+    log now would be of no use: it is put aside by whoever reads of that recovery first."""
+    return sorted(
+        broker
+        for broker, status in statuses.items()
+        if status.open
+        and status.last_index
+        and status.recovery < state.recovery
+        and (broker, status.log_id) not in state.isr
+    )
 
 
 def _refuse_needless_loss(name: str, state: NodeState, statuses: Statuses, whole: Sequence[int]) -> None:

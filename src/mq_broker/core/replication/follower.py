@@ -3,12 +3,13 @@ match."""
 
 from __future__ import annotations
 
+from mq_broker.core.entries import Entry, EpochStart
 from mq_broker.core.messages import AppendAck, AppendEntries, Install, InstallSnapshot, Send, Truncate, WriteEntries
 from mq_broker.core.replication.replica_state import Shared
 
-_BELOW_BASE_MAX = 8
+_BELOW_BASE_MAX = 4
 """A leader that looks for agreement before this journal's beginning is told where that is; one that goes on there lacks
-it."""
+it. What it sent before it was told may come for as long as a slow link takes: one message counts in `silence_ms`."""
 
 
 class Follower:
@@ -29,6 +30,7 @@ class Follower:
         self._ack_due = False
         self._below_base = 0
         self._newest_below_base = 0
+        self._counts_again_ms = shared.now_ms
 
     @property
     def at_rest(self) -> bool:
@@ -70,6 +72,11 @@ class Follower:
                 shared.emit(Truncate(entry.index - 1))
             break
         new = message.entries[fresh:]
+        if new and new[-1].leader_epoch > log.last_epoch and self._recovered_since(new):
+            self._has_up_to(new[0].index - 1)
+            shared.proved = shared.epoch, self.matched
+            shared.read_node()  # which says what is to become of this log; nothing of its new life is acknowledged
+            return
         if new:
             for entry in new:
                 log.append(entry)
@@ -81,6 +88,12 @@ class Follower:
         self.advance()
         if not new:
             self._ack_due = True  # else the flush of what is new brings the answer: one for both
+
+    def _recovered_since(self, entries: tuple[Entry, ...]) -> bool:
+        """The partition was recovered, from a log of which it is not known whether it is this one's (rule 15). Once an
+        entry of the new life is acknowledged, this log may be counted and must not be put aside any more."""
+        starts = (entry.operation for entry in entries if isinstance(entry.operation, EpochStart))
+        return any(start.recovery > self._shared.recovery for start in starts)
 
     def advance(self) -> None:
         """min(the leader's, matched), and no further than this disk: what the disk may yet refuse is not applied."""
@@ -94,7 +107,9 @@ class Follower:
         hint = max(log.last_index_up_to(message.prev_epoch, min(message.prev_index, log.last_index)), log.base_index)
         if message.prev_index < log.base_index and message.sequence > max(self._sequence, self._newest_below_base):
             self._newest_below_base = message.sequence
-            self._below_base += 1
+            if shared.now_ms >= self._counts_again_ms:
+                self._counts_again_ms = shared.now_ms + shared.settings.silence_ms
+                self._below_base += 1
         if log.base_index <= message.prev_index <= shared.high_watermark or self._below_base > _BELOW_BASE_MAX:
             shared.audit(f"the leader of epoch {message.leader_epoch} lacks what is committed here", alarm=True)
             shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
@@ -131,15 +146,13 @@ class Follower:
         if log.epoch_at(snapshot.last_index) == snapshot.last_epoch:
             self._has_up_to(snapshot.last_index)
             return False
-        if shared.node is None:  # nor before it is known what is named, and which recovery the new log belongs to
+        if shared.node is None or shared.node.state.leader_epoch < message.leader_epoch:
+            # Nor before it is known what is named, which recovery the new log belongs to, and whether what this log's
+            # own snapshot stands for is of use
             shared.read_node()
             return False
         if snapshot.last_index <= log.base_index:
-            if shared.node.state.leader_epoch < message.leader_epoch:
-                # If the partition was recovered, what this log's own snapshot stands for is of no use
-                shared.read_node()
-            else:
-                self._has_up_to(snapshot.last_index)
+            self._has_up_to(snapshot.last_index)
             return False
         if shared.my_member in shared.node.state.isr:
             shared.audit(

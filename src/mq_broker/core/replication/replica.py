@@ -485,8 +485,10 @@ class Replica:
         if state.recovery <= shared.recovery:
             return False
         # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
-        # That stays proved when a session ends, though this replica follows nobody then.
-        proved = shared.proved == (state.leader_epoch, shared.log.last_index)
+        # That stays proved when a session ends, though this replica follows nobody then. It says nothing of payloads
+        # that the journal has no more: what had let it begin later may be lost.
+        whole = not shared.log.base_index
+        proved = whole and shared.proved == (state.leader_epoch, shared.log.last_index)
         if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
             shared.recovery = state.recovery
             shared.emit(RecoveryAdopted(state.recovery))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -71,6 +72,20 @@ def test_the_log_of_the_highest_epoch_and_then_length_is_kept() -> None:
     assert choice.given_up == (1, 2)
 
 
+def test_a_log_is_not_chosen_that_is_about_to_be_put_aside_by_the_recovery_before() -> None:
+    passed_over, left = status(1, "new1", index=90, recovery=1), status(2, "new2", index=8)
+    with pytest.raises(InvalidRequest, match=r"broker 1 has not heard of the recovery before this one.*ask again"):
+        chosen(passed_over, left)
+    assert chosen(passed_over, left, force=True).kept.broker == 2
+    with pytest.raises(InvalidRequest, match="broker 1 has not heard"):
+        chosen(passed_over, left, force=True, from_broker=1)
+    named = replace(LOST, isr=((1, "new1"), (2, "two")))
+    assert chosen(passed_over, left, state=named, force=True).kept.broker == 1, (
+        "it was chosen, and hears so in a moment"
+    )
+    assert chosen(status(1, "new1", index=0, recovery=1), left).kept.broker == 2, "one that is empty loses nothing"
+
+
 def test_new_offsets_begin_above_all_that_anybody_has_seen() -> None:
     kept, whole = status(3, "three", epoch=6, end=50), status(2, "two", end=60)
     assert chosen(status(1, "new1", end=70), whole, kept, force=True).state.offset_floor == 70
@@ -91,11 +106,6 @@ def test_offsets_go_far_beyond_what_is_known_when_no_log_is_left_that_has_all_of
     # Neither is empty, and a power loss may have cost both their ends: somebody may have read further than either goes
     # now.
     assert chosen(status(1, "new1", end=70), status(2, "new2", end=60)).state.offset_floor == OFFSETS_OF_A_LIFE
-
-
-def test_a_log_begun_for_the_last_recovery_is_not_kept_before_one_that_has_more() -> None:
-    choice = chosen(status(1, "new1", epoch=5, recovery=1), status(2, "new2", epoch=0, index=0, recovery=2))
-    assert choice.kept.broker == 1
 
 
 def test_it_is_refused_while_a_named_log_exists() -> None:

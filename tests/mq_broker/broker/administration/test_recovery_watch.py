@@ -23,7 +23,8 @@ LOST = NodeState(LeaderName(2, 7), 5, ((1, "gone"), (2, "gone too")), 2, "w")
 
 
 def status(broker: int, **fields: Any) -> pb.ReplicaStatusResponse:
-    said = {"log_id": f"log-{broker}", "open": True, "last_epoch": 5, "last_index": 10, "next_offset": 100, **fields}
+    log = {"log_id": f"log-{broker}", "open": True, "recovery": LOST.recovery, "last_epoch": 5}
+    said = {**log, "last_index": 10, "next_offset": 100, **fields}
     return pb.ReplicaStatusResponse(broker=broker, **said)
 
 

@@ -83,26 +83,43 @@ def test_a_leader_that_looks_below_the_beginning_of_a_log_is_told_where_that_is(
     assert (answer.message.acknowledged_index, answer.message.matched_index) == (0, 0), "nothing was proved to match"
 
 
+SILENCE_MS = ReplicaSettings((1,), 1).silence_ms
+
+
 def test_a_leader_that_goes_on_looking_there_lacks_what_is_committed_and_a_person_is_told() -> None:
-    """Eight messages may have been under way when it was told; the ninth is news. One that comes twice counts once."""
+    """What it sent before it was told may be under way for long: the fifth is news. One that comes twice counts
+    once."""
     replica = shortened()
-    for sequence in range(1, 9):
+    for sequence in range(1, 5):
         for _ in range(2):
             assert not of(replica.step(looking(10, sequence)), Audit)
-    [alarm] = of(replica.step(looking(10, 9)), Audit)
+        replica.step(Tick(sequence * SILENCE_MS - 1))
+        assert not of(replica.step(looking(10, sequence)), Audit), "a message of before says nothing new"
+        replica.step(Tick(sequence * SILENCE_MS))
+    [alarm] = of(replica.step(looking(10, 5)), Audit)
     assert isinstance(alarm, Audit)
     assert alarm.alarm
     assert "lacks what is committed here" in alarm.text
 
 
+def test_what_a_leader_had_sent_to_the_log_before_this_one_is_no_alarm_however_much_comes_at_once() -> None:
+    replica = shortened()
+    for turn in range(4):
+        replica.step(Tick(turn * SILENCE_MS))
+        for sequence in range(100 * turn + 1, 100 * turn + 100):
+            assert not of(replica.step(looking(10, sequence)), Audit)
+
+
 def test_a_leader_that_found_where_both_logs_agree_is_patiently_told_again_later() -> None:
     replica = shortened()
-    for sequence in range(1, 9):
+    for sequence in range(1, 5):
         replica.step(looking(10, sequence))
-    replica.step(looking(20, 9))
-    for sequence in range(10, 18):
+        replica.step(Tick(sequence * SILENCE_MS))
+    replica.step(looking(20, 5))
+    for sequence in range(6, 10):
         assert not of(replica.step(looking(19, sequence)), Audit)
-    assert of(replica.step(looking(19, 18)), Audit)
+        replica.step(Tick(sequence * SILENCE_MS))
+    assert of(replica.step(looking(19, 10)), Audit)
     assert not of(shortened().step(looking(20, 1)), Audit)
 
 
