@@ -76,9 +76,10 @@ class Oracle:
         return self.truths[partition].present
 
     def life_of(self, host: Host) -> Life:
-        """What is true as far as this replica can know: in the epoch that it is in, or that its log was begun for."""
-        truth = self.truths[host.partition]
-        return truth.lives[max(truth.life_in(host.replica.leader_epoch).recovery, host.journal.recovery)]
+        """What is true as far as this replica can know: in the epoch that it is or was in, or its log was begun for."""
+        truth, journal = self.truths[host.partition], host.journal
+        known = journal.recovery, truth.believed_in.get(journal.log_id, 0)
+        return truth.lives[max(truth.life_in(host.replica.leader_epoch).recovery, *known)]
 
     def violation(self, partition: int, what: str, *, changes_only: bool = False) -> Violation:
         return Violation(partition, what, self.story.tell(partition, self.views(partition), changes_only=changes_only))

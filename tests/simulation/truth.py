@@ -270,6 +270,8 @@ class PartitionTruth:
         self.leaders: dict[int, tuple[LeaderName, int]] = {}
         self.newest_named: dict[int, int] = {}
         self.never: set[bytes] = set()
+        self.believed_in: dict[str, int] = {}
+        """By log: in which life its replica last took something for committed. A checkpoint of it may say so later."""
 
     @property
     def present(self) -> Life:
@@ -295,6 +297,7 @@ class PartitionTruth:
     def go_on(self, life: Life, journal: Journal, high_watermark: int, leader_epoch: int) -> None:
         """The log from which the partition was recovered had more of what was committed before than it was sure to
         keep, and has it still."""
+        self.believed_in[journal.log_id] = life.recovery
         if high_watermark <= life.end:
             return
         former = self.made_of(journal.base, journal.snapshot, life) or life
