@@ -259,6 +259,17 @@ def test_a_member_that_slept_is_told_that_another_has_settled_its_record() -> No
         assert history.anomalies() == ({"key-overlap": overlaps} if overlaps else {})
 
 
+def test_a_member_that_slept_may_begin_late_what_another_was_given_meanwhile() -> None:
+    """Its ack is answered as done, since the other's settled the record."""
+    for slept, overlaps in ((1, 0), (3, 1)):
+        history = History(order=True, values=("a",))
+        first = history.begin(0, "n", deliveries=2, failures=1)
+        late = history.begin(0, "slept", deliveries=slept)
+        history.say(first, "ack", "ok", "n")
+        history.say(late, "ack", "ok", "slept")
+        assert history.anomalies() == ({"key-overlap": overlaps} if overlaps else {})
+
+
 def test_a_job_that_goes_on_as_none_can_is_refused() -> None:
     history = History()
     history.add("job", state="ok", id=99)
