@@ -13,6 +13,8 @@ from mq_broker.core.messages import (
     AppendEntries,
     Audit,
     BrokersSeen,
+    CasAnswer,
+    CasOutcome,
     Effect,
     Flushed,
     Identity,
@@ -254,6 +256,33 @@ def test_nothing_of_the_life_after_a_recovery_is_acknowledged_before_the_node_wa
     assert of(whole.step(start), WriteEntries)
 
 
+def test_a_new_life_is_noticed_wherever_in_a_message_it_begins() -> None:
+    whole = replica(entry(1, 5))
+    start = entry(3, 6, EpochStart(2, 0, 1))
+    effects = whole.step(appended(1, 5, entry(2, 5), start, entry(4, 6))) + whole.step(TurnEnded(0))
+    assert not of(effects, WriteEntries)
+    assert of(effects, ReadNode)
+    [ack] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendAck)]
+    assert (ack.matched_index, ack.acknowledged_index) == (1, 1)
+
+
+def test_what_a_message_names_that_is_here_already_is_proved_though_what_follows_is_refused() -> None:
+    whole = replica(entry(1, 5), entry(2, 5))
+    sent = appended(0, 0, entry(1, 5), entry(2, 5), entry(3, 6, EpochStart(2, 0, 1)))
+    effects = whole.step(sent) + whole.step(TurnEnded(0))
+    assert not of(effects, WriteEntries)
+    [ack] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendAck)]
+    assert (ack.matched_index, ack.acknowledged_index) == (2, 2)
+    assert of(whole.step(NodeRead(9, RECOVERED)), StartOver, RecoveryAdopted) == [RecoveryAdopted(1)]
+
+
+def test_a_log_that_lacks_but_its_first_entry_is_not_whole() -> None:
+    log = RecoveredLog((entry(2, 5),), Snapshot(1, 5, 1, MachineState()))
+    former = Replica("t", 0, Identity(1, 1, "one"), ReplicaSettings((1, 2), 1), log, 0)
+    former.step(appended(2, 5, entry(3, 6, EpochStart(2, 0, 1))))
+    assert of(former.step(NodeRead(9, RECOVERED)), StartOver, RecoveryAdopted) == [StartOver(1)]
+
+
 def test_the_log_that_a_partition_was_recovered_from_goes_on_wherever_it_begins() -> None:
     named = begins_later(entry(21, 5))
     assert of(named.step(NodeRead(9, replace(RECOVERED, isr=((1, "one"),)))), RecoveryAdopted) == [RecoveryAdopted(1)]
@@ -272,3 +301,41 @@ def test_a_snapshot_is_installed_only_once_it_is_known_which_recovery_its_leader
     assert of(effects, ReadNode)
     behind.step(NodeRead(9, replace(RECOVERED, recovery=0)))
     assert of(behind.step(snapshot), Install)
+
+
+def test_a_log_that_acknowledged_what_a_leader_of_0_2_0_sent_is_not_put_aside() -> None:
+    """Its epoch starts name no recovery. What was acknowledged of the new life may be counted, and named."""
+    former = begins_later(entry(21, 5))
+    effects = former.step(appended(21, 5, entry(22, 6, EpochStart(2)))) + former.step(Flushed(22, 6))
+    effects += former.step(TurnEnded(0))
+    [ack] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendAck)]
+    assert ack.acknowledged_index == 22
+    assert of(former.step(NodeRead(9, RECOVERED)), StartOver, RecoveryAdopted) == [RecoveryAdopted(1)]
+
+
+def test_once_the_node_of_this_epoch_was_read_no_epoch_start_is_refused() -> None:
+    """A coordination service that was restored from a backup may have counted fewer recoveries than the logs."""
+    fresh = replica()
+    fresh.step(NodeRead(9, RECOVERED))
+    sent = appended(0, 0, entry(1, 5, EpochStart(2, 0, 2)), entry(2, 6, EpochStart(2, 0, 1)))
+    assert of(fresh.step(sent), WriteEntries)
+
+
+def test_nothing_is_cut_on_the_word_of_a_new_life_before_the_node_was_read() -> None:
+    former = replica(entry(1, 5), entry(2, 5))
+    former.step(NodeRead(8, NodeState(OTHER, 5, ((2, "two"),), 0, "w")))
+    effects = former.step(appended(1, 5, entry(2, 6, EpochStart(2, 0, 1))))
+    assert not of(effects, Truncate)
+    assert of(effects, ReadNode)
+    assert of(former.step(NodeRead(9, RECOVERED)), StartOver)
+
+
+def test_who_begins_empty_goes_on_under_the_recovery_that_it_claimed() -> None:
+    alone = replica(replicas=(1,), begins_empty=True)
+    alone.step(BrokersSeen((LeaderName(1, 1), OTHER)))
+    alone.step(NodeRead(9, NodeState(LeaderName(1, 0), 5, ((1, "before"),), 3, "w")))
+    [claim] = of(alone.step(TurnEnded(1_000)), WriteNode)
+    assert isinstance(claim, WriteNode)
+    alone.step(CasAnswer(claim.state.token, CasOutcome.DONE, 10))
+    assert alone.leading
+    assert alone.identity.recovery == 4

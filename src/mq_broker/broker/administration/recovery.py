@@ -89,14 +89,14 @@ def choose(
     # A replica never gives up an epoch that it has seen: the new one is above all of them, though the node's own be
     # lower.
     beyond = sorted(broker for broker, status in statuses.items() if status.seen_epoch >= EPOCH_MAX)
+    known = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in beyond}
     unheard = passed_over(state, statuses)
-    if unheard and (from_broker in unheard or not force):
+    candidates = {b: status for b, status in known.items() if b not in unheard}
+    if unheard and (from_broker in unheard or not force or not candidates):
         raise InvalidRequest(
             f"{name}: broker {unheard[0]} has not heard of the recovery before this one, and puts its log aside once "
             "it does: ask again in a moment; --force continues with another log"
         )
-    useless = {*beyond, *unheard}
-    candidates = {b: status for b, status in statuses.items() if status.open and status.log_id and b not in useless}
     if beyond and not candidates:
         raise InvalidRequest(
             f"{name}: the logs of brokers {beyond} name epoch {EPOCH_MAX} or more, after which there is none: stop "
@@ -110,16 +110,16 @@ def choose(
         raise InvalidRequest(f"{name}: no replica of it is open on any broker: start one that had it")
     best = max(sorted(candidates), key=lambda b: (candidates[b].last_epoch, candidates[b].last_index))
     kept = candidates[from_broker or best]
-    floor = max(state.offset_floor, *(status.next_offset for status in candidates.values()))
+    floor = max(state.offset_floor, *(status.next_offset for status in known.values()))
     if not whole:
         floor = next_life(floor)  # what is here may be shorter than what was there: how far that went, nobody knows
-    epoch = max(state.leader_epoch, *(status.seen_epoch for status in candidates.values())) + 1
+    epoch = max(state.leader_epoch, *(status.seen_epoch for status in known.values())) + 1
     after = replace(
         state,
         leader=None,
         leader_epoch=epoch,
         isr=((kept.broker, kept.log_id),),
-        recovery=state.recovery + 1,
+        recovery=max(state.recovery, *(status.recovery for status in known.values())) + 1,
         token=token,
         offset_floor=floor,
     )

@@ -64,7 +64,7 @@ class Follower:
                     shared.read_node()
                     return
                 # It may say that the partition was recovered elsewhere: what is here is kept aside then
-                if shared.node is None:
+                if shared.node is None or self._recovered_since(message.entries[fresh:]):
                     shared.read_node()
                     return
                 shared.audit(f"cut {log.last_index - entry.index + 1} entries above {entry.index - 1} on a conflict")
@@ -92,8 +92,11 @@ class Follower:
     def _recovered_since(self, entries: tuple[Entry, ...]) -> bool:
         """The partition was recovered, from a log of which it is not known whether it is this one's (rule 15). Once an
         entry of the new life is acknowledged, this log may be counted and must not be put aside any more."""
+        shared = self._shared
+        if shared.node is not None and shared.node.state.leader_epoch >= shared.epoch:
+            return False  # what was read has said what becomes of this log
         starts = (entry.operation for entry in entries if isinstance(entry.operation, EpochStart))
-        return any(start.recovery > self._shared.recovery for start in starts)
+        return any(start.recovery > shared.recovery for start in starts)
 
     def advance(self) -> None:
         """min(the leader's, matched), and no further than this disk: what the disk may yet refuse is not applied."""

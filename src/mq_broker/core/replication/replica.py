@@ -311,6 +311,9 @@ class Replica:
 
     def _take_up(self, state: NodeState) -> None:
         self._election.prefer(False)
+        if state.recovery > self._shared.recovery:  # it begins empty, by its own claim
+            self._shared.recovery = state.recovery
+            self._shared.emit(RecoveryAdopted(state.recovery))
         self._role = Leader(self._shared, state)
 
     # ------------------------------------------------------------------ time
@@ -487,8 +490,9 @@ class Replica:
         # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
         # That stays proved when a session ends, though this replica follows nobody then. It says nothing of payloads
         # that the journal has no more: what had let it begin later may be lost.
-        whole = not shared.log.base_index
-        proved = whole and shared.proved == (state.leader_epoch, shared.log.last_index)
+        # Of an entry of the new life, that a leader of 0.2.0 sent without its recovery, an answer may be counted.
+        counted = shared.log.last_epoch == state.leader_epoch
+        proved = (not shared.log.base_index or counted) and shared.proved == (state.leader_epoch, shared.log.last_index)
         if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
             shared.recovery = state.recovery
             shared.emit(RecoveryAdopted(state.recovery))

@@ -79,6 +79,8 @@ def test_a_log_is_not_chosen_that_is_about_to_be_put_aside_by_the_recovery_befor
     assert chosen(passed_over, left, force=True).kept.broker == 2
     with pytest.raises(InvalidRequest, match="broker 1 has not heard"):
         chosen(passed_over, left, force=True, from_broker=1)
+    with pytest.raises(InvalidRequest, match="broker 1 has not heard"):
+        chosen(passed_over, force=True)
     named = replace(LOST, isr=((1, "new1"), (2, "two")))
     assert chosen(passed_over, left, state=named, force=True).kept.broker == 1, (
         "it was chosen, and hears so in a moment"
@@ -215,3 +217,15 @@ def test_a_log_of_an_epoch_after_which_there_is_none_is_not_gone_on_from() -> No
     assert choice.state.leader_epoch < 1 << 31
     with pytest.raises(InvalidRequest, match="aside"):
         chosen(beyond, force=True)
+
+
+def test_the_new_epoch_is_above_what_a_log_that_is_passed_over_has_seen_too() -> None:
+    """Else its broker never obeys the node, hears of no recovery, and has each one after this refused."""
+    passed_over = status(1, "new1", recovery=1, seen_epoch=12, end=500)
+    choice = chosen(passed_over, status(2, "two", end=60), force=True)
+    assert (choice.kept.broker, choice.state.leader_epoch, choice.state.offset_floor) == (2, 13, 500)
+
+
+def test_a_recovery_has_a_number_that_no_log_has_gone_on_under() -> None:
+    """The coordination service may have been restored from a backup."""
+    assert chosen(status(1, "new1", recovery=4), status(2, "new2", recovery=3)).state.recovery == 5

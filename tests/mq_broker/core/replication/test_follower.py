@@ -110,6 +110,17 @@ def test_what_a_leader_had_sent_to_the_log_before_this_one_is_no_alarm_however_m
             assert not of(replica.step(looking(10, sequence)), Audit)
 
 
+def test_a_leader_that_looks_there_without_a_pause_is_an_alarm_as_soon_as_one_that_is_slow() -> None:
+    replica = shortened()
+    told = 0
+    for turn in range(4 * 10):
+        replica.step(Tick(turn * SILENCE_MS // 10))
+        told += len(of(replica.step(looking(10, turn + 1)), Audit))
+    assert not told
+    replica.step(Tick(4 * SILENCE_MS))
+    assert of(replica.step(looking(10, 41)), Audit)
+
+
 def test_a_leader_that_found_where_both_logs_agree_is_patiently_told_again_later() -> None:
     replica = shortened()
     for sequence in range(1, 5):
