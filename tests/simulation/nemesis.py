@@ -144,8 +144,8 @@ class Nemesis:
         return True
 
     def _will_keep(self, broker: Broker, partition: int, log_id: str) -> bool:
-        leaving = broker.stopping and self.cluster.plan.durability == "memory"
-        return broker.journals[partition].log_id == log_id and not leaving
+        """A broker that stops may leave the in-sync set to logs that it takes for whole (seed 5971)."""
+        return broker.journals[partition].log_id == log_id and not broker.stopping
 
     def loses_write(self, host: Host, state: NodeState) -> bool:
         """A leader that is to name itself alone as in sync may have lost its log in this very millisecond, and is yet

@@ -171,14 +171,6 @@ ELASTIC = (
         "if",
         ("total_losses",),
     ),
-    Mutation(
-        "a log that begins later goes on after a recovery from another",
-        "rules 13 and 15",
-        "replication.replica:Replica._recovered_elsewhere",
-        "whole = not shared.log.base_index",
-        "whole = True",
-        ("total_losses", "retention"),
-    ),
     # ------------------------------------------------------------------ moves
     Mutation(
         "a leader that is no replica any more leads on",
