@@ -163,12 +163,12 @@ class Seen:
 
 
 def _refusals(samples: Samples) -> Counter[str]:
-    """What this broker refused in this life, by method and code."""
+    """What this broker refused in this life, by method and code. What is cancelled was ended by who had asked."""
     found: Counter[str] = Counter()
     for name in ("requests_total", "produce_batches_total"):
         for labels, count in samples.get(name, {}).items():
             said = dict(labels)
-            if said["code"] not in {"OK", "DUPLICATE", *FOLLOWED_CODES} and count:
+            if said["code"] not in {"OK", "DUPLICATE", "CANCELLED", *FOLLOWED_CODES} and count:
                 found[f"{said.get('method', 'a batch')} {said['code']}"] += int(count)
     return found
 
