@@ -56,6 +56,9 @@ a batch that was sent behind another one comes too early, or the broker that the
 
 FOLLOWED_CODES = {pb.ErrorCode.Name(pb.NOT_LEADER), pb.ErrorCode.Name(pb.OUT_OF_ORDER)}
 
+HUNG_UP = "WatchOffsets CANCELLED"
+"""A client ends its watch when it hears that a partition is led elsewhere (`mq_client/cluster/offset_watch.py`)."""
+
 
 class Load:
     """Owns a producer, a consumer and a member of a queue group, each with a thread, and what each saw."""
@@ -163,13 +166,14 @@ class Seen:
 
 
 def _refusals(samples: Samples) -> Counter[str]:
-    """What this broker refused in this life, by method and code. What is cancelled was ended by who had asked."""
+    """What this broker refused in this life, by method and code."""
     found: Counter[str] = Counter()
     for name in ("requests_total", "produce_batches_total"):
         for labels, count in samples.get(name, {}).items():
             said = dict(labels)
-            if said["code"] not in {"OK", "DUPLICATE", "CANCELLED", *FOLLOWED_CODES} and count:
-                found[f"{said.get('method', 'a batch')} {said['code']}"] += int(count)
+            what = f"{said.get('method', 'a batch')} {said['code']}"
+            if said["code"] not in {"OK", "DUPLICATE", *FOLLOWED_CODES} and what != HUNG_UP and count:
+                found[what] += int(count)
     return found
 
 

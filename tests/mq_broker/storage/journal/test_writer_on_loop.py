@@ -11,13 +11,23 @@ import pytest
 import mq_broker.storage.journal.writer as writer_module
 from mq_broker.storage.interface import Journal
 from mq_protocol.envelope import Buffer
-from tests.mq_broker.storage.bed import Bed, eventually, frames_of, joined, on_a_bed
+from tests.mq_broker.storage.bed import Bed, Heard, eventually, frames_of, joined, on_a_bed
 
 
 @pytest.fixture(autouse=True)
 def no_write_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """However busy this machine is."""
     monkeypatch.setattr(writer_module, "LOOP_SLOW_S", 3600.0)
+
+
+async def with_one_entry(bed: Bed) -> tuple[Journal, Heard]:
+    """A journal whose file the writer's thread has opened. The thread has nothing to do, and no sync is due."""
+    bed.writer.syncs.interval_s = 3600
+    journal, heard, _ = bed.open()
+    journal.append(frames_of(1, 1))
+    await heard.until_flushed(1)
+    await eventually(lambda: not bed.writer._files_in_use.locked())
+    return journal, heard
 
 
 async def written_by(bed: Bed, journal: Journal, index: int, size: int = 100) -> str:
@@ -114,11 +124,7 @@ def test_what_follows_a_truncation_that_failed_is_left_to_the_thread_which_syncs
 
 def test_only_so_much_is_written_on_the_loop_in_one_turn(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
-        bed.writer.syncs.interval_s = 3600
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 1))
-        await heard.until_flushed(1)
-        await eventually(lambda: not bed.writer._files_in_use.locked())
+        journal, heard = await with_one_entry(bed)
         real, threads, last = bed.files.write, [], 3 * writer_module.LOOP_ORDERS_MAX
 
         def write(fd: int, parts: Sequence[Buffer], position: int) -> int:
@@ -142,10 +148,7 @@ def test_only_so_much_is_written_on_the_loop_in_one_turn(tmp_path: Path) -> None
 
 def test_entries_stay_in_order_behind_what_the_thread_has(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
-        bed.writer.syncs.interval_s = 3600
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 1))
-        await heard.until_flushed(1)
+        journal, heard = await with_one_entry(bed)
         large = frames_of(2, 2, size=writer_module.LOOP_BYTES_MAX + 1)
         journal.append(large)
         journal.append(frames_of(3, 3))
@@ -206,11 +209,7 @@ def test_what_the_loop_has_written_is_synced_in_the_background(tmp_path: Path) -
 
 def test_a_full_disk_is_told_of_what_the_loop_writes_too(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
-        bed.writer.syncs.interval_s = 3600
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 1))
-        await heard.until_flushed(1)
-        await eventually(lambda: not bed.writer._files_in_use.locked())
+        journal, heard = await with_one_entry(bed)
         bed.files.room = 0
         bed.files.events.clear()
         journal.append(frames_of(2, 2))
