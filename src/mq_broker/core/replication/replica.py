@@ -490,7 +490,8 @@ class Replica:
         # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
         # That stays proved when a session ends, though this replica follows nobody then. It says nothing of payloads
         # that the journal has no more: what had let it begin later may be lost.
-        # Of an entry of the new life, that a leader of 0.2.0 sent without its recovery, an answer may be counted.
+        # Nor is a log put aside that has acknowledged an entry of this epoch. That befalls it under a leader of 0.2.0,
+        # whose epoch start does not name the recovery.
         counted = shared.log.last_epoch == state.leader_epoch
         proved = (not shared.log.base_index or counted) and shared.proved == (state.leader_epoch, shared.log.last_index)
         if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
