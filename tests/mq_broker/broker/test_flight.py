@@ -382,9 +382,14 @@ def filled(place: Place, rights: tuple[str, ...] = (), count: int = 10, batches:
             producer.publish_batch("t", rows(0, count), partition=0).result(30)
 
 
-def notes(place: Place, **like: str) -> list[dict[str, str]]:
-    lines = map(json.loads, (place.data / "audit.log").read_text().splitlines())
-    return [line for line in lines if all(line.get(key) == value for key, value in like.items())]
+def wait_until_noted(place: Place, **like: str) -> None:
+    """In the audit log. A thread of its own writes it, after the answer at times."""
+
+    def noted() -> bool:
+        lines = map(json.loads, (place.data / "audit.log").read_text().splitlines())
+        return any(all(line.get(key) == value for key, value in like.items()) for line in lines)
+
+    wait_until(noted, f"a line of the audit log is like {like}")
 
 
 @pytest.mark.parametrize(
@@ -412,8 +417,8 @@ def test_rights_are_judged_by_the_name_in_the_certificate(
             info = etl.get_flight_info(where)
             assert [each.uri.decode() for each in info.endpoints[0].locations] == [uri]
             assert etl.do_get(info.endpoints[0].ticket).read_all().num_rows == 10
-        assert notes(place, verdict="denied", method="DoGet", principal="User:etl", operation="Read")
-        assert notes(place, verdict="allowed", method="DoGet", principal="User:etl", operation="Read")
+        wait_until_noted(place, verdict="denied", method="DoGet", principal="User:etl", operation="Read")
+        wait_until_noted(place, verdict="allowed", method="DoGet", principal="User:etl", operation="Read")
 
     secured(tmp_path, job, audit_reads=True)
 
@@ -453,7 +458,7 @@ def test_who_shows_a_token_reads_at_the_port_for_tokens(tmp_path: Path) -> None:
                     client.do_get(ticket(), flight.FlightCallOptions(headers=wrong)).read_all()
             with pytest.raises(pa.ArrowNotImplementedError, match="read only"):
                 list(client.do_action(flight.Action("drop", b"t"), shown))
-        assert "no token" in place.audited("DoGet")
+        wait_until(lambda: "no token" in place.audited("DoGet"), "the audit log says that there was no token")
 
     secured(tmp_path, job)
 
@@ -468,7 +473,7 @@ def test_a_stream_ends_when_the_right_is_taken_away(tmp_path: Path) -> None:
                 admin.alter_acls(remove=[AclRule("User:etl", "Read", "Topic", "t")])
             with pytest.raises(pa.ArrowKeyError, match="there is no topic 't'"):
                 reader.read_all()
-        assert notes(place, method="DoGet", reason="the right was taken away")
+        wait_until_noted(place, method="DoGet", reason="the right was taken away")
 
     secured(tmp_path, job)
 

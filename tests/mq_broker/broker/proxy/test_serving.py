@@ -23,6 +23,7 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, PermissionDenied, UnknownTopic, Unreachable
 from mq_protocol.transport import FORWARD_METADATA
+from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
 from tests.mq_broker.broker.test_forwarding import (
     ETL,
@@ -220,7 +221,8 @@ def test_rights_are_judged_here_and_there_by_the_users_own_name(zookeeper: str, 
             security, _ = await asyncio.to_thread(_with_a_token, made)
             await allow(made, rule("Read"), rule("Read", "Group", "g"))
             await asyncio.to_thread(_reads_by_token, made[ID].config.listen_token, security)
-            assert ETL in (tmp_path / "proxy" / "audit.log").read_text()
+            audit_log = tmp_path / "proxy" / "audit.log"
+            await asyncio.to_thread(wait_until, lambda: ETL in audit_log.read_text(), "the proxy notes who was refused")
             assert sorted(each.name for each in (tmp_path / "proxy").iterdir()) == ["audit.log"]
 
     asyncio.run(main())
