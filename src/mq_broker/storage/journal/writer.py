@@ -92,6 +92,8 @@ class Writer:
         self._some_done = asyncio.Event()
         self._on_loop = on_loop
         self._at_thread = 0  # orders that it has, or whose outcome is on its way to the loop
+        self._syncs_told = 0  # by the thread, with the files in use: outcomes of background syncs
+        self._syncs_heard = 0  # by the loop
         self._here: list[tuple[OutcomeListener, Outcome, int]] = []  # written on the loop, and not told yet
         self._slow_until = 0.0
         # Around whatever is done with the files of a journal. The loop never waits for it
@@ -147,7 +149,7 @@ class Writer:
         if not self._files_in_use.acquire(blocking=False):
             return False
         try:
-            if self.syncs.under_way or not log.takes_at_once(order):
+            if self.syncs.under_way or self._syncs_told != self._syncs_heard or not log.takes_at_once(order):
                 return False
             began = time.monotonic()
             log.carry_out([order])
@@ -175,6 +177,10 @@ class Writer:
     def _deliver(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
         self._at_thread -= orders
         self._settled(outcomes, orders, nbytes)
+
+    def _deliver_synced(self, outcomes: list[tuple[OutcomeListener, Outcome]]) -> None:
+        self._syncs_heard += 1
+        self._settled(outcomes, 0, 0)
 
     def _settled(self, outcomes: list[tuple[OutcomeListener, Outcome]], orders: int, nbytes: int) -> None:
         self.pending_orders -= orders
@@ -218,7 +224,8 @@ class Writer:
                 self._post(self._deliver, outcomes, len(jobs), sum(job.nbytes for job in jobs))
             outcomes = self.syncs.finish() if stopping else self.syncs.work()
             if outcomes:
-                self._post(self._deliver, outcomes, 0, 0)
+                self._syncs_told += 1
+                self._post(self._deliver_synced, outcomes)
             self._keep_few_open()
         return stopping
 

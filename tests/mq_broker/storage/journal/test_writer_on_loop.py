@@ -10,7 +10,10 @@ import pytest
 
 import mq_broker.storage.journal.writer as writer_module
 from mq_broker.storage.interface import Journal
+from mq_broker.storage.journal.journal import DiskJournal
+from mq_broker.storage.journal.segments import Outcome
 from mq_protocol.envelope import Buffer
+from tests.cluster.harness import wait_until
 from tests.mq_broker.storage.bed import Bed, Heard, eventually, frames_of, joined, on_a_bed
 
 
@@ -171,6 +174,36 @@ def test_nothing_is_written_on_the_loop_while_the_disk_syncs(tmp_path: Path) -> 
         assert await written_by(bed, journal, 2) == "journal-writer"
         await heard.until_flushed(2)
         bed.let_go()
+        await journal.close()
+
+    on_a_bed(test, tmp_path, "os")
+
+
+def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_after_it(tmp_path: Path) -> None:
+    """Or the journal would take itself back to where it stood before."""
+
+    async def test(bed: Bed) -> None:
+        journal, heard = await with_one_entry(bed)
+        assert isinstance(journal, DiskJournal)
+        real, stood = journal.settle, []
+
+        def settle(outcome: Outcome) -> None:
+            stood.append((outcome.written, outcome.replaced is not None))
+            real(outcome)
+
+        journal.settle = settle  # type: ignore[method-assign]
+        former = journal.log_id
+        journal.append(frames_of(2, 2))  # on the loop, which is not free to hear of it
+        bed.files.failing_syncs = 1
+        bed.writer.syncs._next_turn = 0.0
+        bed.writer._queue.put(writer_module._Woken())
+        wait_until(
+            lambda: journal._files.identity.log_id != former and not bed.writer._files_in_use.locked(),
+            "the sync has failed",
+        )
+        journal.append(frames_of(3, 3))
+        await heard.until_flushed(3)
+        assert stood == [(2, False), (2, True), (3, False)]
         await journal.close()
 
     on_a_bed(test, tmp_path, "os")
