@@ -3,6 +3,8 @@ again."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import subprocess
 import uuid
 from collections.abc import Iterator
@@ -19,15 +21,22 @@ pytestmark = pytest.mark.cluster
 ATTEMPTS_MAX = 5
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+@contextlib.contextmanager
+def mounted(path: Path) -> Iterator[Path]:
     """A file system of 8 MiB. Skipped where mounting one is not permitted: the storage's own tests inject the fault."""
-    path = tmp_path / "disk"
-    path.mkdir()
+    path.mkdir(parents=True)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(path)], capture_output=True).returncode:
         pytest.skip("mounting a file system is not permitted here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "disk") as path:
+        yield path
 
 
 def readable(bootstrap: str) -> list[int]:
@@ -75,3 +84,36 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
         wait_until(lambda: readable(cluster.bootstrap) == [*acknowledged, 1_000], "writing goes on once there is room")
     finally:
         cluster.stop()
+
+
+def test_a_broker_starts_on_a_full_disk_serves_what_it_has_and_can_make_room(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "cluster", 1, zookeeper=True)  # a directory that coordinates is written at each start
+    with mounted(cluster.brokers[1].data_dir) as disk:
+        try:
+            cluster.start()
+            for topic in ("t", "to-delete"):
+                cluster.admin.create_topic(topic, partitions=1, replicas=1)
+            with Producer(cluster.bootstrap, timeout_ms=20_000) as producer:
+                for number in range(3):
+                    producer.publish("t", b"%08d" % number + bytes(200_000), partition=0).result(30)
+                    producer.publish("to-delete", bytes(200_000), partition=0).result(30)
+            cluster.kill(1)
+            not_a_page_is_left(disk)
+            cluster.restart(1)
+            assert readable(cluster.bootstrap) == [0, 1, 2]
+            with Producer(cluster.bootstrap, timeout_ms=1_500) as producer:
+                refused = published(producer, 3)
+                assert isinstance(refused, DiskFull), refused
+            cluster.admin.delete_topic("to-delete")
+            with Producer(cluster.bootstrap, timeout_ms=20_000) as producer:
+                producer.publish("t", b"%08d" % 4, partition=0).result(30)
+            assert readable(cluster.bootstrap) == [0, 1, 2, 4]
+        finally:
+            cluster.stop()
+
+
+def not_a_page_is_left(disk: Path) -> None:
+    """The file system becomes as small as what is on it."""
+    stat = os.statvfs(disk)
+    size = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(disk)], check=True)

@@ -12,8 +12,10 @@ Topic ids, not names: a topic made again under the same name is another topic (t
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import shutil
@@ -40,12 +42,15 @@ from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 from mq_protocol.names import quoted
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
+_logger = logging.getLogger(__name__)
+
 DURABILITIES: Final = ("fsync", "os", "memory")
 
 FORMAT: Final = 1
 """Of the directory as a whole. A later one is to be named in `broker.json`, as `format`."""
 
 _DELETED: Final = ".deleted"
+_DISK_IS_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _UNKNOWN_BYTES_MAX: Final = 64 << 10
 _PLAIN: Final = re.compile("[0-9A-Za-z_-]{1,128}")
 """A name without a separator or a dot, so a child of the directory that it is looked for in, and none that is being
@@ -78,7 +83,8 @@ class DataDirectory:
         """Make or take up the directory of that broker. With `keys` whatever of payloads is written is sealed.
 
         Raises `InvalidSetting` if another process uses it or it belongs to another broker, `StorageFailed` if it cannot
-        be used. `cluster_id` is empty until `join_cluster` has been called once in the directory's life.
+        be used. A directory that was used before is opened on a full disk too. `cluster_id` is empty until
+        `join_cluster` has been called once in the directory's life.
         """
         files = files or OsFiles()
         try:
@@ -86,7 +92,8 @@ class DataDirectory:
             lock_fd = _lock(path)
             try:
                 directory = cls(path, _read_owner(path, broker), lock_fd, files, keys)
-                directory._write_owner()
+                if not (path / "broker.json").exists():
+                    directory._write_owner()
                 _write_pid(path / "broker.pid")
                 for leftover in (path / "partitions").glob(f"*{_DELETED}"):
                     shutil.rmtree(leftover)
@@ -94,9 +101,11 @@ class DataDirectory:
                 os.close(lock_fd)
                 raise
         except OSError as error:
-            raise StorageFailed(
-                f"data directory {path} cannot be used ({error}): give --data a directory that can be written"
-            ) from error
+            if error.errno in _DISK_IS_FULL:
+                cure = "free some space on its disk, then start the broker again"
+            else:
+                cure = "give --data a directory that can be written"
+            raise StorageFailed(f"data directory {path} cannot be used ({error}): {cure}") from error
         return directory
 
     def join_cluster(self, cluster_id: str) -> None:
@@ -312,11 +321,18 @@ def _make_private(path: Path) -> None:
 
 
 def _write_pid(path: Path) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+    """On a full disk the file stays empty, if it can be made at all: a broker that could not start there could not make
+    room either."""
     try:
-        os.write(fd, f"{os.getpid()}\n".encode())
-    finally:
-        os.close(fd)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        try:
+            os.write(fd, f"{os.getpid()}\n".encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL:
+            raise
+        _logger.warning("%s cannot hold the process id (%s): free some space there", path, error)
 
 
 def _lock(path: Path) -> int:
@@ -325,9 +341,10 @@ def _lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(fd)
-        pid = (path / "broker.pid").read_text().strip() if (path / "broker.pid").exists() else "unknown"
+        pid = (path / "broker.pid").read_text().strip() if (path / "broker.pid").exists() else ""
         raise InvalidSetting(
-            f"data directory {path} is in use by another process (pid {pid}): stop it, or give --data another directory"
+            f"data directory {path} is in use by another process (pid {pid or 'unknown'}): stop it, or give --data "
+            "another directory"
         ) from error
     return fd
 

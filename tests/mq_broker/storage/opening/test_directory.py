@@ -89,6 +89,48 @@ def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
         DataDirectory.open(tmp_path, 1)
 
 
+class Full(OsFiles):
+    def replace(self, path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+
+def no_room(*_: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("call", ["open", "write"])
+@pytest.mark.parametrize("cleanly", [True, False])
+def test_a_directory_that_was_used_before_is_opened_on_a_full_disk(
+    call: str, cleanly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = DataDirectory.open(tmp_path, 7)
+    directory.join_cluster("c-1")
+    directory.close()
+    if not cleanly:
+        (tmp_path / "broker.pid").write_text("4711\n")
+    real = os.open
+
+    def opened(path: Path, *args: int, **more: int) -> int:
+        return no_room() if call == "open" and path.name == "broker.pid" else real(path, *args, **more)
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "open", opened)
+        full.setattr(os, "write", no_room)
+        again = DataDirectory.open(tmp_path, 7, Full())
+        again.join_cluster("c-1")
+        with pytest.raises(InvalidSetting, match="in use by another process"):
+            DataDirectory.open(tmp_path, 7)
+    assert "broker.pid cannot hold the process id" in caplog.text
+    assert "free some space there" in caplog.text
+    again.close()
+
+
+def test_a_new_directory_on_a_full_disk_is_refused_and_says_to_free_space(tmp_path: Path) -> None:
+    with pytest.raises(StorageFailed, match="free some space on its disk, then start the broker again"):
+        DataDirectory.open(tmp_path, 7, Full())
+    DataDirectory.open(tmp_path, 7).close()
+
+
 def held(directory: DataDirectory) -> list[str]:
     return sorted(path.name for path in (directory.path / "partitions").iterdir())
 
