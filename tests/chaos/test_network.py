@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.network import CLIENTS, HOST, Network
+from tests.cluster.harness import wait_until
 
 SOON_S = 5.0
 NOT_SOON_S = 0.2
@@ -105,7 +106,7 @@ def test_a_pair_cut_one_way_is_heard_and_does_not_hear(network: Network, dialled
     network.cut("2", "1", both_ways=False)
     dialled.settimeout(NOT_SOON_S)
     assert answer(dialled, b" you") == b""
-    assert echo.heard == b"hello you"
+    wait_until(lambda: echo.heard == b"hello you", "it is heard")
     network.mend_all()
     dialled.settimeout(SOON_S)
     assert dialled.recv(100) == b" you"

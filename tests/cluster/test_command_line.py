@@ -190,11 +190,11 @@ def test_a_reader_from_the_end_gets_only_what_comes_after(topic: str) -> None:
 
 def test_reading_ends_after_silence_if_asked_to(topic: str) -> None:
     assert tritonmq("produce", topic, given=b"one\ntwo\n").returncode == 0
-    result = tritonmq("consume", topic, "--from", "earliest", "--timeout", "1")
+    result = tritonmq("consume", topic, "--from", "earliest", "--timeout", "3")
     assert (result.returncode, result.stdout, result.stderr) == (0, b"one\ntwo\n", b"")
 
 
-@pytest.mark.parametrize("options", [["--exit-at-end"], ["--timeout", "2"]])
+@pytest.mark.parametrize("options", [["--exit-at-end"], ["--timeout", "3"]])
 def test_reading_begins_at_an_offset_or_a_time(topic: str, options: list[str]) -> None:
     assert tritonmq("produce", topic, given=b"0\n1\n2\n").returncode == 0
     time.sleep(0.01)  # the next message must be younger than the time below

@@ -66,7 +66,7 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
         filler.write_bytes(bytes(2 << 20))
         acknowledged: list[int] = []
         refused: BaseException | None = None
-        with Producer(cluster.bootstrap, timeout_ms=1_500) as producer:
+        with Producer(cluster.bootstrap, timeout_ms=4_000) as producer:
             for number in range(100):
                 refused = published(producer, number)
                 if refused is not None:
@@ -101,7 +101,7 @@ def test_a_broker_starts_on_a_full_disk_serves_what_it_has_and_can_make_room(tmp
             not_a_page_is_left(disk)
             cluster.restart(1)
             assert readable(cluster.bootstrap) == [0, 1, 2]
-            with Producer(cluster.bootstrap, timeout_ms=1_500) as producer:
+            with Producer(cluster.bootstrap, timeout_ms=4_000) as producer:
                 refused = published(producer, 3)
                 assert isinstance(refused, DiskFull), refused
             cluster.admin.delete_topic("to-delete")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.cluster
 
 
 def test_lag_is_told_by_followers_until_there_is_a_leader_again(start_cluster: Callable[..., Cluster]) -> None:
-    cluster = start_cluster(3)
+    cluster = start_cluster(3, arguments=("--session-timeout-ms", "10000"))  # what is told before they elect another
     cluster.admin.create_topic("t", partitions=1, replicas=3, durability="os")
     with Producer(cluster.bootstrap) as producer:
         for number in range(10):

@@ -46,7 +46,7 @@ def test_each_key_is_worked_on_in_order_whoever_is_killed(
 ) -> None:
     cluster = start_cluster(3, arguments=QUICK)
     cluster.admin.create_topic("t", partitions=2, replicas=3, durability="os")
-    cluster.admin.declare_queue("t", "g", order="key", lease_ms="1s", delivery_limit="0")
+    cluster.admin.declare_queue("t", "g", order="key", lease_ms="3s", delivery_limit="0")
     with Producer(cluster.bootstrap) as producer:
         for number in range(EACH):
             for key in range(KEYS):
@@ -69,7 +69,7 @@ def test_each_key_is_worked_on_in_order_whoever_is_killed(
         wait_until(lambda: accepted() > KEYS * EACH / 2, "members go on with the next leader")
         members[0].kill()
         start()
-        wait_until(lambda: accepted() == KEYS * EACH, "all records are settled", 60)
+        wait_until(lambda: accepted() == KEYS * EACH, "all records are settled", 120)
     finally:
         for member in members:
             member.kill()

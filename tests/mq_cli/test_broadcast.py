@@ -90,6 +90,7 @@ def test_a_member_that_reads_too_slowly_misses_what_is_dropped_and_is_told_how_m
     slow = member(cluster, topic, buffer_bytes_max=1)
     publish(cluster, topic, *"abcd")
     wait_until(lambda: admin.offsets(topic) == {0: (4, 4)}, "retention has dropped everything")
+    admin.alter_topic(topic, retention_ms="1m")
     publish(cluster, topic, "e")
     assert taken(slow, 2) == ["a", "e"]
     assert slow.skipped == Skipped(3, 1)

@@ -18,6 +18,7 @@ from mq_cli.command_group import CommandGroup
 from mq_cli.completion import VARIABLE, attach
 from mq_cli.main import cli, run
 from mq_client import Admin, Consumer
+from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.cluster import standalone
 
 HOSTILE = ("$(touch x)", "`x`", "a b", "a;b", "a|b", "é", "~root")
@@ -49,6 +50,8 @@ def test_names_are_those_of_the_cluster(tmp_path: Path, monkeypatch: pytest.Monk
             consumer.subscribe("flights")
             assert list(consumer) == []
             consumer.stop()
+        with Admin(address) as admin:
+            wait_until(lambda: "readers" in admin.list_groups(), "the group's place is written down")
         assert offered(address, "topic", "describe", "f") == ["flights", "frames"]
         assert offered(address, "consume", "") == ["flights", "frames", "other"], "and none that a shell would run"
         assert offered("127.0.0.1:1", "consume", "--bootstrap", address, "o") == ["other"]

@@ -186,7 +186,7 @@ def test_a_broker_that_is_well_and_addresses_that_are_none(tmp_path: Path) -> No
                 mute.bind(("127.0.0.1", 0))
                 mute.listen()
                 refused, silent = (f"127.0.0.1:{each.getsockname()[1]}" for each in (unused, mute))
-                both = await asked("--bootstrap", f"{broker.address},{refused},{silent}", "--json", "--timeout", "1")
+                both = await asked("--bootstrap", f"{broker.address},{refused},{silent}", "--json", "--timeout", "3")
             assert both.return_value == 1
             assert [line["what"].split(" of ")[0] for line in found(both)] == [refused, silent]
         gone = await asked("--bootstrap", broker.address)

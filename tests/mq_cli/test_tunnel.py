@@ -316,8 +316,6 @@ def test_an_address_that_was_told_long_ago_counts_no_more(monkeypatch: pytest.Mo
 
 
 def test_a_broker_that_is_down_and_one_that_is_silent_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tunnel, "CONNECT_S", 0.3)
-
     async def test() -> None:
         async with bed() as made:
             with socket.create_server((HOST, 0)) as closed:
@@ -331,6 +329,7 @@ def test_a_broker_that_is_down_and_one_that_is_silent_are_told_apart(monkeypatch
                     waiting[-1].connect_ex(full.getsockname())
                 made.cluster.brokers_are += [down, silent]
                 assert await made.refusal(down) == "502 Bad Gateway"
+                monkeypatch.setattr(tunnel, "CONNECT_S", 0.3)
                 assert await made.refusal(silent) == "504 Gateway Timeout"
                 for each in waiting:
                     each.close()

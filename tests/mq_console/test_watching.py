@@ -117,8 +117,8 @@ def test_who_looks_first_waits_for_a_look() -> None:
     try:
         seen = cluster.watcher.seen(wait_s=20)
         assert seen.look is not None
-        cluster.now_s += 1_000
         cluster.answer = observed(end=9)
+        cluster.now_s += 1_000
         seen = cluster.watcher.seen(wait_s=20)
         assert seen.look is not None
         assert seen.look.ends == {"t": 9}

@@ -60,9 +60,10 @@ def test_what_java_answers_to_an_interrupted_call_is_not_taken_for_the_next_answ
     former = signal.signal(signal.SIGUSR1, interrupt)
     try:
         here = threading.get_ident()
-        threading.Timer(0.3, signal.pthread_kill, (here, signal.SIGUSR1)).start()
-        with pytest.raises(Interrupted) as kept:  # as a report keeps it, and the connection with it
-            java.Thread.sleep(1_500)
+        soon = threading.Timer(0.3, signal.pthread_kill, (here, signal.SIGUSR1))
+        with pytest.raises(Interrupted) as kept:  # noqa: PT012 - as a report keeps it, and the connection with it
+            soon.start()
+            java.Thread.sleep(5_000)
     finally:
         signal.signal(signal.SIGUSR1, former)
     forget_interrupted_call()

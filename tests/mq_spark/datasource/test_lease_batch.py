@@ -103,7 +103,7 @@ def test_what_was_read_is_settled_once_whatever_was_selected_since(bootstrap: st
 def test_what_is_not_settled_in_time_comes_again_and_settling_it_late_names_what_others_have(
     bootstrap: str, admin: Admin, topic: str
 ) -> None:
-    read = Read(bootstrap, topic, lease_ms=1_000)
+    read = Read(bootstrap, topic, lease_ms=4_000)
     skipping = Read(bootstrap, topic, lease_ms=1_000, leaseLost="skip")
     assert skipping.rows() == [], "all are lent to the other"
     with Queue(bootstrap, topic, "g") as queue:
