@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +27,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.sql.ddl import parse_schema
+from tests.cluster.harness import wait_until
 
 
 def test_a_topic_is_what_it_was_made_to_be(admin: Admin, topic: str) -> None:
@@ -191,10 +191,11 @@ def test_a_group_is_described_by_its_cursors_and_can_be_moved(admin: Admin, boot
     with consumer:
         for _ in range(10):
             assert consumer.take(5_000) is not None
-        deadline = time.monotonic() + 10
-        while topic not in admin.list_groups() and time.monotonic() < deadline:
-            time.sleep(0.01)  # a group's first place is written down while its records are already pushed
-        assert [len(cursor.members) for cursor in admin.describe_group(topic).cursors] == [1, 1]
+        # A group's places are written down one by one, while its records are already pushed
+        wait_until(
+            lambda: [len(cursor.members) for cursor in admin.describe_group(topic).cursors] == [1, 1],
+            "both places have a member",
+        )
     described = admin.describe_group(topic)
     assert [(c.topic, c.partition, c.offset, c.lag, c.kind) for c in described.cursors] == [
         (topic, 0, 5, 0, "consumer"),

@@ -146,9 +146,10 @@ def test_a_consumer_begins_where_it_is_told(admin: Admin, bootstrap: str, topic:
         1_000_000: 20,
     }
     for start, first in starts.items():
-        consumer = Consumer(bootstrap, start=start, idle_ms=200)
+        consumer = Consumer(bootstrap, start=start)
         consumer.subscribe(topic)
-        assert ints(list(consumer)) == list(range(first, 20)), start
+        assert ints(take(consumer, 20 - first)) == list(range(first, 20)), start
+        assert consumer.take(200) is None
         consumer.stop()
 
 
@@ -273,10 +274,11 @@ def test_a_group_that_began_at_the_end_misses_nothing_while_it_is_away(
 ) -> None:
     admin.create_topic(topic)
     for expected in (range(0), range(5)):
-        consumer = Consumer(bootstrap, group=topic, start="latest", idle_ms=300)
+        consumer = Consumer(bootstrap, group=topic, start="latest")
         consumer.subscribe(topic)
         with consumer:
-            assert ints(list(consumer)) == list(expected)
+            assert ints(take(consumer, len(expected))) == list(expected)
+            assert consumer.take(300) is None
         publish(bootstrap, topic, range(5))
 
 

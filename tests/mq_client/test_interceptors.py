@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, InvalidSe
 ROOT = Path(__file__).parents[2]
 
 
-def consumed(bootstrap: str, topic: str, **options: Any) -> list[ConsumerRecord]:
-    with Consumer(bootstrap, start="earliest", idle_ms=1_000, **options) as consumer:
+def consumed(bootstrap: str, topic: str, count: int, **options: Any) -> list[ConsumerRecord]:
+    with Consumer(bootstrap, start="earliest", idle_ms=20_000, **options) as consumer:
         consumer.subscribe(topic)
-        return list(consumer)
+        found = list(islice(consumer, count))
+        assert consumer.take(200) is None
+        return found
 
 
 def plus(mark: str) -> Any:
@@ -37,7 +40,7 @@ def test_records_go_through_all_in_order_before_serializers_and_after_deserializ
     with Producer(bootstrap, value_serializer="json", interceptors=[plus("1"), plus("2"), keyed]) as producer:
         producer.publish(topic, "v").result(20)
         producer.publish(topic, "v", delay_ms=1).result(20)
-    found = consumed(bootstrap, topic, value_deserializer="json", interceptors=[plus("3"), plus("4")])
+    found = consumed(bootstrap, topic, 2, value_deserializer="json", interceptors=[plus("3"), plus("4")])
     assert [(record.value, record.key) for record in found] == [("v1234", b"k")] * 2
     assert found[0].headers == (("h", b"x"),)
 
@@ -47,14 +50,14 @@ def test_plain_records_go_through_them_too(admin: Admin, bootstrap: str, topic: 
     with Producer(bootstrap, interceptors=[lambda record: record._replace(value=b"seen")]) as producer:
         for _ in range(3):  # the second and third would take the quick way
             producer.publish(topic, b"secret").result(20)
-    assert [record.value for record in consumed(bootstrap, topic)] == [b"seen"] * 3
+    assert [record.value for record in consumed(bootstrap, topic, 3)] == [b"seen"] * 3
 
 
 def test_rows_of_a_typed_topic_go_through_them(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, schema="n long")
     with Producer(bootstrap, interceptors=[lambda record: record._replace(value={"n": record.value})]) as producer:
         producer.publish(topic, 7).result(20)
-    assert [record.value for record in consumed(bootstrap, topic)] == [{"n": 7}]
+    assert [record.value for record in consumed(bootstrap, topic, 1)] == [{"n": 7}]
 
 
 def test_nothing_passes_them_unseen(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -131,6 +134,6 @@ def test_the_package_of_the_docs_offers_what_it_says(
     admin.create_topic(topic, partitions=3)
     with Producer(bootstrap, interceptors=["stamped"], partitioner="first", value_serializer="upper") as producer:
         assert producer.publish(topic, "hello", key="k").result(20).partition == 0
-    assert [(record.value, record.headers) for record in consumed(bootstrap, topic, interceptors=["loud"])] == [
+    assert [(record.value, record.headers) for record in consumed(bootstrap, topic, 1, interceptors=["loud"])] == [
         (b"HELLO", (("app", b"shop"),))
     ]

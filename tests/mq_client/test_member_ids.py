@@ -8,11 +8,21 @@ import pytest
 
 from mq_client import Admin, Consumer, MemberInUse, Producer
 from mq_client.consuming import subscription as subscription_module
+from tests.cluster.harness import wait_until
 
 
 def consumer(bootstrap: str, topic: str, **options: float) -> Consumer:
     made = Consumer(bootstrap, group=topic, start="earliest", member_id="worker-1", **options)  # type: ignore[arg-type]
     made.subscribe(topic)
+    return made
+
+
+def refused(bootstrap: str, topic: str) -> Consumer:
+    """One that waits for a short time only, and that its broker has told of the other: `start` raises so."""
+    made = consumer(bootstrap, topic, timeout_ms=300)
+    made._subscriptions.begin()
+    places = made._subscriptions.places.values()
+    wait_until(lambda: all(place.in_use for place in places), "the broker says that the id is in use")
     return made
 
 
@@ -23,7 +33,7 @@ def test_a_second_consumer_with_the_same_member_id_is_told_and_takes_nothing(
     with Producer(bootstrap) as producer, consumer(bootstrap, topic) as first:
         producer.publish(topic, "a").result(10)
         assert first.take(10_000) is not None
-        impatient = consumer(bootstrap, topic, timeout_ms=300)
+        impatient = refused(bootstrap, topic)
         with pytest.raises(MemberInUse, match="choose another member id"):
             impatient.start()
         impatient.stop()
@@ -47,7 +57,7 @@ def test_a_consumer_that_is_started_again_under_its_id_waits_until_the_former_is
         producer.publish(topic, "a").result(10)
     former = consumer(bootstrap, topic)
     former.start()
-    again = consumer(bootstrap, topic, timeout_ms=300)
+    again = refused(bootstrap, topic)
     with pytest.raises(MemberInUse):
         again.start()
     former.stop()

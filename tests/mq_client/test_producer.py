@@ -462,16 +462,23 @@ def test_a_broker_that_dies_and_comes_back_loses_and_repeats_nothing(tmp_path: P
         assert values(cluster.bootstrap, "t") == [b"%d" % number for number in range(3_000)]
 
 
+def deliver_within(producer: Producer, seconds: float) -> None:
+    """As `timeout_ms` says, for what is published from now on."""
+    accumulator = producer._accumulator
+    accumulator.settings = accumulator.settings._replace(delivery_s=seconds)
+
+
 @pytest.mark.cluster
 def test_what_has_no_answer_in_time_is_unknown_and_what_never_left_is_not_sent(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as cluster:
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("t")
-        producer = Producer(cluster.bootstrap, timeout_ms=1_000, linger_ms=0, buffer_bytes_max=1 << 20)
-        producer.publish("t", b"before").result(10)
+        producer = Producer(cluster.bootstrap, publish_ms_max=100, linger_ms=0, buffer_bytes_max=1 << 20)
+        producer.publish("t", b"before").result(30)
+        deliver_within(producer, 2)  # each is tried to the end of it, so no longer than it must be
         cluster.brokers[1].send_if_running(signal.SIGSTOP)
         once = uuid.uuid4()
-        unknown = producer.publish("t", b"x", uuid=once).exception(5)
+        unknown = producer.publish("t", b"x", uuid=once).exception(30)
         assert isinstance(unknown, OutcomeUnknown)
         assert not unknown.definite
         cluster.brokers[1].send_if_running(signal.SIGCONT)
@@ -480,15 +487,19 @@ def test_what_has_no_answer_in_time_is_unknown_and_what_never_left_is_not_sent(t
         assert values(cluster.bootstrap, "t") == [b"before", b"x"]
 
         cluster.kill(1)
-        # Perhaps written to a stream that has not noticed yet: then it is unknown
-        producer.publish("t", b"y").exception(5)
-        never = producer.publish("t", b"y").exception(5)
-        assert isinstance(never, NotSent)
-        assert never.definite
+        deliver_within(producer, 0.5)
+
+        def not_sent() -> NotSent | None:
+            """Perhaps it is written to a stream that has not noticed yet: then it is unknown."""
+            error = producer.publish("t", b"y").exception(30)
+            return error if isinstance(error, NotSent) else None
+
+        assert wait_until(not_sent, "the stream has ended").definite
+        deliver_within(producer, 2)  # until then none of them makes room
         full = pa.table({"value": [b"z" * 100_000] * 30})
         with pytest.raises(Overloaded, match="buffer_bytes_max"):
             producer.publish_batch("t", full)
         with pytest.raises(TritonMQError):
-            producer.close()
+            producer.close(timeout_ms=2_500)
         cluster.restart(1)
         assert values(cluster.bootstrap, "t") == [b"before", b"x"]

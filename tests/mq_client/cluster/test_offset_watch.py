@@ -93,7 +93,7 @@ def test_a_topic_that_was_made_again_is_heard_of_though_it_has_had_fewer_leaders
         watch._learn(topic, pb.PartitionOffsets(partition=1, leader_epoch=7, log_end_offset=9))
         producer.publish(topic, b"x").result(10)
         monkeypatch.setattr(connection, "refresh", lambda *asked: replace(refresh(*asked), topic_id="another"))
-        eventually(lambda: watch.latest() == {topic: {0: (0, 1)}}, 5)
+        eventually(lambda: watch.latest() == {topic: {0: (0, 1)}})
 
 
 def test_asking_gives_the_same_as_being_told(admin: Admin, bootstrap: str, topic: str) -> None:

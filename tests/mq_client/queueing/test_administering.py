@@ -334,8 +334,9 @@ def test_a_queue_that_is_declared_by_being_opened_is_logged_and_a_likely_mistake
         scripted, "AlterQueue", pb.AlterQueueResponse(queue=pb.QueueInfo(topic="t", group=group, life=2), made=True)
     )
     described(scripted, True)
-    caplog.set_level("INFO")
+    caplog.set_level("INFO", asking.__name__)
     asking.ensure_declared(scripted, "t", group, Deadline(5_000))
-    assert [record.levelname for record in caplog.records] == ([level] if level else [])
-    assert all(f"declared queue '{group}'" in line for line in caplog.messages)
-    assert ("did you mean 'workers'?" in caplog.text) == (level == "WARNING")
+    told = [record for record in caplog.records if record.name == asking.__name__]
+    assert [record.levelname for record in told] == ([level] if level else [])
+    assert all(f"declared queue '{group}'" in record.getMessage() for record in told)
+    assert any("did you mean 'workers'?" in record.getMessage() for record in told) == (level == "WARNING")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,8 +19,10 @@ from mq_client.errors import (
     UnknownQueue,
     Unreachable,
 )
+from mq_client.queueing import keeper as keeper_module
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
+from tests.cluster.harness import wait_until
 from tests.mq_client.queueing.played_leaders import Leaders, Member, done, lent, said
 
 A, R, F = pb.OUTCOME_ACK, pb.OUTCOME_RELEASE, pb.OUTCOME_FAIL
@@ -195,18 +199,26 @@ def test_a_new_leader_is_told_what_is_held_even_without_any_credit(monkeypatch: 
 
 
 def test_what_waits_is_extended_and_what_was_begun_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [time.monotonic()]
+    monkeypatch.setattr(keeper_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     leaders = Leaders(1)
     member = Member(leaders, monkeypatch, in_flight_max=3)
+
+    def pass_a_third() -> None:
+        now[0] += 0.101  # its thread looks up by itself when the time is over
+
     leaders.next("Lease").answer(lent(5, 0, 3, lease_ms=300))
     record = member.take()
     ranges = []
     for _ in range(3):
+        pass_a_third()
         asked = leaders.next("Extend")
         assert asked.method == "Settle"
         ranges.append(said(asked))
         asked.answer(done(asked))
     extend = pb.OUTCOME_EXTEND
     assert ranges == [[(extend, [0, 3])], [(extend, [1, 2])], [(extend, [1, 2])]]
+    pass_a_third()
     # The leader is asked whether the lease is still there, though there is no credit to hand out
     asked = leaders.next("Lease", records_max=0)
     asked.answer(pb.LeaseResponse(gone=[pb.LeaseId(leader_epoch=1, entry=5)]))
@@ -268,12 +280,9 @@ def test_a_deleted_group_ends_the_queue_once_every_leader_must_have_heard_of_it(
     monkeypatch.setattr("mq_client.queueing.answers.DECLARED_S", 0.2)
     leaders = Leaders(1)
     member = Member(leaders, monkeypatch)
-    with member.keeper.lock:
-        while member.keeper.error is None:
-            member.keeper.lock.release()
-            leaders.next("Lease").answer(UnknownQueue("no such queue"))
-            member.keeper.lock.acquire()
-            member.keeper.changed.wait(0.05)
+    while member.keeper.error is None:
+        leaders.next("Lease").answer(UnknownQueue("no such queue"))
+        wait_until(lambda: member.keeper.error or not leaders.questions.empty(), "it asks again, or is over")
     assert isinstance(member.keeper.error, UnknownQueue)
     member.close()
 

@@ -47,7 +47,7 @@ def test_rows_are_acknowledged_together_with_a_table(admin: Admin, bootstrap: st
     admin.create_topic(sums, partitions=2, schema="n long, name string")
     with Producer(bootstrap) as producer:
         producer.publish_batch(topic, pa.table({"n": range(10)}))
-    with Queue(bootstrap, topic, "g", idle_ms=500) as queue:
+    with Queue(bootstrap, topic, "g", idle_ms=WAIT_MS) as queue:
         batch = next(queue.batches())
         outputs = queue.outputs()
         outputs.publish_batch(sums, pa.table({"n": batch.rows.column("n"), "name": ["x"] * len(batch)}), partition=1)

@@ -87,7 +87,7 @@ def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncha
     idle = Queue(bootstrap, topic, "g", in_flight_max=10)
     first = idle.take(WAIT_MS)
     assert first is not None
-    assert admin.describe_queue(topic, "g").leased == 10
+    wait_until(lambda: admin.describe_queue(topic, "g").leased == 10, "it is lent what it may hold")
     assert admin.describe_queue(topic, "g").members == {idle.member_id: 10}
     done: Counter[bytes] = Counter()
     with Queue(bootstrap, topic, "g", in_flight_max=10) as queue:
@@ -158,7 +158,7 @@ def test_a_queue_that_nobody_closed_gives_back_what_it_holds(admin: Admin, boots
     for forget in (gc.collect, _close_all):  # nobody has it any more; the process ends
         queue = Queue(bootstrap, topic, "g")
         assert queue.take(WAIT_MS) is not None
-        assert admin.describe_queue(topic, "g").leased == 2
+        wait_until(lambda: admin.describe_queue(topic, "g").leased == 2, "both are lent")
         if forget is gc.collect:
             del queue
         forget()
@@ -172,7 +172,7 @@ def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
     admin.create_topic(topic)
     publish(bootstrap, topic, "forgotten", "long", "waits")
     admin.declare_queue(topic, "g", retry_ms=0)
-    with Queue(bootstrap, topic, "g", lease_ms=1_000, in_flight_max=3) as queue:
+    with Queue(bootstrap, topic, "g", lease_ms=2_000, in_flight_max=3) as queue:
         forgotten, long = queue.take(WAIT_MS), queue.take(WAIT_MS)
         assert forgotten is not None
         assert long is not None
@@ -180,7 +180,7 @@ def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
             again = None
             while again is None:
                 long.extend().result(10)
-                again = other.take(300)
+                again = other.take(100)
             assert (again.value, again.deliveries, again.failures) == (b"forgotten", 2, 1)
             assert again.lease > forgotten.lease
             with pytest.raises(LeaseLost):
@@ -226,8 +226,10 @@ def test_rows_of_a_typed_topic_come_as_arrow_and_are_settled_by_a_mask(
         for number in range(20):
             producer.publish(topic, {"n": number, "s": str(number)}, partition=number % 2)
     seen: list[int] = []
-    with Queue(bootstrap, topic, "g", idle_ms=500) as queue:
-        for batch in queue.batches(max_records=7):
+    with Queue(bootstrap, topic, "g", idle_ms=WAIT_MS) as queue:
+        batches = queue.batches(max_records=7)
+        while len(seen) < 20:
+            batch = next(batches)
             assert len(batch) <= 7
             assert batch.rows.schema.names == ["n", "s"]
             numbers = batch.rows.column("n").to_numpy()
@@ -236,6 +238,7 @@ def test_rows_of_a_typed_topic_come_as_arrow_and_are_settled_by_a_mask(
             batch.reject(numbers % 5 == 0, "a multiple of five")
             batch.ack()
             seen += numbers.tolist()
+        assert queue.take(200) is None
     assert sorted(seen) == list(range(20))
     found = admin.describe_queue(topic, "g")
     assert (found.accepted, found.parked + found.doomed) == (16, 4)
@@ -359,18 +362,21 @@ def test_several_threads_take_from_one_queue(admin: Admin, bootstrap: str, topic
     admin.create_topic(topic, partitions=3)
     publish(bootstrap, topic, *map(str, range(300)))
     done: list[bytes] = []
-    with Queue(bootstrap, topic, "g", in_flight_max=30, idle_ms=500) as queue:
+    with Queue(bootstrap, topic, "g", in_flight_max=30) as queue:
 
         def work() -> None:
             for record in queue:
                 with record:
-                    done.append(record.value)
+                    pass
+                done.append(record.value)
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(30)
+        wait_until(lambda: len(done) >= 300, "all are done")
+        assert queue.take(200) is None
+    for thread in threads:
+        thread.join(30)
     assert sorted(map(int, done)) == list(range(300))
     began = time.monotonic()
     assert admin.describe_queue(topic, "g").accepted == 300
