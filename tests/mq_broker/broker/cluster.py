@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -47,6 +48,13 @@ async def until(condition: Callable[[], Awaitable[Any]], deadline_s: float = DEA
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"not within {deadline_s:g} s; last seen: {last!r}") from None
+
+
+def of_a_former_loop(record: logging.LogRecord) -> bool:
+    """gRPC has one queue of events for all loops of a process. It wakes this test's loop for an event of a former
+    test's, which is closed by now; this one is not."""
+    error = record.exc_info[1] if record.exc_info else None
+    return "PollerCompletionQueue" in record.getMessage() and str(error) == "Event loop is closed"
 
 
 class Broker:

@@ -36,7 +36,7 @@ from tests.mq_broker.broker.test_versions import Registered
 from tests.mq_broker.coordination.wire import Heard
 from tests.securing import HOST, Certs
 
-SESSION_MS = 2_000
+SESSION_MS = 6_000
 
 Make = Callable[[], ZooKeeperCoordination]
 
@@ -258,7 +258,7 @@ def test_a_broker_that_was_cut_off_while_the_floor_was_raised_stops_when_it_hear
             hosts = await relay.start()
             undo.push_async_callback(relay.stop)
             direct = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
-            through = lambda: ZooKeeperCoordination(hosts, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+            through = lambda: ZooKeeperCoordination(hosts, 3_000, root=f"/{tmp_path.name}")  # noqa: E731
             first = a_broker(1, tmp_path / "1", direct, authorize=True)
             (broker,) = await undo.enter_async_context(running(first))
             cut_off = Broker(a_broker(2, tmp_path / "2", through))

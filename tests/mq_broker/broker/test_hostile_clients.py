@@ -31,7 +31,7 @@ from tests.mq_broker.broker.transactions.test_coordinator import KEY, decide, st
 
 LINK = "/tritonmq.v1.Peer/Link"
 SERVICES = ("tritonmq.v1.Broker", "tritonmq.v1.Peer")
-SESSION_TIMEOUT_MS = 3_000
+SESSION_TIMEOUT_MS = 6_000
 
 
 class Lingering(ZooKeeperCoordination):

@@ -17,7 +17,6 @@ from typing import Any
 import grpc
 import pytest
 from grpc import aio
-from kazoo.client import KazooClient
 
 from mq_broker import broker as parts
 from mq_broker.broker import BrokerConfig, serve, server
@@ -34,6 +33,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
 from mq_protocol.limits import MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
+from tests.mq_broker.coordination.wire import end_session_of
 
 
 def test_a_leader_goes_on_serving_while_zookeeper_is_away(tmp_path: Path) -> None:
@@ -46,7 +46,9 @@ def test_a_leader_goes_on_serving_while_zookeeper_is_away(tmp_path: Path) -> Non
                 1,
                 "127.0.0.1:0",
                 tmp_path / "1",
-                coordination=lambda: ZooKeeperCoordination(zookeeper.hosts, session_timeout_ms=1_000),
+                coordination=lambda: ZooKeeperCoordination(
+                    zookeeper.hosts, session_timeout_ms=3_000, request_timeout_ms=2_000
+                ),
             )
         )
         await broker.start()
@@ -78,7 +80,7 @@ def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zoo
         await broker.produce("t", 1)
         first = await broker.metadata("t")
         before = first.topics[0].partitions[0]
-        await asyncio.to_thread(_end_session, zookeeper, coordination)
+        await asyncio.to_thread(end_session_of, coordination)
 
         async def claimed_anew() -> bool:
             answer = await broker.metadata("t")
@@ -94,16 +96,6 @@ def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zoo
         await broker.stop()
 
     asyncio.run(scenario())
-
-
-def _end_session(hosts: str, coordination: ZooKeeperCoordination) -> None:
-    """Take the session over and close it: to its owner it has expired."""
-    client = coordination._session._client
-    assert client is not None
-    other = KazooClient(hosts=hosts, client_id=client.client_id)
-    other.start()
-    other.stop()
-    other.close()
 
 
 async def _condition(broker: Broker, condition: str) -> bool:

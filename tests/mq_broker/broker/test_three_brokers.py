@@ -26,14 +26,14 @@ from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader, Trit
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 
-SESSION_TIMEOUT_MS = 2_000
+SESSION_TIMEOUT_MS = 6_000
 
 
 class Three:
     """Brokers 1, 2 and 3 of one cluster."""
 
     def __init__(self, zookeeper: str, data: Path, session_timeout_ms: int = SESSION_TIMEOUT_MS, **fields: Any) -> None:
-        root = f"/three-{uuid.uuid4().hex}"
+        self.root = root = f"/three-{uuid.uuid4().hex}"
         self.brokers = {
             n: Broker(
                 BrokerConfig(
@@ -306,8 +306,8 @@ def test_the_cluster_refuses_what_it_cannot_do(zookeeper: str, tmp_path: Path) -
         async with three(zookeeper, tmp_path) as cluster:
             with pytest.raises(NotEnoughBrokers, match=r"there are 3 \(1, 2, 3\)"):
                 await cluster[1].create_topic("t", replicas=4)
-            config = cluster[1].config
-            twin = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path / "twin", coordination=config.coordination))
+            make = lambda: ZooKeeperCoordination(zookeeper, 2_000, root=cluster.root)  # noqa: E731 - it waits as long
+            twin = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path / "twin", coordination=make))
             with pytest.raises(InvalidRequest, match="broker 1"):
                 await twin.start()
 

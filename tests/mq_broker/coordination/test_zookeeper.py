@@ -27,6 +27,7 @@ from tests.mq_broker.coordination.wire import (
     Fate,
     Heard,
     Wire,
+    end_session_of,
     eventually,
     id_of,
     operation_of,
@@ -48,16 +49,6 @@ async def session(
         yield service
     finally:
         await service.stop()
-
-
-def end_session_of(service: ZooKeeperCoordination) -> None:
-    """As the server would after silence: whoever knows a session's id and password may close it."""
-    client = service._session._client
-    assert client is not None
-    other = KazooClient(hosts=service._session.hosts, client_id=client.client_id)
-    other.start(timeout=10)
-    other.stop()
-    other.close()
 
 
 async def abandon(service: ZooKeeperCoordination) -> None:
@@ -106,7 +97,7 @@ def test_a_paused_server_is_suspended_then_connected_with_the_same_registration(
 
     async def main() -> None:
         heard = Heard()
-        async with session(server.hosts, root, heard, session_timeout_ms=8_000) as service:
+        async with session(server.hosts, root, heard, session_timeout_ms=11_000) as service:
             me = BrokerRegistration(1, await service.begin_life(1), "127.0.0.1:7400")
             await service.register(me)
             assert service.condition == "connected"
@@ -261,7 +252,10 @@ def test_a_former_life_at_another_address_is_waited_for(zookeeper: str, root: st
 
 def test_a_live_process_at_another_address_is_not_driven_out(zookeeper: str, root: str) -> None:
     async def main() -> None:
-        async with session(zookeeper, root) as running, session(zookeeper, root, session_timeout_ms=500) as second:
+        async with (
+            session(zookeeper, root) as running,
+            session(zookeeper, root, session_timeout_ms=2_000, request_timeout_ms=2_000) as second,
+        ):
             me = BrokerRegistration(1, await running.begin_life(1), "127.0.0.1:7400")
             await running.register(me)
             with pytest.raises(InvalidRequest, match=r"127\.0\.0\.1:7400"):
@@ -451,18 +445,21 @@ def test_a_half_made_topic_is_never_seen(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with session(zookeeper, root) as service, session(zookeeper, root) as onlooker:
             count = 2_000
-            making = asyncio.create_task(
-                service.create_topic(TopicSpec("wide", id_of("w"), ((1,),) * count), (state_of(),) * count)
-            )
             looks = 0
-            while not making.done():
-                if "wide" in await onlooker.topics():
-                    states = await asyncio.gather(
-                        *(onlooker.read_state(id_of("w"), p) for p in (0, 499, 500, count - 1))
-                    )
-                    assert None not in states
-                looks += 1
-            await making
+            for name in ("wide", "wider", "widest"):
+                topic = TopicSpec(name, id_of(name), ((1,),) * count)
+                making = asyncio.create_task(service.create_topic(topic, (state_of(),) * count))
+                looks = 0
+                while not making.done():
+                    if name in await onlooker.topics():
+                        states = await asyncio.gather(
+                            *(onlooker.read_state(topic.topic_id, p) for p in (0, 499, 500, count - 1))
+                        )
+                        assert None not in states
+                    looks += 1
+                await making
+                if looks > 1:  # else it was made while the onlooker stood still
+                    break
             assert looks > 1
 
     asyncio.run(main())

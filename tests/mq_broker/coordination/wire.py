@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
+from typing import Any
+
+from kazoo.client import KazooClient
 
 from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import LeaderName, NodeState
 
 WAIT_S = 20.0
@@ -36,6 +41,29 @@ class Heard:
 
     def forget(self) -> None:
         self.events.clear()
+
+
+def end_session_of(service: ZooKeeperCoordination) -> None:
+    """As the server would after silence: whoever knows a session's id and password may close it. Its owner, whose
+    connection the server drops for that, connects again only once it is closed: it would take its session back."""
+    client = service._session._client
+    assert client is not None
+    connection, ended = client._connection, threading.Event()
+    attempt = connection._connect_attempt
+
+    def later(*args: Any) -> Any:
+        ended.wait(WAIT_S)
+        return attempt(*args)
+
+    connection._connect_attempt = later
+    other = KazooClient(hosts=service._session.hosts, client_id=client.client_id)
+    try:
+        other.start(timeout=10)
+        other.stop()
+        other.close()
+    finally:
+        connection._connect_attempt = attempt
+        ended.set()
 
 
 class Fate(Enum):

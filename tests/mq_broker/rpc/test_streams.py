@@ -259,7 +259,7 @@ def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.5)
-    monkeypatch.setattr(streams, "SILENCE_S", 2.5)
+    monkeypatch.setattr(streams, "SILENCE_S", 5.0)
     monkeypatch.setattr(streams, "_LOOK_S", 0.1)
 
     async def scenario(served: Served) -> None:
@@ -349,7 +349,7 @@ def test_calls_that_follow_at_once_leave_turns_to_others(monkeypatch: pytest.Mon
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_MS", 200)
+    monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_MS", 1_500)
     monkeypatch.setattr(streams, "IDLE_MS", 300)
 
     async def scenario(served: Served) -> None:

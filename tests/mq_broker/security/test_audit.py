@@ -86,13 +86,13 @@ def test_denials_of_one_kind_are_counted_and_the_count_is_told(tmp_path: Path) -
 
 def test_nobody_waits_for_the_disk_and_what_is_lost_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "QUEUE_MAX", 50)
-    going_on = threading.Event()
+    writing, going_on = threading.Event(), threading.Event()
     log = Audit(tmp_path / "audit.log", 1)
     real = log._write
-    monkeypatch.setattr(log, "_write", lambda told: (going_on.wait(DEADLINE_S), real(told)))
+    monkeypatch.setattr(log, "_write", lambda told: (writing.set(), going_on.wait(DEADLINE_S), real(told)))
     log.start()
     log.allowed(asker(), "CreateTopic", "Create", "first", often=False)
-    until(lambda: log._waiting.empty())
+    assert writing.wait(DEADLINE_S)
     began = time.monotonic()
     for _ in range(1_000):
         log.allowed(asker(), "CreateTopic", "Create", "topic", often=False)

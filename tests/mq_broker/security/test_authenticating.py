@@ -81,7 +81,7 @@ def test_one_that_is_not_there_or_is_none_is_refused_at_the_start() -> None:
 
 
 def test_a_broker_takes_what_a_package_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_port, "VERIFY_S", 0.5)
+    monkeypatch.setattr(token_port, "VERIFY_S", 2.0)
 
     def job(place: Place) -> None:
         def topics(token: str) -> list[str]:

@@ -22,7 +22,7 @@ from mq_broker.core.machine.window import WindowBounds
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.limits import DELAY_MS_MAX
-from tests.mq_broker.broker.cluster import Broker, numbers_in, standalone, until
+from tests.mq_broker.broker.cluster import Broker, numbers_in, of_a_former_loop, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
 
 
@@ -42,7 +42,7 @@ def test_a_scheduled_batch_is_published_when_it_is_due_and_one_that_is_cancelled
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t", scheduled_max="3")
             now_us = time.time_ns() // 1000
-            due_us, gone, kept = now_us + 1_500_000, os.urandom(16), os.urandom(16)
+            due_us, gone, kept = now_us + 3_500_000, os.urandom(16), os.urandom(16)
             assert (await broker.produce("t", 2, due_us=due_us + 1, uuid=kept)).base_offset == -1
             assert (await broker.produce("t", 1, due_us=due_us)).base_offset == -1
             assert (await broker.produce("t", 9, delay_ms=60_000, uuid=gone)).base_offset == -1
@@ -234,7 +234,8 @@ def test_a_scheduled_batch_whose_payload_a_recovery_has_lost_is_given_up_with_an
             await until_ended(broker, end + 1)
             clock.ahead_us = WEEK_US
             await until(lambda: is_published(broker))
-            [told] = [record for record in caplog.records if record.levelno == logging.ERROR]
+            errors = [record for record in caplog.records if record.levelno == logging.ERROR]
+            [told] = [record for record in errors if not of_a_former_loop(record)]
             assert "t-0: 1 scheduled batches were lost by a recovery" in told.getMessage()
             assert uuid.hex() in told.getMessage()
             assert await broker.end("t") == end + 1

@@ -271,7 +271,7 @@ def test_at_a_broker_the_next_member_is_pushed_what_one_that_hangs_has_not_settl
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", member_idle_ms="1s")
+            await broker.create_topic("t", member_idle_ms="3s")
             for number in range(4):
                 await broker.produce("t", number)
             async with broker.subscribing() as hangs, broker.subscribing() as works:

@@ -54,19 +54,25 @@ class Idle:
         self.ticking.woke(self)
 
 
+def noted(monkeypatch: pytest.MonkeyPatch, method: str) -> list[Partition]:
+    """The replicas with which that method of `Ticking` is called from here on."""
+    replicas: list[Partition] = []
+    real = getattr(Ticking, method)
+
+    def called(ticking: Ticking, partition: Ticked) -> None:
+        assert isinstance(partition, Partition)
+        replicas.append(partition)
+        real(ticking, partition)
+
+    monkeypatch.setattr(Ticking, method, called)
+    return replicas
+
+
 def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
     zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
-    replicas: list[Partition] = []
-    add = Ticking.add
-
-    def noted(ticking: Ticking, partition: Ticked) -> None:
-        assert isinstance(partition, Partition)
-        replicas.append(partition)
-        add(ticking, partition)
-
-    monkeypatch.setattr(Ticking, "add", noted)
+    replicas, woken = noted(monkeypatch, "add"), noted(monkeypatch, "woke")
 
     async def all_asleep() -> bool:
         return all(replica.rest.asleep for replica in replicas if not replica.closed)
@@ -76,8 +82,9 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
             info = await cluster[1].create_topic("t", partitions=3, replicas=3)
             await until(all_asleep)
             leader = info.partitions[0].leader
+            woken.clear()
             await cluster[leader].produce("t", 1)
-            assert any(not replica.rest.asleep for replica in replicas if replica.number == 0)
+            assert any(replica.number == 0 for replica in woken), "it may be asleep again by now"
             witness = 1 + leader % 3
 
             async def there() -> bool:
@@ -128,21 +135,14 @@ def test_a_leader_at_rest_stays_so_while_answers_take_long(
     """As on a broker with much else to do: if each late answer woke a leader, to ask again, all would keep each other
     awake."""
     monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
-    replicas: list[Partition] = []
+    replicas = noted(monkeypatch, "add")
     woken: list[str] = []
     heard: list[int] = []
-    add, wake = Ticking.add, Partition.wake
-
-    def noted(ticking: Ticking, partition: Ticked) -> None:
-        assert isinstance(partition, Partition)
-        replicas.append(partition)
-        add(ticking, partition)
+    wake = Partition.wake
 
     def noted_wake(partition: Partition, now_ms: int) -> None:
         woken.append(partition.name)
         wake(partition, now_ms)
-
-    monkeypatch.setattr(Ticking, "add", noted)
 
     async def all_asleep() -> bool:
         return bool(replicas) and all(replica.rest.asleep for replica in replicas)

@@ -189,7 +189,11 @@ def test_a_topic_that_this_version_cannot_read_is_told_once_until_it_changes(cap
 # ---------------------------------------------------------------- one topic
 
 
-def test_a_name_that_is_not_known_causes_one_reading_in_a_while_and_one_that_cannot_be_causes_none() -> None:
+def test_a_name_that_is_not_known_causes_one_reading_in_a_while_and_one_that_cannot_be_causes_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "REFRESH_S_MIN", 60.0)
+
     async def scenario(service: Service) -> None:
         with pytest.raises(InvalidTopicName):
             await service.topics.get("a/b")

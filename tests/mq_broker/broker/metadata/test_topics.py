@@ -15,6 +15,7 @@ from kazoo.client import KazooClient
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.topic_changes import with_columns
 from mq_broker.broker.metadata import brokers as cluster
+from mq_broker.broker.metadata import topics as reading
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
@@ -54,7 +55,9 @@ def test_a_name_that_is_not_known_is_looked_up(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_names_that_do_not_exist_cause_few_reads(tmp_path: Path) -> None:
+def test_names_that_do_not_exist_cause_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "REFRESH_S_MIN", 60.0)
+
     async def scenario() -> None:
         async with topics(tmp_path) as (copy, _coordination, seen):
             for _ in range(20):

@@ -265,7 +265,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Leftovers]:
 
 def test_records_that_are_too_old_become_dead_letters_by_that_reason(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with queue(tmp_path, dead_letter="dead", ttl_ms="1s", expired="dead") as broker:
+        async with queue(tmp_path, dead_letter="dead", ttl_ms="3s", expired="dead") as broker:
             member = Member(broker)
             lent = await member.lease(1)
             found = await sent(broker, 9, "dead")

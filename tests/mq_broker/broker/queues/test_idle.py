@@ -14,7 +14,9 @@ import pytest
 
 from mq_broker.broker.queues import idle
 from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.idle import AGAIN_MS, SLEPT_MS, Idle, without_idle
+from mq_broker.broker.queues.requests import Asking
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.core.entries import Work
 from mq_broker.core.work.state import WorkState
@@ -24,7 +26,7 @@ from mq_protocol import queue_settings
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.queue_settings import QueueSettings
 from tests.mq_broker.broker.cluster import Broker, until
-from tests.mq_broker.broker.queues.members import Member, queue
+from tests.mq_broker.broker.queues.members import Member, of, queue
 from tests.mq_broker.broker.queues.partitions import Group, rounds, scenario
 from tests.mq_broker.broker.test_three_brokers import three
 
@@ -308,21 +310,43 @@ async def groups(broker: Broker) -> list[str]:
     return [each.group for each in (await broker.ask("Queues", pb.QueuesRequest(topic="t"))).queues]
 
 
-def test_a_group_with_a_lease_or_a_member_that_waits_stays_and_goes_afterwards(tmp_path: Path, quick: None) -> None:
+async def idle_after(broker: Broker, idle_ms: str) -> None:
+    """It is counted anew from here on."""
+    settings = {"idle_ms": idle_ms}
+    request = pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings=settings)
+    await broker.ask("AlterQueue", request)
+
+
+async def gone(broker: Broker) -> bool:
+    return await groups(broker) == []
+
+
+def test_a_group_with_a_lease_or_a_member_that_waits_stays_and_goes_afterwards(
+    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    ask = Gathering.ask
+
+    def noted(gathering: Gathering, asking: Asking) -> None:
+        ask(gathering, asking)
+        asked.append(asking.member)
+
+    monkeypatch.setattr(Gathering, "ask", noted)
+
     async def scenario() -> None:
-        async with queue(tmp_path, 3, idle_ms="600ms") as broker:
+        async with queue(tmp_path, 3, idle_ms="1h") as broker:
             member = Member(broker)
             lent = await member.lease()
+            await idle_after(broker, "600ms")
             await asyncio.sleep(1.2)
             assert await groups(broker) == ["g"], "it has a lease"
+            waiting = asyncio.create_task(Member(broker, "b").lease(wait_ms=15_000))
+            await until(of(lambda: "b" in asked))
             await member.ack(lent.lease, *lent.ranges)
-            await member.lease(wait_ms=1_200)
-            assert await groups(broker) == ["g"], "a member has waited"
-
-            async def gone() -> bool:
-                return await groups(broker) == []
-
-            await until(gone)
+            await asyncio.sleep(1.2)
+            assert await groups(broker) == ["g"], "a member waits"
+            waiting.cancel()
+            await until(lambda: gone(broker))
 
     asyncio.run(scenario())
 
@@ -333,7 +357,7 @@ def test_three_brokers_agree_and_a_member_at_one_of_them_keeps_the_group(
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:
             await cluster[1].create_topic("t", partitions=3, replicas=3)
-            request = pb.AlterQueueRequest(topic="t", group="g", settings={"idle_ms": "1500ms"})
+            request = pb.AlterQueueRequest(topic="t", group="g", settings={"idle_ms": "4s"})
             await cluster[1].ask("AlterQueue", request)
             leader = await cluster.leader("t", 2, at=1)
 
@@ -343,14 +367,12 @@ def test_three_brokers_agree_and_a_member_at_one_of_them_keeps_the_group(
                 return True
 
             await until(present)
-            for _ in range(12):
+            for _ in range(18):
                 await asyncio.sleep(0.25)
                 await present()
                 assert await groups(cluster[1]) == ["g"]
 
-            async def gone() -> bool:
-                return await groups(cluster[1]) == []
-
-            await until(gone)
+            await idle_after(cluster[1], "500ms")
+            await until(lambda: gone(cluster[1]))
 
     asyncio.run(scenario())

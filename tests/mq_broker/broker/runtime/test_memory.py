@@ -21,7 +21,15 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, FETCH_CHUNK_BYTES, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
-from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, ProduceStream, rows, standalone, until
+from tests.mq_broker.broker.cluster import (
+    DEADLINE_S,
+    FINGERPRINT,
+    ProduceStream,
+    of_a_former_loop,
+    rows,
+    standalone,
+    until,
+)
 
 
 def test_room_is_waited_for_only_above_the_mark() -> None:
@@ -449,17 +457,10 @@ def test_clients_that_go_while_something_is_written_to_them_leave_nothing_held_a
 
             await until(nothing)
         assert [
-            record for record in caplog.records if record.levelno >= logging.ERROR and not _of_a_former(record)
+            record for record in caplog.records if record.levelno >= logging.ERROR and not of_a_former_loop(record)
         ] == []
 
     asyncio.run(scenario())
-
-
-def _of_a_former(record: logging.LogRecord) -> bool:
-    """gRPC has one queue of events for all loops of a process. It wakes this test's loop for an event of a former
-    test's, which is closed by now; this one is not."""
-    error = record.exc_info[1] if record.exc_info else None
-    return "PollerCompletionQueue" in record.getMessage() and str(error) == "Event loop is closed"
 
 
 async def _produced_by_another(address: str, offsets: range) -> None:

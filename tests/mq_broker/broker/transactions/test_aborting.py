@@ -221,7 +221,7 @@ def test_a_partition_whose_fence_is_refused_is_told_as_left(tmp_path: Path, monk
 
             with monkeypatch.context() as patched:
                 patched.setattr(Partition, "ask", refused)
-                done = await abort(broker, timeout_ms=300)
+                done = await abort(broker, timeout_ms=2_000)
                 assert (done.discarded, list(done.unreached)) == (0, ["t-0: it has no leader at the moment"])
             done = await abort(broker)
             assert (done.discarded, list(done.unreached)) == (1, [])
