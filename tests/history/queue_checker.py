@@ -239,8 +239,8 @@ def _begun_early(jobs: list[Job]) -> Iterator[tuple[str, str]]:
 
 
 def _was_settled(job: Job, jobs: list[Job]) -> bool:
-    """Whether somebody else may have settled its record before it said its ack, so that it need not have had it."""
+    """Whether somebody else may have settled its record before its ack arrived, so that it need not have had it."""
     others = (other for other in jobs if other is not job and other.place == job.place)
     return job.word == "ack" and any(
-        other.word in ACKS and other.may_count and other.said < job.said for other in others
+        other.word in ACKS and other.may_count and other.said < job.told for other in others
     )

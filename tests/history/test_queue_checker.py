@@ -259,6 +259,22 @@ def test_a_member_that_slept_is_told_that_another_has_settled_its_record() -> No
         assert history.anomalies() == ({"key-overlap": overlaps} if overlaps else {})
 
 
+def test_an_ack_that_arrives_late_is_told_that_another_has_settled_its_record() -> None:
+    """It was said before the other's. Answers of a member that was cut off come together, in another order."""
+    for told_last, overlaps in (("late", 0), ("n", 1)):
+        history = History(order=True, values=("a",))
+        late = history.begin(0, "late")
+        history.work(0, "ack", "lost", process="n", deliveries=2, failures=1)
+        history.say(late, "ack", "", "late")
+        first = history.begin(0, "n", deliveries=3, failures=2)
+        if told_last == "n":
+            history.add("job", "late", state="ok", id=late)
+        history.say(first, "ack", "ok", "n")
+        if told_last == "late":
+            history.add("job", "late", state="ok", id=late)
+        assert history.anomalies().get("key-overlap", 0) == overlaps
+
+
 def test_a_member_that_slept_may_begin_late_what_another_was_given_meanwhile() -> None:
     """Its ack is answered as done, since the other's settled the record."""
     for slept, overlaps in ((1, 0), (3, 1)):
