@@ -204,6 +204,8 @@ def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_a
         journal.append(frames_of(3, 3))
         await heard.until_flushed(3)
         assert stood == [(2, False), (2, True), (3, False)]
+        assert await written_by(bed, journal, 4) == LOOP, "once it has heard of it"
+        await heard.until_flushed(4)
         await journal.close()
 
     on_a_bed(test, tmp_path, "os")

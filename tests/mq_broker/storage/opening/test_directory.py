@@ -94,28 +94,37 @@ class Full(OsFiles):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 
 
-def no_room(*_: object) -> int:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def pid_fails(call: str, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When `broker.pid` is opened, or written."""
+    real = os.open
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    def opened(path: Path, *args: int, **more: int) -> int:
+        return fail() if call == "open" and path.name == "broker.pid" else real(path, *args, **more)
+
+    monkeypatch.setattr(os, "open", opened)
+    monkeypatch.setattr(os, "write", fail)
 
 
-@pytest.mark.parametrize("call", ["open", "write"])
+@pytest.mark.parametrize(("call", "code"), [("open", errno.ENOSPC), ("write", errno.ENOSPC), ("write", errno.EDQUOT)])
 @pytest.mark.parametrize("cleanly", [True, False])
 def test_a_directory_that_was_used_before_is_opened_on_a_full_disk(
-    call: str, cleanly: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    call: str,
+    code: int,
+    cleanly: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     directory = DataDirectory.open(tmp_path, 7)
     directory.join_cluster("c-1")
     directory.close()
     if not cleanly:
         (tmp_path / "broker.pid").write_text("4711\n")
-    real = os.open
-
-    def opened(path: Path, *args: int, **more: int) -> int:
-        return no_room() if call == "open" and path.name == "broker.pid" else real(path, *args, **more)
-
     with monkeypatch.context() as full:
-        full.setattr(os, "open", opened)
-        full.setattr(os, "write", no_room)
+        pid_fails(call, code, full)
         again = DataDirectory.open(tmp_path, 7, Full())
         again.join_cluster("c-1")
         with pytest.raises(InvalidSetting, match="in use by another process"):
@@ -123,6 +132,15 @@ def test_a_directory_that_was_used_before_is_opened_on_a_full_disk(
     assert "broker.pid cannot hold the process id" in caplog.text
     assert "free some space there" in caplog.text
     again.close()
+
+
+def test_a_directory_on_a_disk_that_fails_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    DataDirectory.open(tmp_path, 7).close()
+    with monkeypatch.context() as failing:
+        pid_fails("write", errno.EIO, failing)
+        with pytest.raises(StorageFailed, match="give --data a directory that can be written"):
+            DataDirectory.open(tmp_path, 7)
+    DataDirectory.open(tmp_path, 7).close()
 
 
 def test_a_new_directory_on_a_full_disk_is_refused_and_says_to_free_space(tmp_path: Path) -> None:
