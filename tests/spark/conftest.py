@@ -20,8 +20,8 @@ from tests.spark.starting import FAILED_STARTS, forget_interrupted_call, start_s
 
 
 def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> None:
-    if call.excinfo is not None and not isinstance(call.excinfo.value, Exception):  # its time was over
-        forget_interrupted_call()
+    if call.excinfo is not None and not isinstance(call.excinfo.value, (Exception, pytest.skip.Exception)):
+        forget_interrupted_call()  # its time was over
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

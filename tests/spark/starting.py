@@ -44,12 +44,16 @@ def forget_interrupted_call() -> None:
     """Make this thread's connection to Java anew.
 
     A test that ran out of time was interrupted while it waited for an answer. That answer comes later, and whoever asks
-    next on the same connection takes it for its own: one late test would fail all that come after it.
+    next on the same connection takes it for its own: one late test would fail all that come after it. Another
+    connection is another thread of Java, in which no session is the active one yet: a stream finds no sink there.
     """
     gateway = SparkContext._gateway
     connection = None if gateway is None else gateway._gateway_client.get_thread_connection()
     if connection is not None:
         connection.close()
+    session = SparkSession._instantiatedSession
+    if session is not None:
+        session._jvm.SparkSession.setActiveSession(session._jsparkSession)
 
 
 def _told(which: str, error: Exception, printed: str) -> str:

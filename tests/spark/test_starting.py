@@ -68,3 +68,4 @@ def test_what_java_answers_to_an_interrupted_call_is_not_taken_for_the_next_answ
         signal.signal(signal.SIGUSR1, former)
     forget_interrupted_call()
     assert (java.Math.max(1, 2), kept.type) == (2, Interrupted)
+    assert spark._jvm.SparkSession.getActiveSession().isDefined(), "a stream finds its sink there"
