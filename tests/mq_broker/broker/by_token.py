@@ -16,6 +16,7 @@ from mq_broker.broker.config import BrokerConfig
 from mq_client import Admin, NewApiToken, Security
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.pem import CA_FILE, read
+from tests.cluster.harness import wait_until
 from tests.mq_broker.broker.cluster import Broker
 from tests.securing import HOST, Certs
 
@@ -42,6 +43,10 @@ class Place:
         """Why strangers were refused, as far as it is written."""
         lines = map(json.loads, (self.data / "audit.log").read_text().splitlines())
         return [line["reason"] for line in lines if line.get("principal") == "" and method in ("", line.get("method"))]
+
+    def wait_until_audited(self, why: str, method: str = "") -> None:
+        """A thread of its own writes the audit log, after the answer at times."""
+        wait_until(lambda: any(why in each for each in self.audited(method)), f"the audit log says {why!r}")
 
 
 @contextlib.asynccontextmanager

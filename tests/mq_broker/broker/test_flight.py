@@ -458,7 +458,7 @@ def test_who_shows_a_token_reads_at_the_port_for_tokens(tmp_path: Path) -> None:
                     client.do_get(ticket(), flight.FlightCallOptions(headers=wrong)).read_all()
             with pytest.raises(pa.ArrowNotImplementedError, match="read only"):
                 list(client.do_action(flight.Action("drop", b"t"), shown))
-        wait_until(lambda: "no token" in place.audited("DoGet"), "the audit log says that there was no token")
+        place.wait_until_audited("no token", "DoGet")
 
     secured(tmp_path, job)
 

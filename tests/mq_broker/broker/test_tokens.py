@@ -33,7 +33,6 @@ from mq_protocol.methods import BROKER, PEER
 from mq_protocol.pem import CA_FILE
 from mq_protocol.secrets import new_api_token
 from mq_protocol.transport import from_call
-from tests.cluster.harness import wait_until
 from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, Shown, bearer, beside, broker_with_tokens
 from tests.mq_broker.broker.cluster import Broker, rows, until
@@ -69,10 +68,6 @@ def test_every_client_speaks_by_a_token_in_a_file(tmp_path: Path) -> None:
             assert next(iter(consumer)).value == b"hello"
 
     beside(tmp_path, job)
-
-
-def wait_until_audited(place: Place, why: str, method: str = "") -> None:
-    wait_until(lambda: any(why in reason for reason in place.audited(method)), f"the audit log says {why!r}")
 
 
 BAD = {
@@ -120,7 +115,7 @@ def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_s
             error = await refused(place.certs, place.tokens, BROKER.path("Metadata"), (bearer("a" * 20_000),))
             assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
         for _, why in BAD.values():
-            await asyncio.to_thread(wait_until_audited, place, why, "Metadata")
+            await asyncio.to_thread(place.wait_until_audited, why, "Metadata")
         assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
         assert not parsed
 
@@ -257,7 +252,7 @@ def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
                     assert 0 <= time.time() - ends < WITHIN_S
                 await asyncio.to_thread(issuer.stop)
                 assert await sees(issuer.token()) == ["t"], "the keys are known"
-            await asyncio.to_thread(wait_until_audited, place, "the JWT is not good")
+            await asyncio.to_thread(place.wait_until_audited, "the JWT is not good")
 
     asyncio.run(main())
 
@@ -392,7 +387,7 @@ def test_a_token_over_an_older_tls_is_not_taken(tmp_path: Path) -> None:
                 while b"grpc-status" not in heard and (more := secured.recv(65_536)):
                     heard += more
             assert status in heard, (version, heard)
-        wait_until_audited(place, "TLSv1.3 only")
+        place.wait_until_audited("TLSv1.3 only")
 
     beside(tmp_path, job)
 

@@ -102,9 +102,8 @@ def test_who_asks_again_soon_costs_nothing(tmp_path: Path, monkeypatch: pytest.M
             answers = await asyncio.gather(*(get(port, "/metrics") for _ in range(20)))
             assert {status for status, _ in answers} == {200}
             took_s = time.monotonic() - began
-        assert (
-            len(written) <= 2 + took_s * 1_000 / OBSERVATION_AGE_MS
-        )  # those that begin in one observation may end in the next
+        # Those that begin in one observation may end in the next
+        assert len(written) <= 2 + took_s * 1_000 / OBSERVATION_AGE_MS
 
     asyncio.run(scenario())
 
