@@ -39,6 +39,9 @@ stored."""
 
 _PREFIX_BYTES = 8  # continuation marker and length before a message's metadata
 _METADATA_LENGTH = struct.Struct("<i")
+_POOLED_BYTES_MAX = 16 << 20
+"""What a batch from outside may decompress to in Arrow's own pool, which keeps for each thread what that has freed."""
+
 _DEMANDS_MAX = 1024
 _BEGINNINGS_MAX = 64
 _EXTENSION = b"ARROW:extension:name"
@@ -156,8 +159,12 @@ def check_untrusted(
             f"batch decompresses to {decoded_bytes} bytes, above the topic's "
             f"batch_decoded_bytes_max={decoded_bytes_max}: send smaller batches, or raise it (tritonmq topic alter)"
         )
+    buffer = pa.py_buffer(payload)
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(payload), schema)
+        if decoded_bytes > _POOLED_BYTES_MAX:
+            batch = _decoded_apart(buffer, schema)
+        else:
+            batch = pa.ipc.read_record_batch(buffer, schema)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise CorruptBatch(f"corrupt batch: {error}") from error
@@ -205,6 +212,14 @@ def _decoded(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None
     options = pa.ipc.IpcReadOptions(included_fields=sorted(_index(schema, name) for name in columns))
     with pa.ipc.open_stream(pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r"), options=options) as reader:
         return reader.read_next_batch().select(list(columns))
+
+
+def _decoded_apart(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+    """In memory that the system has back as soon as it is free: one large batch costs its size once, however many
+    threads check such batches in turn."""
+    stream = pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r")
+    with pa.ipc.open_stream(stream, memory_pool=pa.system_memory_pool()) as reader:
+        return reader.read_next_batch()
 
 
 def _decoded_shorter(

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -206,6 +207,52 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(codec: str) -> Non
         check(payload, parse_schema("a binary"), count=1, most=64 << 20)
     assert pa.total_allocated_bytes() <= before
     assert pa.default_memory_pool().max_memory() == peak
+
+
+CHECKED_AGAIN_AND_AGAIN = """
+import threading
+from pathlib import Path
+import pyarrow as pa
+from mq_protocol.arrow import check_untrusted, encode_batch
+
+def resident(field):
+    [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field)]
+    return int(line.split()[1]) << 10
+
+rows = pa.record_batch({"a": pa.array(["0" * (60 << 20)])})
+schema, payload = rows.schema, bytes(encode_batch(rows, "zstd"))
+del rows
+pa.default_memory_pool().release_unused()
+
+def check():
+    check_untrusted(memoryview(payload), schema, batch_bytes_max=1 << 20, record_count=1)
+
+Path("/proc/self/clear_refs").write_text("5")
+before = resident("VmRSS")
+for _ in range(3):
+    check()
+    thread = threading.Thread(target=check)
+    thread.start()
+    thread.join()
+print(resident("VmHWM") - before, resident("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not tell what memory was most")
+def test_batches_that_are_large_inside_cost_their_size_once_and_leave_nothing() -> None:
+    answer = subprocess.run([sys.executable, "-c", CHECKED_AGAIN_AND_AGAIN], check=True, capture_output=True, text=True)
+    most, left = map(int, answer.stdout.split())
+    assert 60 << 20 <= most < 76 << 20
+    assert left < 16 << 20
+
+
+def test_a_batch_that_is_large_inside_is_checked_like_any_other() -> None:
+    long = pa.record_batch({"a": pa.array(["0" * (20 << 20)])})
+    good = bytes(encode_batch(long, "zstd"))
+    assert check(good, long.schema, count=1, most=64 << 20) > 20 << 20
+    wrong = pa.record_batch([pa.array([b"\xff" * (20 << 20)]).cast(pa.binary()).view(pa.binary())], names=["a"])
+    with pytest.raises(CorruptBatch, match="UTF8"):
+        check(bytes(encode_batch(wrong, "zstd")), long.schema, count=1, most=64 << 20)
 
 
 def test_a_batch_of_another_schema_is_refused() -> None:
