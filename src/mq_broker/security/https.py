@@ -48,7 +48,8 @@ def get(address: str, tls: ssl.SSLContext) -> bytes:
             connection = http.client.HTTPSConnection(host, port)
             connection.sock = secured
             connection.request("GET", path, headers={"Accept": "application/json", "Connection": "close"})
-            return _body(connection.getresponse())
+            with connection.getresponse() as answer:
+                return _body(answer)
         except http.client.HTTPException as error:
             raise ValueError(f"it does not speak HTTP: {type(error).__name__}") from error
         finally:
