@@ -525,7 +525,7 @@ class Broker:
                 self._end(host)
                 self._begin_anew(host, recovery, None)
             case RecoveryAdopted(recovery):
-                journal.recovery = recovery
+                journal.adopt(recovery)
             case Audit(text, alarm):
                 oracle.audited(host, text, alarm=alarm)
 
@@ -542,8 +542,7 @@ class Broker:
         journal, life = host.journal, self.life
         self._opening.add(host.partition)
         self.cluster.oracle.given_up(self.number, host.partition)
-        journal.empty()
-        journal.recovery = recovery
+        journal.empty(recovery)
         self.cluster.faults["log begun anew" if snapshot is None else "snapshot installed"] += 1
 
         def write() -> None:

@@ -69,14 +69,15 @@ class Journal:
       survives a power loss, and so does the snapshot
     - `_checkpoint` is of what was synced when it was stored, of the log that it names; it spares reading, and no entry
     - `log_id` names one unbroken life of the log: made anew whenever the log may lack what it reported as flushed
-    - `recovery` is the number under which the log was begun, or goes on (rule 15)
+    - `recovery` is the number under which the log was begun, or goes on (rule 15); the disk knows of
+      `_remembered`
     """
 
     def __init__(self, loop: Loop, name: str, durability: str, disk: DiskCondition) -> None:
         self.durability = durability
         self.entries: list[Entry] = []
         self.snapshot: Snapshot | None = None
-        self.recovery = 0
+        self.recovery = self._remembered = 0
         self.present = False
         """There is something of it on the disk."""
         self._loop = loop
@@ -179,6 +180,7 @@ class Journal:
         self._life += 1
         self.present = True
         self._listener = listener
+        self.recovery = self._remembered
         self._synced = self._files_end
         self.entries = list(self._files)
         self.snapshot = self._files_snapshot
@@ -240,6 +242,16 @@ class Journal:
         if snapshot.last_index > self._shortened:
             self._shortened = snapshot.last_index
             self._order(_Shorten(self._generation, snapshot))
+
+    def adopt(self, recovery: int) -> None:
+        """To go on under it. The disk has it a little later, or never if the process ends before."""
+        self.recovery = recovery
+
+        def remember(life: int) -> None:
+            if life == self._life:
+                self._remembered = max(recovery, self._remembered)
+
+        self._loop.after(self._loop.often_short(1, 1_500), remember, self._life)
 
     def _cut(self, last_index: int) -> None:
         cut = self.entries[last_index - self.base :]
@@ -377,6 +389,7 @@ class Journal:
         for order in () if self._over else self._orders:
             self._carry_out(order)
         self._synced = self._files_end
+        self._remembered = self.recovery
         self.stop()
         if self.durability == "memory":
             self.empty()
@@ -411,13 +424,13 @@ class Journal:
         self.empty()
         self.present = False
 
-    def empty(self) -> None:
-        """Begun anew, with nothing in it."""
+    def empty(self, recovery: int = 0) -> None:
+        """Begun anew, with nothing in it, under that recovery."""
         self._renew()
         self._forget()
         self.entries = []
         self.snapshot = None
-        self.recovery = 0
+        self.recovery = self._remembered = recovery
 
     def _forget(self) -> None:
         self._files = []

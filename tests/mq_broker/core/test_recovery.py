@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import MachineState, Snapshot
@@ -339,3 +341,41 @@ def test_who_begins_empty_goes_on_under_the_recovery_that_it_claimed() -> None:
     alone.step(CasAnswer(claim.state.token, CasOutcome.DONE, 10))
     assert alone.leading
     assert alone.identity.recovery == 4
+
+
+def test_a_late_message_takes_nothing_back_of_what_was_proved() -> None:
+    """A leader of 0.2.0 counts what this log has acknowledged; its epoch start does not name the recovery."""
+    former = replica(entry(1, 5))
+    former.step(appended(1, 5, entry(2, 6, EpochStart(2))))
+    former.step(Flushed(2, 6))
+    former.step(SessionLost())
+    former.step(appended(1, 5))  # an earlier heartbeat, which comes late or again
+    assert not of(former.step(NodeRead(9, RECOVERED)), StartOver)
+
+
+RESTORED = (
+    NodeState(None, 9, ((1, "one"),), 1, "recover.x"),
+    NodeState(OTHER, 7, ((2, "two"),), 1, "w"),
+    NodeState(OTHER, 6, ((2, "two"),), 0, "w"),
+)
+
+
+@pytest.mark.parametrize("state", RESTORED)
+def test_a_person_is_told_that_the_coordination_service_was_restored_below_this_broker(state: NodeState) -> None:
+    """By whoever asks again and again for a node of a version that was read before."""
+    running = replica(entry(1, 5))
+    running.step(NodeRead(50, NodeState(OTHER, 5, ((1, "one"), (2, "two")), 0, "w")))
+    assert running.step(NodeRead(31, state)) == [], "once, it is an answer that a later one overtook"
+    effects = running.step(NodeRead(31, state))
+    assert [effect.text for effect in effects if isinstance(effect, Audit) and effect.alarm] == [
+        "t-0: the node has version 31, and 50 was read: not obeyed; was the coordination service restored from a "
+        "backup? Restart this broker then"
+    ]
+    assert running.step(NodeRead(31, state)) == [], "once a minute"
+
+
+def test_an_older_answer_between_two_newer_ones_alarms_nobody() -> None:
+    running = replica(entry(1, 5))
+    for version in (50, 49, 51, 50, 52, 51):
+        effects = running.step(NodeRead(version, NodeState(OTHER, 5, ((1, "one"), (2, "two")), 0, "w")))
+        assert not [effect for effect in effects if isinstance(effect, Audit) and effect.alarm]

@@ -134,9 +134,11 @@ def passed_over(state: NodeState, statuses: Statuses) -> list[int]:
         broker
         for broker, status in statuses.items()
         if status.open
+        and not state.token.startswith("recover.")  # nobody has led since: no log was put aside for it
         and status.last_index
         and status.recovery < state.recovery
         and (broker, status.log_id) not in state.isr
+        and any(named != broker for named, _ in state.isr)
     )
 
 

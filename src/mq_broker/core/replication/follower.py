@@ -74,7 +74,7 @@ class Follower:
         new = message.entries[fresh:]
         if new and new[-1].leader_epoch > log.last_epoch and self._recovered_since(new):
             self._has_up_to(new[0].index - 1)
-            shared.proved = shared.epoch, self.matched
+            shared.prove(self.matched)
             shared.read_node()  # which says what is to become of this log; nothing of its new life is acknowledged
             return
         if new:
@@ -83,7 +83,7 @@ class Follower:
             shared.emit(WriteEntries(new, message.bodies[fresh:]))
         end = message.entries[-1].index if message.entries else message.prev_index
         self.matched = max(self.matched, end)
-        shared.proved = shared.epoch, self.matched
+        shared.prove(self.matched)
         self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
         self.advance()
         if not new:
@@ -93,7 +93,8 @@ class Follower:
         """The partition was recovered, from a log of which it is not known whether it is this one's (rule 15). Once an
         entry of the new life is acknowledged, this log may be counted and must not be put aside any more."""
         shared = self._shared
-        if shared.node is not None and shared.node.state.leader_epoch >= shared.epoch:
+        node = shared.node.state if shared.node is not None else None
+        if node is not None and node.leader_epoch >= shared.epoch and node.recovery <= shared.recovery:
             return False  # what was read has said what becomes of this log
         starts = (entry.operation for entry in entries if isinstance(entry.operation, EpochStart))
         return any(start.recovery > shared.recovery for start in starts)
@@ -149,7 +150,8 @@ class Follower:
         if log.epoch_at(snapshot.last_index) == snapshot.last_epoch:
             self._has_up_to(snapshot.last_index)
             return False
-        if shared.node is None or shared.node.state.leader_epoch < message.leader_epoch:
+        node = shared.node.state if shared.node is not None else None
+        if node is None or node.leader_epoch < message.leader_epoch or node.recovery > shared.recovery:
             # Nor before it is known what is named, which recovery the new log belongs to, and whether what this log's
             # own snapshot stands for is of use
             shared.read_node()
@@ -157,7 +159,7 @@ class Follower:
         if snapshot.last_index <= log.base_index:
             self._has_up_to(snapshot.last_index)
             return False
-        if shared.my_member in shared.node.state.isr:
+        if shared.my_member in node.isr:
             shared.audit(
                 f"a snapshot up to {snapshot.last_index} was sent to a log that is named in sync, as last read: refused"
             )

@@ -70,7 +70,7 @@ class Replica:
         self._election = Election(self._shared)
         self._role: Follower | Leader = Follower(self._shared)
         self._told = RoleChanged(0, -1, leading=False, ready=False)
-        self._below = 0
+        self._below = self._older_than = 0
         self._below_told_ms = now_ms
         self._stopping = False
         self._closed = False
@@ -459,7 +459,10 @@ class Replica:
         if state is None:
             return  # missing metadata is not an order to delete (trap 18)
         if shared.node is not None and version <= shared.node.version:
+            if version < shared.node.version:
+                self._node_older(version, shared.node.version)
             return  # the version known, or an older answer: settles nothing (rule 7)
+        self._older_than = 0
         if state.leader_epoch < shared.epoch:
             self._node_below(state)
             return
@@ -493,16 +496,31 @@ class Replica:
         # Nor is a log put aside that has acknowledged an entry of this epoch. That befalls it under a leader of 0.2.0,
         # whose epoch start does not name the recovery.
         counted = shared.log.last_epoch == state.leader_epoch
-        proved = (not shared.log.base_index or counted) and shared.proved == (state.leader_epoch, shared.log.last_index)
-        if shared.my_member in state.isr or shared.log.last_index == 0 or proved:
+        epoch, index = shared.proved
+        matches = epoch == state.leader_epoch and index >= shared.log.last_index
+        proved = (not shared.log.base_index or counted) and matches
+        # Nor one whose broker alone is named: it is the log that was chosen, of another id since. No other is in sync.
+        chosen = {broker for broker, _ in state.isr} == {shared.me.broker}
+        if shared.my_member in state.isr or chosen or shared.log.last_index == 0 or proved:
             shared.recovery = state.recovery
             shared.emit(RecoveryAdopted(state.recovery))
             return False
+        if state.leader is None:
+            return False  # nobody leads with that other log yet: until then this one may be chosen after all
         shared.audit(f"the partition was recovered from another log ({state.isr}): begin anew", alarm=True)
         self._step_down("the partition was recovered from another log")
         shared.emit(StartOver(state.recovery))
         self._closed = True
         return True
+
+    def _node_older(self, version: int, known: int) -> None:
+        """Once, it is an answer that a later one overtook. Asked again, it must not be: the service was restored."""
+        shared = self._shared
+        if version < self._older_than and shared.now_ms >= self._below_told_ms:
+            text = f"the node has version {version}, and {known} was read: not obeyed; was the coordination service"
+            shared.audit(f"{text} restored from a backup? Restart this broker then", alarm=True)
+            self._below_told_ms = shared.now_ms + _TELL_BELOW_AGAIN_MS
+        self._older_than = known
 
     def _node_below(self, state: NodeState) -> None:
         """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mq_broker.core.entries import Entry
+from mq_broker.core.entries import Entry, EpochStart
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.messages import (
     Audit,
@@ -55,7 +55,9 @@ class Shared:
         self.log = Log(log.entries, log.snapshot, log.checkpoint)
         begins = log.checkpoint.snapshot if log.checkpoint is not None else log.snapshot
         self.machine = PartitionMachine(settings.window, begins.state if begins is not None else None)
-        self.recovery = me.recovery
+        # What the disk was to remember may be lost; an epoch start in the log says it too
+        starts = (entry.operation for entry in log.entries if isinstance(entry.operation, EpochStart))
+        self.recovery = max((me.recovery, *(start.recovery for start in starts)))
         self.now_ms = now_ms
         self.epoch = self.log.last_epoch
         self.high_watermark = self.log.applied
@@ -94,6 +96,11 @@ class Shared:
     def read_at_will(self) -> None:
         """What was read is of use: no reading waits."""
         self._read_wait_ms = self._read_from_ms = 0
+
+    def prove(self, index: int) -> None:
+        """A message of this epoch proved that its leader has what is here up to `index`."""
+        epoch, before = self.proved
+        self.proved = self.epoch, max(index, before) if epoch == self.epoch else index
 
     @property
     def reading(self) -> bool:
