@@ -175,7 +175,7 @@ def _shared_lock(path: Path) -> Iterator[bool]:
 
 def _pid(path: Path) -> str:
     try:
-        return quoted(read_small(path / "broker.pid", 64).decode("utf-8", "replace").strip()).strip("'")
+        return quoted(read_small(path / "broker.pid", 64).decode("utf-8", "replace").strip()).strip("'") or "unknown"
     except (OSError, StorageFailed):
         return "unknown"
 

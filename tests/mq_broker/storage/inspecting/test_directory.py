@@ -58,6 +58,9 @@ def test_a_directory_in_which_a_broker_runs_is_not_looked_into_nor_the_other_way
         look_into(tmp_path),
     ):
         pass
+    (tmp_path / "broker.pid").write_text("")  # as a full disk leaves it
+    with pytest.raises(InvalidSetting, match=r"in use by a broker \(pid unknown\)"), look_into(tmp_path):
+        pass
     running.close()
     with look_into(tmp_path), look_into(tmp_path), pytest.raises(InvalidSetting, match="in use"):
         DataDirectory.open(tmp_path, 4)
