@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mq_broker.broker.administration.recovery import choose, describe
 from mq_broker.core.entries import Append, Entry, EpochStart, Operation
 from mq_broker.core.machine.state import MachineState, Snapshot
@@ -22,6 +24,7 @@ from mq_broker.core.messages import (
     ReplicaSettings,
     Send,
     StartOver,
+    Truncate,
     TurnEnded,
     WriteEntries,
 )
@@ -104,6 +107,26 @@ def test_a_log_that_waits_for_the_chosen_one_takes_nothing_of_the_new_life() -> 
     assert of(waiting.step(start), WriteEntries)
 
 
+@pytest.mark.parametrize(
+    ("sent", "epoch_before"),
+    [((entry(9, 7, EpochStart(1)),), 5), (tuple(entry(index, 4) for index in (6, 7, 8)), 4)],
+    ids=["by a leader of 0.2.0", "by a message that comes before the epoch start"],
+)
+def test_a_log_that_waits_for_the_chosen_one_is_not_cut(sent: tuple[Entry, ...], epoch_before: int) -> None:
+    """The chosen log is shorter, as an operator may say. What is here is to be kept aside, not cut."""
+    former = (*(entry(index, 4) for index in range(1, 6)), *(entry(index, 5) for index in range(6, 21)))
+    waiting = opened(3, "new-3", former)
+    waiting.step(BrokersSeen((LeaderName(1, 2), LeaderName(3, 2))))
+    waiting.step(NodeRead(8, NodeState(None, 6, ((1, "new-1"),), 1, "recover.x")))
+    before = sent[0].index - 1
+    effects = waiting.step(AppendEntries(1, 2, 7, before, epoch_before, sent[-1].index, 0, 1, sent))
+    assert not of(effects, Truncate, WriteEntries)
+    assert of(effects, ReadNode)
+    assert waiting.last_index == 20
+    led = NodeState(LeaderName(1, 2), 7, ((1, "new-1"),), 1, "w")
+    assert of(waiting.step(NodeRead(9, led)), StartOver) == [StartOver(1)]
+
+
 def test_the_only_replica_goes_on_though_its_disk_never_took_the_recovery() -> None:
     alone = opened(1, "newest", appends(10), replicas=1)
     led = NodeState(LeaderName(1, 1), 7, ((1, "new"),), 1, "w")
@@ -134,7 +157,7 @@ def test_a_log_is_not_put_aside_once_it_was_counted_in_the_life_of_its_epoch_sta
     back = opened(1, "one", (entry(1, 5), entry(2, 7, EpochStart(2, 0, 1)), entry(3, 7), entry(4, 7)))
     back.step(BrokersSeen((LeaderName(1, 2), LeaderName(2, 1))))
     effects = back.step(AppendEntries(2, 1, 7, 3, 7, 3, 3, 1, ())) + back.step(TurnEnded(0))
-    [ack] = [each.message for each in of(effects, Send) if isinstance(each.message, AppendAck)]  # type: ignore[attr-defined]
+    [ack] = [each.message for each in effects if isinstance(each, Send) and isinstance(each.message, AppendAck)]
     assert ack.acknowledged_index >= 2
     read_before = NodeState(LeaderName(2, 1), 7, ((2, "two"), (3, "three")), 1, "w")
     assert not of(back.step(NodeRead(9, read_before)), StartOver)
