@@ -30,6 +30,7 @@ from mq_broker.core.messages import (
 )
 from mq_broker.core.replication.replica import Replica
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import InvalidRequest
 
 LOST = NodeState(LeaderName(1, 1), 5, ((1, "a"), (2, "b"), (3, "c")), 0, "w")
 """Each of those logs has lost its end and has another id."""
@@ -125,6 +126,34 @@ def test_a_log_that_waits_for_the_chosen_one_is_not_cut(sent: tuple[Entry, ...],
     assert waiting.last_index == 20
     led = NodeState(LeaderName(1, 2), 7, ((1, "new-1"),), 1, "w")
     assert of(waiting.step(NodeRead(9, led)), StartOver) == [StartOver(1)]
+
+
+def test_logs_that_wait_are_gone_on_from_though_the_chosen_one_led_meanwhile() -> None:
+    """They did not hear of it: they read the node before, and when its leader had written that nobody leads."""
+    replicas = three()
+    chosen = choose("t-0", LOST, statuses(replicas), "recover.x").state
+    del replicas[1]
+    assert put_aside(replicas, NodeRead(8, chosen)) == []
+    left = NodeState(None, chosen.leader_epoch + 1, chosen.isr, chosen.recovery, "1.2.2")
+    with pytest.raises(InvalidRequest, match="broker 2 has not heard"):
+        choose("t-0", left, statuses(replicas), "recover.y", force=True)
+    assert put_aside(replicas, NodeRead(10, left)) == []
+    again = choose("t-0", left, statuses(replicas), "recover.y", force=True)
+    assert (again.kept.broker, again.kept.last_index) == (2, 9)
+    assert put_aside(replicas, NodeRead(11, again.state)) == []
+
+
+def test_no_log_is_chosen_that_an_answer_under_way_may_put_aside() -> None:
+    """One that says that broker 1 leads. Since then the partition was recovered a second time."""
+    replicas = {2: three()[2]}
+    recovered = NodeState(None, 8, ((3, "new-3"),), 2, "recover.y")
+    with pytest.raises(InvalidRequest, match=r"broker 2 has not heard.*ask again"):
+        choose("t-0", recovered, statuses(replicas), "recover.z", force=True)
+    assert put_aside(replicas, NodeRead(10, recovered)) == []
+    again = choose("t-0", recovered, statuses(replicas), "recover.z", force=True)
+    assert again.kept.broker == 2
+    led_before = NodeState(LeaderName(1, 2), 7, ((1, "new-1"),), 1, "w")
+    assert put_aside(replicas, NodeRead(9, led_before)) == []
 
 
 def test_the_only_replica_goes_on_though_its_disk_never_took_the_recovery() -> None:

@@ -129,12 +129,13 @@ def choose(
 
 def passed_over(state: NodeState, statuses: Statuses) -> list[int]:
     """Brokers whose logs the recovery before this one was not from, and that have not heard of it yet. To name such a
-    log now would be of no use: it is put aside by whoever reads of that recovery first."""
+    log now would be of no use: it is put aside by whoever reads of that recovery first. Not so one that has read that
+    nobody leads: it waits, and may go on."""
     return sorted(
         broker
         for broker, status in statuses.items()
         if status.open
-        and not state.token.startswith("recover.")  # nobody has led since: no log was put aside for it
+        and not (state.leader is None and status.seen_epoch >= state.leader_epoch)
         and status.last_index
         and status.recovery < state.recovery
         and (broker, status.log_id) not in state.isr
