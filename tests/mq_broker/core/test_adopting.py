@@ -182,6 +182,14 @@ def test_an_epoch_start_in_the_log_says_which_recovery_it_goes_on_under() -> Non
     assert choose("t-0", node, statuses(replicas), "recover.y").kept.last_index == 20
 
 
+def test_the_disk_is_told_again_of_a_recovery_that_only_an_epoch_start_says() -> None:
+    """Once a checkpoint stands for that entry, nothing else would say it."""
+    log = entry(1, 5), entry(2, 7, EpochStart(1, 0, 1)), entry(3, 7)
+    seen = BrokersSeen((LeaderName(1, 2),))
+    assert of(opened(1, "one", log).step(seen), RecoveryAdopted) == [RecoveryAdopted(1)]
+    assert not of(opened(1, "one", log, recovery=1).step(seen), RecoveryAdopted)
+
+
 def test_a_log_is_not_put_aside_once_it_was_counted_in_the_life_of_its_epoch_start() -> None:
     back = opened(1, "one", (entry(1, 5), entry(2, 7, EpochStart(2, 0, 1)), entry(3, 7), entry(4, 7)))
     back.step(BrokersSeen((LeaderName(1, 2), LeaderName(2, 1))))

@@ -18,6 +18,7 @@ from mq_broker.core.messages import (
     NodeState,
     ReadNode,
     RecoveredLog,
+    RecoveryAdopted,
     ReplicaSettings,
     WriteNode,
 )
@@ -66,6 +67,8 @@ class Shared:
         self.live: dict[int, int] = {}
         self.incarnations: dict[int, int] = {}
         self.effects: list[Effect] = []
+        if self.recovery > me.recovery:  # before the epoch start that says it is behind a checkpoint
+            self.emit(RecoveryAdopted(self.recovery))
         self.reading_since_ms: int | None = None
         self.next_read_ms = now_ms
         self._read_wait_ms = self._read_from_ms = 0
