@@ -141,7 +141,7 @@ ELASTIC = (
         "a log that the partition was not recovered from goes on",
         "rule 15",
         "replication.replica:Replica._recovered_elsewhere",
-        "if shared.my_member in state.isr or shared.log.last_index == 0",
+        "if shared.my_member in state.isr or chosen or shared.log.last_index == 0",
         "if True or shared.my_member in state.isr",
         ("total_losses",),
     ),
