@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import struct
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ import pyarrow.compute as pc
 from mq_protocol import limits
 from mq_protocol.envelope import Buffer
 from mq_protocol.errors import BatchTooLarge, CorruptBatch, SchemaMismatch
+from mq_protocol.freeing import Memory
 from mq_protocol.ipc_message import RecordBatchMessage, codec_of, node_count, read_record_batch_message
 from mq_protocol.schema_message import check_schema_message
 
@@ -162,14 +164,11 @@ def check_untrusted(
     buffer = pa.py_buffer(payload)
     try:
         if decoded_bytes > _POOLED_BYTES_MAX:
-            batch = _decoded_apart(buffer, schema)
+            _check_apart(buffer, schema, demands)
         else:
-            batch = pa.ipc.read_record_batch(buffer, schema)
-        batch.validate(full=True)
+            _check_values(pa.ipc.read_record_batch(buffer, schema), demands)
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise CorruptBatch(f"corrupt batch: {error}") from error
-    for at, field in demands.required:
-        _check_nulls(field, batch.column(at), field.name)
     return decoded_bytes
 
 
@@ -214,12 +213,27 @@ def _decoded(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None
         return reader.read_next_batch().select(list(columns))
 
 
-def _decoded_apart(buffer: pa.Buffer, schema: pa.Schema) -> pa.RecordBatch:
+def _check_values(batch: pa.RecordBatch, demands: _Demands) -> None:
+    batch.validate(full=True)
+    for at, field in demands.required:
+        _check_nulls(field, batch.column(at), field.name)
+
+
+def _check_apart(buffer: pa.Buffer, schema: pa.Schema, demands: _Demands) -> None:
     """In memory that the system has back as soon as it is free: one large batch costs its size once, however many
-    threads check such batches in turn."""
+    threads check such batches in turn. Other threads run while it is freed."""
     stream = pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r")
     with pa.ipc.open_stream(stream, memory_pool=pa.system_memory_pool()) as reader:
-        return reader.read_next_batch()
+        batch = reader.read_next_batch()
+    memory = Memory(batch)
+    try:
+        _check_values(batch, demands)
+    except Exception as error:
+        traceback.clear_frames(error.__traceback__)  # which hold the batch
+        raise
+    finally:
+        del batch
+        memory.free()
 
 
 def _decoded_shorter(

@@ -253,6 +253,22 @@ def test_a_batch_that_is_large_inside_is_checked_like_any_other() -> None:
     wrong = pa.record_batch([pa.array([b"\xff" * (20 << 20)]).cast(pa.binary()).view(pa.binary())], names=["a"])
     with pytest.raises(CorruptBatch, match="UTF8"):
         check(bytes(encode_batch(wrong, "zstd")), long.schema, count=1, most=64 << 20)
+    demanded = pa.schema([pa.field("a", pa.string(), nullable=False), pa.field("b", pa.string())])
+    absent = pa.record_batch([pa.array([None], pa.string()), long["a"]], names=["a", "b"])
+    with pytest.raises(SchemaMismatch, match="null"):
+        check(bytes(encode_batch(absent, "zstd")), demanded, count=1, most=64 << 20)
+
+
+def test_a_batch_that_is_large_inside_is_freed_whatever_is_kept_of_its_refusal() -> None:
+    before = pa.system_memory_pool().bytes_allocated()
+    long = pa.record_batch([pa.array([b"\xff" * (20 << 20)])], names=["a"])
+    payload = bytes(encode_batch(long, "zstd"))
+    with pytest.raises(CorruptBatch) as kept:
+        check(payload, pa.schema([("a", pa.string())]), count=1, most=64 << 20)
+    assert kept.value.__traceback__ is not None
+    assert pa.system_memory_pool().bytes_allocated() == before
+    check(payload, long.schema, count=1, most=64 << 20)
+    assert pa.system_memory_pool().bytes_allocated() == before
 
 
 def test_a_batch_of_another_schema_is_refused() -> None:
