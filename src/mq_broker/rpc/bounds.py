@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from mq_broker.rpc.turns import Turns
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, RequestTooLarge
 from mq_protocol.methods import BROKER, PEER, Bound, Elements
@@ -25,6 +26,9 @@ M = TypeVar("M", bound=Message)
 READ_AT_ONCE_BYTES_MAX: Final = 16 << 10
 """Larger requests are counted and compared a piece at a time, and others have their turn between two. Not in a thread:
 it would take the interpreter from the loop for 5 ms each time that the loop waits for something."""
+
+LARGE_BYTES_PER_S: Final = 64 << 20
+"""Such a request waits first, for so long: to receive one has cost others time, and the next one comes after it."""
 
 COUNTED_IN_A_TURN: Final = 300
 COMPARED_IN_A_TURN: Final = 300
@@ -68,14 +72,16 @@ class Bounded(Generic[M]):
         """The message. Raises `RequestTooLarge` for one above the bound, `InvalidRequest` for bytes that are none, and
         for an element that is named twice."""
         self._check_size(data)
+        if len(data) > READ_AT_ONCE_BYTES_MAX:
+            await asyncio.sleep(len(data) / LARGE_BYTES_PER_S)
         if not self._bound.lists:
             return parse(data, self._kind)
-        steps = self._steps(data)
+        steps, turns = self._steps(data), Turns()
         try:
             while True:
                 next(steps)
                 if len(data) > READ_AT_ONCE_BYTES_MAX:
-                    await asyncio.sleep(0)
+                    await turns.others()
         except StopIteration as ended:
             message: M = ended.value
             return message

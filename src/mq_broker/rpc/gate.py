@@ -23,6 +23,7 @@ from grpc import aio
 
 from mq_broker.rpc.callers import caller, note_asker, note_caller, serial, verified
 from mq_broker.rpc.pacing import Present, admit_lease, admit_request, paid_for
+from mq_broker.rpc.turns import Turns
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Asker, Authority, resource_text
 from mq_broker.security.names import Principal
@@ -300,13 +301,14 @@ class Door:
             self._gate.judge(asker, self._name, operation, kind, None)
             grants[operation, kind, None] = None
             return
+        turns = Turns()
         for count, name in enumerate(need.names(request), 1):
             if name and (operation, kind, name) not in grants:
                 if not asker.verdict(operation, kind, name).allowed:
                     self._gate.judge(asker, self._name, operation, kind, name)
                 grants[operation, kind, name] = None
             if count % JUDGED_IN_A_TURN == 0:
-                await asyncio.sleep(0)
+                await turns.others()
 
     def admit_batch(self, call: UnderWay, header: pb.ProduceHeader) -> TritonMQError | None:
         """Why a batch is refused; None if it is not."""

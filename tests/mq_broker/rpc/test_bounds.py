@@ -15,7 +15,7 @@ import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from mq_broker.rpc import bounds, service
-from mq_broker.rpc.bounds import BOUNDS, Bounded
+from mq_broker.rpc.bounds import BOUNDS, READ_AT_ONCE_BYTES_MAX, Bounded
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.peer_service import PEER_UNARY
 from mq_broker.rpc.service import UNARY
@@ -134,6 +134,56 @@ def test_others_have_their_turn_while_a_large_request_is_read() -> None:
     asyncio.run(main())
     assert turns >= len(data) // 10_000
     assert threading.active_count() == threads
+
+
+async def _many_turns() -> None:
+    for _ in range(150):
+        await asyncio.sleep(0)
+
+
+def _is_read_last(method: str, data: bytes) -> bool:
+    """Whether what takes many turns of the loop ends before the request is read. A record takes few turns, and the next
+    one comes soon after."""
+
+    async def main() -> bool:
+        others = asyncio.create_task(_many_turns())
+        await asyncio.sleep(0)
+        with contextlib.suppress(RequestTooLarge):
+            await Bounded(method, REQUESTS[method]).read(data)
+        return others.done()
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_request_with_many_elements_rests_while_it_is_read(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "LARGE_BYTES_PER_S", 1 << 60)
+    most = BOUNDS["StartMoves"].lists["moves"].most
+    assert _is_read_last("StartMoves", _with("StartMoves", "moves", most + more))
+    assert not _is_read_last("StartMoves", _with("StartMoves", "moves", 300))
+
+
+def test_a_request_of_many_bytes_waits_before_it_is_read() -> None:
+    assert _is_read_last("Queues", _padded(REQUEST_BYTES_MAX))
+    assert not _is_read_last("Queues", _padded(READ_AT_ONCE_BYTES_MAX))
+
+
+def test_a_small_request_is_read_in_one_turn() -> None:
+    async def main() -> int:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        await Bounded("StartMoves", REQUESTS["StartMoves"]).read(_with("StartMoves", "moves", 100))
+        other.cancel()
+        return turns
+
+    assert asyncio.run(main()) == 0
 
 
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from mq_broker.rpc import pacing
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.pacing import room_to_send
 from mq_broker.rpc.service import Batches, Send
+from mq_broker.rpc.turns import Turns
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
@@ -189,7 +190,7 @@ class Reading:
         """
         watch = _Watch()
         try:
-            async for place in in_turns(request.partitions):
+            async for place in in_turns(request.partitions, Turns()):
                 try:
                     watch.add(self._shell.partition(await self._topics.get(place.topic), place.partition))
                 except TritonMQError as error:

@@ -31,6 +31,7 @@ from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_broker.rpc.callers import asker, caller, own_member
 from mq_broker.rpc.pacing import chunk_bytes, room_to_send
 from mq_broker.rpc.service import Batches, Send
+from mq_broker.rpc.turns import Turns
 from mq_broker.security.names import member_shown
 from mq_broker.storage.interface import NOTHING_UNSEALED, Unsealed
 from mq_protocol import mq_pb2 as pb
@@ -302,7 +303,7 @@ class _Session:
         self.group, self.member_id, self.member_key, self.broadcast, self.priority = named
         self.ephemeral = request.ephemeral
         renewed: set[str] = set()
-        async for wanted in in_turns(request.partitions):
+        async for wanted in in_turns(request.partitions, Turns()):
             while self._untold_bytes > UNTOLD_BYTES_MAX:
                 self._told.clear()
                 await self._told.wait()

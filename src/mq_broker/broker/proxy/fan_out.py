@@ -24,6 +24,7 @@ from mq_broker.broker.runtime.streams import in_turns, side_by_side
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.pacing import room_to_send
 from mq_broker.rpc.service import RefusedBatch, Send
+from mq_broker.rpc.turns import Turns
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.error_messages import to_wire
@@ -192,7 +193,7 @@ class _Session:
     async def _open(self, request: pb.SubscribeOpen) -> None:
         if request.group or request.broadcast:
             raise InvalidRequest("this stream is of no group: open another stream for a member of one")
-        async for wanted in in_turns(request.partitions):
+        async for wanted in in_turns(request.partitions, Turns()):
             while len(self._untold) > UNTOLD_MAX:
                 self._told.clear()
                 await self._told.wait()

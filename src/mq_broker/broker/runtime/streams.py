@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
+from mq_broker.rpc.turns import Turns
 from mq_protocol.limits import YIELD_EVERY
 
 T = TypeVar("T")
@@ -16,14 +17,15 @@ TURN_S: Final = 0.0003
 written and is acknowledged in three or four turns, and each of them may be behind one of these."""
 
 
-async def in_turns(elements: Iterable[T]) -> AsyncIterator[T]:
-    """The elements; after `YIELD_EVERY` of them, or after `TURN_S`, other work on the loop gets its turn."""
+async def in_turns(elements: Iterable[T], turns: Turns | None = None) -> AsyncIterator[T]:
+    """The elements; after `YIELD_EVERY` of them, or after `TURN_S`, other work on the loop gets its turn. `turns`: of
+    work that may rest between two."""
     clock = asyncio.get_running_loop().time
     began = clock()
     for count, element in enumerate(elements, 1):
         yield element
         if count % YIELD_EVERY == 0 or clock() - began > TURN_S:
-            await asyncio.sleep(0)
+            await (asyncio.sleep(0) if turns is None else turns.others())
             began = clock()
 
 

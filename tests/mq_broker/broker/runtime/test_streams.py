@@ -11,6 +11,7 @@ import pytest
 
 from mq_broker.broker.runtime import streams
 from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns, side_by_side, those, until_one_ends
+from mq_broker.rpc.turns import Turns
 from mq_protocol.limits import YIELD_EVERY
 
 
@@ -54,6 +55,20 @@ def test_others_have_their_turn_while_a_list_is_worked_on(
         assert had == turns
 
     asyncio.run(scenario())
+
+
+def test_long_work_on_a_request_rests_between_its_turns() -> None:
+    class Told(Turns):
+        async def others(self) -> None:
+            had.append(None)
+
+    had: list[None] = []
+
+    async def scenario() -> None:
+        assert [each async for each in in_turns(range(3 * YIELD_EVERY), Told())] == list(range(3 * YIELD_EVERY))
+
+    asyncio.run(scenario())
+    assert len(had) >= 3
 
 
 def test_those_that_are_wanted_are_found_in_turns() -> None:
