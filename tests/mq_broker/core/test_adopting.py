@@ -128,6 +128,18 @@ def test_a_log_that_waits_for_the_chosen_one_is_not_cut(sent: tuple[Entry, ...],
     assert of(waiting.step(NodeRead(9, led)), StartOver) == [StartOver(1)]
 
 
+def test_a_log_that_waits_takes_nothing_of_a_leader_that_has_stood_back() -> None:
+    """Its messages were on their way when that log read that nobody leads, in the epoch that they are of."""
+    waiting = three()[3]
+    waiting.step(BrokersSeen((LeaderName(1, 2), LeaderName(3, 2))))
+    waiting.step(NodeRead(10, NodeState(None, 7, ((1, "new-1"),), 1, "1.2.2")))
+    cut = tuple(entry(index, 4) for index in (7, 8))
+    assert not of(waiting.step(AppendEntries(1, 2, 7, 6, 5, 8, 0, 1, cut)), Truncate, WriteEntries)
+    start = (entry(9, 7, EpochStart(1, 0, 1)),)
+    assert not of(waiting.step(AppendEntries(1, 2, 7, 8, 5, 9, 0, 2, start)), WriteEntries)
+    assert not of(waiting.step(InstallSnapshot(1, 2, 7, 3, Snapshot(20, 7, 20, MachineState()))), Install)
+
+
 def test_logs_that_wait_are_gone_on_from_though_the_chosen_one_led_meanwhile() -> None:
     """They did not hear of it: they read the node before, and when its leader had written that nobody leads."""
     replicas = three()
@@ -165,6 +177,13 @@ def test_the_only_replica_goes_on_though_its_disk_never_took_the_recovery() -> N
     assert not of(alone.step(NodeRead(21, again.state)), StartOver)
 
 
+def test_the_only_replica_is_gone_on_from_before_it_has_read_of_the_recovery_before() -> None:
+    """It must not be waited for: where it alone is named, it is not put aside once it has read that."""
+    led = NodeState(LeaderName(1, 1), 7, ((1, "new"),), 1, "w")
+    alone = opened(1, "newest", appends(10), replicas=1)
+    assert choose("t-0", led, statuses({1: alone}), "recover.y").kept.last_index == 10
+
+
 def test_a_log_of_another_broker_is_put_aside_though_one_broker_alone_is_named() -> None:
     led = NodeState(LeaderName(1, 2), 7, ((1, "new-1"),), 1, "w")
     assert put_aside(three(), NodeRead(8, led)) == [2, 3]
@@ -188,6 +207,14 @@ def test_the_disk_is_told_again_of_a_recovery_that_only_an_epoch_start_says() ->
     seen = BrokersSeen((LeaderName(1, 2),))
     assert of(opened(1, "one", log).step(seen), RecoveryAdopted) == [RecoveryAdopted(1)]
     assert not of(opened(1, "one", log, recovery=1).step(seen), RecoveryAdopted)
+
+
+def test_an_epoch_start_of_a_former_recovery_takes_nothing_back_of_what_the_disk_remembers() -> None:
+    """The second recovery was adopted, and nobody has led since whose epoch start would say it."""
+    back = opened(3, "three", (entry(1, 5), entry(2, 7, EpochStart(1, 0, 1)), entry(3, 7)), recovery=2)
+    assert back.identity.recovery == 2
+    led = NodeState(LeaderName(1, 2), 9, ((1, "one"), (2, "two")), 2, "w")
+    assert not of(back.step(NodeRead(30, led)), StartOver)
 
 
 def test_a_log_is_not_put_aside_once_it_was_counted_in_the_life_of_its_epoch_start() -> None:
