@@ -271,6 +271,13 @@ def test_a_batch_that_is_large_inside_is_freed_whatever_is_kept_of_its_refusal()
     assert pa.system_memory_pool().bytes_allocated() == before
 
 
+def test_a_null_where_none_is_allowed_is_found_in_a_batch_that_is_large_inside() -> None:
+    rows = pa.record_batch({"a": ["0" * (20 << 20)], "b": pa.array([None], pa.int64())})
+    payload = bytes(encode_batch(rows, "zstd"))
+    with pytest.raises(SchemaMismatch, match="column 'b' is NOT NULL"):
+        check(payload, parse_schema("a string, b long not null"), count=1, most=64 << 20)
+
+
 def test_a_batch_of_another_schema_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="columns"):
         check(bytes(encode_batch(BATCH.select(["a", "b"]))))
