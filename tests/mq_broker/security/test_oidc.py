@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import math
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -328,6 +329,25 @@ def test_an_issuer_that_answers_strangely_is_believed_nothing(
     asyncio.run(refused(verifying(issuer), issuer.token()))
     assert time.monotonic() - began < 8
     assert "/realm/real" not in issuer.asked
+
+
+@pytest.mark.parametrize("what", ["endless", "an error"])
+def test_an_answer_that_is_refused_is_not_open_while_its_error_is_kept(
+    what: str, issuer: Issuer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sockets: list[ssl.SSLSocket] = []
+    tls = https.trusting(issuer.ca)
+    wrap = tls.wrap_socket
+
+    def kept(*args: Any, **named: Any) -> ssl.SSLSocket:
+        sockets.append(wrap(*args, **named))
+        return sockets[-1]
+
+    monkeypatch.setattr(tls, "wrap_socket", kept)
+    issuer.answer[KEYS] = ANSWERS[what][1]
+    with pytest.raises(ValueError, match="it answers with") as error:
+        https.get(f"{issuer.url}/keys", tls)
+    assert [each.fileno() for each in sockets] == [-1], error
 
 
 @pytest.mark.parametrize(
