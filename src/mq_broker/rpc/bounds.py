@@ -27,7 +27,7 @@ READ_AT_ONCE_BYTES_MAX: Final = 16 << 10
 """Larger requests are counted and compared a piece at a time, and others have their turn between two. Not in a thread:
 it would take the interpreter from the loop for 5 ms each time that the loop waits for something."""
 
-LARGE_BYTES_PER_S: Final = 64 << 20
+LARGE_BYTES_PER_S: Final = 32 << 20
 """Such a request waits first, for so long: to receive one has cost others time, and the next one comes after it."""
 
 COUNTED_IN_A_TURN: Final = 300
