@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Any, Final, NamedTuple
 
@@ -70,6 +72,15 @@ CHECK_INLINE_DECODED_BYTES_MAX: Final = 1 << 20
 one as well: seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 
 CHECKS_AT_ONCE_MAX: Final = 2
+
+SWOLLEN_BYTES: Final = 16 << 20
+SWOLLEN_TIMES: Final = 64
+"""A batch with more inside, and with so many times what was sent, is followed by a rest. So is one that is refused
+after `REFUSED_LATE_S`."""
+
+REFUSED_LATE_S: Final = 0.01
+RESTS: Final = 8
+REST_S_MAX: Final = 1.0
 """Batches that are checked at the same time, in threads; one of them for one connection."""
 
 _BATCH_BYTES: Final = 1 << 10
@@ -97,6 +108,7 @@ class _Batch:
     decoded_bytes: int = 0
     error: TritonMQError | None = None
     checked: bool = False
+    check_s: float = 0.0
     span: Any | None = None  # where somebody records its trace
 
 
@@ -237,7 +249,7 @@ class _Stream:
                 return
             batch.error, batch.checked = None, False
         self._unchecked.append(batch)
-        checking = self._producing.checks.run(caller(), _check, batch, topic, schema)
+        checking = self._producing.checks.run(caller(), _check, batch, topic, schema, rest=partial(_rest, batch))
         checking.add_done_callback(lambda done: self._propose_checked(batch, done))
 
     def _checked(self, batch: _Batch) -> None:
@@ -403,6 +415,7 @@ def _check_record_uuids(header: pb.ProduceHeader) -> None:
 
 def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: int | None = None) -> None:
     """Look at every byte. May run in a thread: touches the batch alone. `decoded_bytes_max`: by default the topic's."""
+    began = time.monotonic()
     try:
         batch.decoded_bytes = check_untrusted(
             batch.payload,
@@ -414,3 +427,12 @@ def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: in
     except TritonMQError as error:
         batch.error = error
     batch.checked = True
+    batch.check_s = time.monotonic() - began
+
+
+def _rest(batch: _Batch) -> float:
+    """Seconds before another batch of the same sender is checked: what costs many times what it cost to send is not
+    sent at once again, whether it was good or refused. Nobody who sends rows has such batches."""
+    swollen = batch.decoded_bytes > max(SWOLLEN_BYTES, SWOLLEN_TIMES * len(batch.payload))
+    refused = batch.error is not None and batch.check_s > REFUSED_LATE_S
+    return min(RESTS * batch.check_s, REST_S_MAX) if swollen or refused else 0.0

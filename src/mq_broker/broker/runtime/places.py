@@ -16,9 +16,14 @@ from typing import Any, NamedTuple, TypeVar
 T = TypeVar("T")
 
 
+def _no_rest() -> float:
+    return 0.0
+
+
 class _Job(NamedTuple):
     work: Callable[[], Any]
     done: asyncio.Future[Any]
+    rest: Callable[[], float]
 
 
 class Places:
@@ -34,10 +39,14 @@ class Places:
         self._running: dict[str, int] = {}
         self._waiting: dict[str, deque[_Job]] = {}  # whose turn is next comes first
 
-    def run(self, caller: str, work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-        """What the work returns or raises, once it was the caller's turn. Its jobs begin in their order."""
+    def run(
+        self, caller: str, work: Callable[..., T], *arguments: Any, rest: Callable[[], float] = _no_rest
+    ) -> asyncio.Future[T]:
+        """What the work returns or raises, once it was the caller's turn. Its jobs begin in their order. `rest`: asked
+        when the work is done, for how many seconds its place is not given to this caller again; others may have the
+        thread."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(caller, deque()).append(_Job(partial(work, *arguments), done))
+        self._waiting.setdefault(caller, deque()).append(_Job(partial(work, *arguments), done, rest))
         self._begin()
         return done
 
@@ -59,9 +68,10 @@ class Places:
 
     def _ended(self, caller: str, job: _Job, running: asyncio.Future[Any]) -> None:
         self._free += 1
-        self._running[caller] -= 1
-        if not self._running[caller]:
-            del self._running[caller]
+        if (rest := job.rest()) > 0:
+            asyncio.get_running_loop().call_later(rest, self._rested, caller)
+        else:
+            self._leave(caller)
         if running.cancelled():
             job.done.cancel()
         elif not job.done.done():
@@ -70,6 +80,15 @@ class Places:
             else:
                 job.done.set_result(running.result())
         self._begin()
+
+    def _rested(self, caller: str) -> None:
+        self._leave(caller)
+        self._begin()
+
+    def _leave(self, caller: str) -> None:
+        self._running[caller] -= 1
+        if not self._running[caller]:
+            del self._running[caller]
 
     def close(self) -> None:
         """What runs goes on to its end; what waits is given up."""

@@ -13,7 +13,15 @@ import pytest
 from grpc import aio
 
 from mq_broker.broker.data import produce
-from mq_broker.broker.data.produce import _check_header, _check_record_uuids, _held_bytes, _Stream
+from mq_broker.broker.data.produce import (
+    _Batch,
+    _check,
+    _check_header,
+    _check_record_uuids,
+    _held_bytes,
+    _rest,
+    _Stream,
+)
 from mq_broker.broker.data.tracing import Tracing
 from mq_broker.broker.host.window_turnover import Fillers
 from mq_broker.broker.metadata.topics import Topics
@@ -37,6 +45,11 @@ def topic(name: str = "t") -> Any:
     return SimpleNamespace(
         spec=SimpleNamespace(name=name, schema=b"typed"), versions={FINGERPRINT: SCHEMA}, schema=SCHEMA
     )
+
+
+def topic_with_settings() -> Any:
+    settings = SimpleNamespace(batch_bytes_max=1 << 20, batch_decoded_bytes_max=1 << 20)
+    return SimpleNamespace(settings=settings)
 
 
 def header(**fields: Any) -> pb.ProduceHeader:
@@ -65,6 +78,34 @@ def header(**fields: Any) -> pb.ProduceHeader:
 def test_a_batch_is_refused_by_what_its_header_says(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         _check_header(header(**fields), topic())
+
+
+@pytest.mark.parametrize(
+    ("sent_bytes", "inside_bytes", "error", "check_s", "rest_s"),
+    [
+        (4_000, 60 << 20, None, 0.03, 0.24),
+        (4_000, 60 << 20, None, 9.0, 1.0),
+        (4_000, 16 << 20, None, 0.03, 0.0),  # much is inside, but not so much
+        (1 << 20, 60 << 20, None, 0.03, 0.0),  # it was sent
+        (1 << 20, 0, BatchTooLarge("x"), 0.03, 0.24),
+        (1 << 20, 0, BatchTooLarge("x"), 0.01, 0.0),
+    ],
+)
+def test_who_sends_what_costs_many_times_its_size_rests(
+    sent_bytes: int, inside_bytes: int, error: TritonMQError | None, check_s: float, rest_s: float
+) -> None:
+    batch = _Batch(header(), memoryview(bytes(sent_bytes)), sent_bytes, 0.0, 0.0)
+    batch.decoded_bytes, batch.error, batch.check_s = inside_bytes, error, check_s
+    assert _rest(batch) == pytest.approx(rest_s)
+
+
+def test_how_long_a_batch_was_checked_is_known_when_it_is_refused_too() -> None:
+    rows_ = pa.record_batch({"n": [1, 2], "s": ["x", "y"]}, SCHEMA)
+    for count in (2, 3):
+        batch = _Batch(header(record_count=count), memoryview(encode_batch(rows_)), 0, 0.0, 0.0)
+        _check(batch, topic_with_settings(), SCHEMA)
+        assert (batch.error is None) == (count == 2)
+        assert batch.check_s > 0
 
 
 def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_for_a_topic_of_the_brokers() -> None:
@@ -320,7 +361,8 @@ def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and
             raise BatchTooLarge("for the loop")
         return 7
 
-    def run(_caller: object, work: Any, *arguments: Any) -> asyncio.Future[None]:
+    def run(_caller: object, work: Any, *arguments: Any, rest: Any) -> asyncio.Future[None]:
+        assert rest() == 0.0
         under_way.append((asyncio.get_running_loop().create_future(), lambda: work(*arguments)))
         return under_way[-1][0]
 

@@ -199,3 +199,28 @@ def test_places_are_no_more_after_many_jobs_than_before() -> None:
         await asyncio.gather(*done)
 
     run(scenario)
+
+
+def test_who_rests_after_its_work_has_no_place_and_others_have_the_thread() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        first = places.run("a", jobs.job("a1"), rest=lambda: 3_600.0)
+        second = places.run("a", jobs.job("a2"))
+        jobs.let_go("a1", "a2")
+        assert await first == "a1"
+        for name in ("b1", "b2"):
+            other = places.run("b", jobs.job(name))
+            jobs.let_go(name)
+            assert await other == name
+        assert jobs.began == ["a1", "b1", "b2"]
+        assert not second.done()
+
+    run(scenario)
+
+
+def test_who_has_rested_has_its_place_again() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        both = [places.run("a", jobs.job(name), rest=lambda: 0.01) for name in ("a1", "a2")]
+        jobs.let_go("a1", "a2")
+        assert await asyncio.gather(*both) == ["a1", "a2"]
+
+    run(scenario)
