@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import ssl
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +22,7 @@ def machine(directory: Path) -> dict[str, str]:
         "kernel": f"{platform.system()} {platform.release()}",
         "file system": _file_system(directory),
         "Python": platform.python_version(),
+        "OpenSSL of Python": ssl.OPENSSL_VERSION,
         "Java": _java(),
         **{package: metadata.version(package) for package in PACKAGES},
         "ZooKeeper": _zookeeper(),
