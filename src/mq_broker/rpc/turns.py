@@ -6,10 +6,11 @@ import asyncio
 from typing import Final
 
 UNRESTED_TURNS: Final = 4
-REST_S: Final = 0.001
-"""A record comes in, is written and is acknowledged in three or four turns of the loop. They fit in here."""
+REST_S: Final = 0.002
+"""A record comes in, is written and is acknowledged in three or four turns of the loop. They fit in here, and those of
+the next record too."""
 
-RESTS_MAX: Final = 250
+RESTS_MAX: Final = 125
 """The largest manifest of a transaction has a million elements, and must be decided in time."""
 
 
