@@ -1,9 +1,9 @@
-"""What sealing costs: a broker that stands alone, plain and with --encrypt in turn. `python -m benchmarks.at_rest`
-writes AT_REST.md.
+"""What sealing costs: a broker that stands alone, and three of them, plain and with --encrypt in turn.
+`python -m benchmarks.at_rest` writes AT_REST.md.
 
 Produced are batches of a size, acknowledged once they are on the disk. They are fetched after the broker has started
 again, with nothing of them in its memory: first from the disk, then from the kernel's cache. Beside the speed the
-processor time of the broker counts, which other work on the machine changes less.
+processor time of the brokers counts, which other work on the machine changes less.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import pyarrow as pa
 from mq_broker.storage.key_file import KeyFile, write_key_file
 from mq_client import Admin, Producer, Reader
 from mq_dev.embedded_zookeeper import free_port
+from mq_dev.local_cluster import LocalCluster
 
 WANTED = {"produce": 0.95, "fetch from the disk": 0.85, "fetch from the cache": 0.85}
 """Of the speed in plain, that sealed has to reach."""
@@ -99,6 +100,27 @@ def _fetched(broker: Running, reader: Reader, count: int, megabytes: float) -> t
     return megabytes / (time.monotonic() - begun), 1e3 * (broker.processor_s() - spent) / megabytes
 
 
+def replicated(cluster: LocalCluster, topic: str, size: int, total: int) -> tuple[float, float]:
+    """The same of what is produced with three replicas, each of which has it on its disk."""
+    batches = [pa.record_batch([pa.array([os.urandom(size)], pa.binary())], SCHEMA) for _ in range(8)]
+    count = total // size
+    brokers = [psutil.Process(broker.pid) for broker in cluster.brokers.values() if broker.pid]
+
+    def spent_s() -> float:
+        return sum(sum(broker.cpu_times()[:2]) for broker in brokers)
+
+    with Admin(cluster.bootstrap) as admin, Producer(cluster.bootstrap) as producer:
+        admin.create_topic(topic, partitions=6, replicas=3, schema=SCHEMA, record_bytes_max=3 << 20)
+        producer.publish_batch(topic, batches[0]).result(60)
+        begun, spent = time.monotonic(), spent_s()
+        for future in [producer.publish_batch(topic, batches[number % 8]) for number in range(count)]:
+            future.result(120)
+        megabytes = count * size / 1e6
+        figures = megabytes / (time.monotonic() - begun), 1e3 * (spent_s() - spent) / megabytes
+        admin.delete_topic(topic)
+    return figures
+
+
 class Row(NamedTuple):
     """Medians of the rounds, and their range: MB a second, and milliseconds of the broker's processor a MB."""
 
@@ -143,6 +165,21 @@ def rounds(folder: Path, keys: str, size: int, total: int, count: int) -> list[R
     return rows
 
 
+def rounds_of_three(folder: Path, keys: str, size: int, total: int, count: int) -> Row:
+    with (
+        LocalCluster(folder / "plain", 3) as plain,
+        LocalCluster(folder / "sealed", 3, arguments=("--encrypt", keys)) as sealed,
+    ):
+        found: dict[str, list[tuple[float, float]]] = {"plain": [], "sealed": []}
+        for number in range(count + 1):
+            for name, cluster in (("plain", plain), ("sealed", sealed)):
+                found[name].append(replicated(cluster, f"t{number}", size, total))
+    speeds = {name: [speed for speed, _ in figures[1:]] for name, figures in found.items()}  # the first warms up
+    costs = {name: statistics.median(cost for _, cost in figures[1:]) for name, figures in found.items()}
+    what = f"produce, three replicas, {size // 1024} KiB"
+    return Row(what, speeds["plain"], speeds["sealed"], costs["plain"], costs["sealed"], WANTED["produce"])
+
+
 def page(rows: list[Row], command: str, loads: list[float]) -> str:
     table = "\n".join(row.text() for row in rows)
     version = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
@@ -152,10 +189,11 @@ def page(rows: list[Row], command: str, loads: list[float]) -> str:
 on {os.cpu_count()} processors. The machine's load (of a minute) was {min(loads):.1f} to {max(loads):.1f}
 between the rounds; a broker and its client alone make about 2.
 
-A broker that stands alone, `fsync`, plain and with `--encrypt` in turn. *Produce*: batches of one size, acknowledged
-once they are on the disk. *Fetch*: all of it is read after the broker has started again, with nothing of it in its
-memory, first from the disk and then from the kernel's cache. MB/s are medians, with their range; *cost* is milliseconds
-of the broker's processor a MB.
+A broker that stands alone, and in the last row three, `fsync`, plain and with `--encrypt` in turn. *Produce*: batches
+of one size, acknowledged once they are on the disk. *Fetch*: all of it is read after the broker has started again, with
+nothing of it in its memory, first from the disk and then from the kernel's cache. MB/s are medians, with their range;
+*cost* is milliseconds of the brokers' processor a MB. The processors are the bound in every row: clients and brokers
+share them.
 
 | | plain, MB/s | sealed, MB/s | sealed of plain | wanted | plain cost | sealed cost |
 |---|---|---|---|---|---|---|
@@ -178,6 +216,10 @@ def main() -> None:
             total = arguments.mib << 20 if size > 1 << 16 else 6 << 20
             rows += rounds(Path(name), f"file:{name}/keys.json", size, total, arguments.rounds)
             loads.append(os.getloadavg()[0])
+        rows.append(
+            rounds_of_three(Path(name), f"file:{name}/keys.json", 1 << 20, arguments.mib << 20, arguments.rounds)
+        )
+        loads.append(os.getloadavg()[0])
     command = f"python -m benchmarks.at_rest --rounds {arguments.rounds} --mib {arguments.mib}"
     text = page(rows, command, loads)
     arguments.output.write_text(text)
