@@ -67,9 +67,10 @@ class KeyFile:
         if type(current) is not dict or type(keys) is not dict:
             raise ValueError("it has no keys")
         decoded: dict[str, bytes] = {}
-        for key_id, text in keys.items():
+        for number, (key_id, text) in enumerate(keys.items(), 1):
             if type(text) is not str or len(key := base64.b64decode(text, validate=True)) != KEY_BYTES:
-                raise ValueError(f"key {quoted(key_id)} is not {KEY_BYTES} bytes in base64")
+                # By its number: in a damaged file a key's text may stand in the place of an id
+                raise ValueError(f"key {number} of {len(keys)} is not {KEY_BYTES} bytes in base64")
             decoded[key_id] = key
         if any(type(key_id) is not str for key_id in current.values()):
             raise ValueError("its values are of other types")
