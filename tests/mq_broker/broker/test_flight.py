@@ -240,7 +240,8 @@ def test_what_is_listed_and_not_read_counts_as_held_memory(tmp_path: Path) -> No
     def job(served: Served) -> None:
         with (
             served.admin() as admin,
-            grpc.insecure_channel(served.uri.removeprefix("grpc+tcp://")) as channel,
+            # Without probes its window stays small: else all of it may be on its way at once
+            grpc.insecure_channel(served.uri.removeprefix("grpc+tcp://"), [("grpc.http2.bdp_probe", 0)]) as channel,
         ):
             made = admin.create_topics([f"t{number}" for number in range(30)], schema=schema, durability="memory")
             assert all(each.error is None for each in made)
