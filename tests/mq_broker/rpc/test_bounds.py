@@ -114,76 +114,48 @@ def test_each_method_that_is_served_has_a_bound() -> None:
     assert set(BOUNDS) == {*REQUESTS, "Link"}
 
 
-def test_others_have_their_turn_while_a_large_request_is_read() -> None:
-    """On the loop, a piece at a time: a thread that counts would take the interpreter from the loop."""
-    data = _with("StartMoves", "moves", BOUNDS["StartMoves"].lists["moves"].most)
-    threads = threading.active_count()
+def _turns_of_others(method: str, data: bytes) -> int:
+    """How many turns of the loop others have until the request is read or refused."""
     turns = 0
 
     async def others() -> None:
         nonlocal turns
         while True:
-            await asyncio.sleep(0)
             turns += 1
+            await asyncio.sleep(0)
 
     async def main() -> None:
         other = asyncio.create_task(others())
-        await Bounded("StartMoves", REQUESTS["StartMoves"]).read(data)
+        with contextlib.suppress(RequestTooLarge):
+            await Bounded(method, REQUESTS[method]).read(data)
         other.cancel()
 
     asyncio.run(main())
-    assert turns >= len(data) // 10_000
-    assert threading.active_count() == threads
-
-
-async def _many_turns() -> None:
-    for _ in range(150):
-        await asyncio.sleep(0)
-
-
-def _is_read_last(method: str, data: bytes) -> bool:
-    """Whether what takes many turns of the loop ends before the request is read. A record takes few turns, and the next
-    one comes soon after."""
-
-    async def main() -> bool:
-        others = asyncio.create_task(_many_turns())
-        await asyncio.sleep(0)
-        with contextlib.suppress(RequestTooLarge):
-            await Bounded(method, REQUESTS[method]).read(data)
-        return others.done()
-
-    return asyncio.run(main())
+    return turns
 
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_a_request_with_many_elements_rests_while_it_is_read(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the loop, a piece at a time: a thread that counts would take the interpreter from the loop. Without rests
+    others have as many turns as there are pieces, which are fewer than 80."""
     monkeypatch.setattr(bounds, "LARGE_BYTES_PER_S", 1 << 60)
-    most = BOUNDS["StartMoves"].lists["moves"].most
-    assert _is_read_last("StartMoves", _with("StartMoves", "moves", most + more))
-    assert not _is_read_last("StartMoves", _with("StartMoves", "moves", 300))
+    threads = threading.active_count()
+    data = _with("StartMoves", "moves", BOUNDS["StartMoves"].lists["moves"].most + more)
+    assert _turns_of_others("StartMoves", data) > 150
+    assert threading.active_count() == threads
 
 
 def test_a_request_of_many_bytes_waits_before_it_is_read() -> None:
-    assert _is_read_last("Queues", _padded(REQUEST_BYTES_MAX))
-    assert not _is_read_last("Queues", _padded(READ_AT_ONCE_BYTES_MAX))
+    assert _turns_of_others("Queues", _padded(REQUEST_BYTES_MAX)) > 150
 
 
-def test_a_small_request_is_read_in_one_turn() -> None:
-    async def main() -> int:
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        other = asyncio.create_task(others())
-        await Bounded("StartMoves", REQUESTS["StartMoves"]).read(_with("StartMoves", "moves", 100))
-        other.cancel()
-        return turns
-
-    assert asyncio.run(main()) == 0
+@pytest.mark.parametrize(
+    ("method", "data"),
+    [("StartMoves", _with("StartMoves", "moves", 100)), ("Queues", _padded(READ_AT_ONCE_BYTES_MAX))],
+    ids=["elements", "bytes"],
+)
+def test_a_small_request_is_read_in_one_turn(method: str, data: bytes) -> None:
+    assert _turns_of_others(method, data) == 0
 
 
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,6 +190,29 @@ def test_rules_that_change_while_a_long_request_is_judged_count() -> None:
     asyncio.run(main())
 
 
+def test_a_request_with_many_names_rests_while_it_is_judged() -> None:
+    """Without rests others have a turn for each hundred names."""
+
+    async def main() -> None:
+        judging = Judging(rule(Operation.DESCRIBE, "", prefix=True))
+        await judging.begin()
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        other = asyncio.create_task(others())
+        places = [pb.TopicPartition(topic=f"t{number}") for number in range(1_500)]
+        await judging.admit("WatchOffsets", pb.WatchOffsetsRequest(partitions=places))
+        other.cancel()
+        assert turns > 100
+
+    asyncio.run(main())
+
+
 def test_all_that_is_under_way_is_judged_again_in_turns_with_others() -> None:
     async def main() -> None:
         kept = rule(Operation.READ, "kept")

@@ -72,16 +72,17 @@ CHECK_INLINE_DECODED_BYTES_MAX: Final = 1 << 20
 one as well: seven kilobytes of zstd may hold 200 MB, which take a third of a second."""
 
 CHECKS_AT_ONCE_MAX: Final = 2
+"""Batches that are checked at the same time, in threads; one of them for one connection."""
 
 SWOLLEN_BYTES: Final = 16 << 20
 SWOLLEN_TIMES: Final = 64
-"""A batch with more inside, and with so many times what was sent, is followed by a rest. So is one that is refused
-after `REFUSED_LATE_S`."""
+"""A batch that has more inside than both, bytes and times of what was sent, is followed by a rest. So is one that is
+refused after `REFUSED_LATE_S`."""
 
 REFUSED_LATE_S: Final = 0.01
 RESTS: Final = 8
 REST_S_MAX: Final = 1.0
-"""Batches that are checked at the same time, in threads; one of them for one connection."""
+"""A rest is so many times as long as the check was, and not longer than this."""
 
 _BATCH_BYTES: Final = 1 << 10
 """About what a batch takes beside its payload until its answer is written, so that a flood of empty ones is bounded
@@ -431,8 +432,8 @@ def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: in
 
 
 def _rest(batch: _Batch) -> float:
-    """Seconds before another batch of the same sender is checked: what costs many times what it cost to send is not
-    sent at once again, whether it was good or refused. Nobody who sends rows has such batches."""
+    """Seconds before another batch of the same connection is checked: after one that cost many times what it cost to
+    send, whether it was good or refused. Rows of an application are no such batches."""
     swollen = batch.decoded_bytes > max(SWOLLEN_BYTES, SWOLLEN_TIMES * len(batch.payload))
     refused = batch.error is not None and batch.check_s > REFUSED_LATE_S
     return min(RESTS * batch.check_s, REST_S_MAX) if swollen or refused else 0.0
