@@ -192,8 +192,8 @@ between the rounds; a broker and its client alone make about 2.
 A broker that stands alone, and in the last row three, `fsync`, plain and with `--encrypt` in turn. *Produce*: batches
 of one size, acknowledged once they are on the disk. *Fetch*: all of it is read after the broker has started again, with
 nothing of it in its memory, first from the disk and then from the kernel's cache. MB/s are medians, with their range;
-*cost* is milliseconds of the brokers' processor a MB. The processors are the bound in every row: clients and brokers
-share them.
+*cost* is milliseconds of the brokers' processor a MB. Clients and brokers share the processors, and as much is asked as
+they take. *Wanted* is what was planned at first; ARCHITECTURE.md says what it is now.
 
 | | plain, MB/s | sealed, MB/s | sealed of plain | wanted | plain cost | sealed cost |
 |---|---|---|---|---|---|---|
