@@ -8,6 +8,7 @@ cluster of the machine's owner, do not meet. `tritonmq dev` is told its port for
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -171,7 +172,8 @@ class Reader:
                 if pipe is not None:
                     pipe.close()
         for child in psutil.wait_procs(below, STOP_S)[1]:  # what a shell that is gone had begun
-            child.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
         self._errors.close()
 
 

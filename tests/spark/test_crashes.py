@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -20,6 +19,7 @@ from pyspark.sql import SparkSession
 from mq_client import Admin, Producer, Reader
 from mq_dev.local_cluster import LocalCluster
 from mq_spark.datasource.failpoints import VARIABLE
+from tests.spark.crashes.spark_processes import kill_family
 from tests.spark.sink_driver import ENDS_S, copy_stream
 
 DRIVER = Path(__file__).with_name("sink_driver.py")
@@ -43,9 +43,7 @@ def driver_killed_at(point: str, arguments: list[str], scratch: Path) -> Iterato
                 time.sleep(0.02)
             yield
         finally:
-            family = psutil.Process(driver.pid)
-            for process in [family, *family.children(recursive=True)]:
-                process.kill()
+            kill_family(driver.pid)
             driver.wait(30)
 
 
