@@ -47,12 +47,12 @@ class Feeding:
             return
         if self._closed or not push_streams.on_loop() or time.monotonic() < place.apart_until:
             return
+        connection = subscriptions.connection
         if place.feed is None:
-            connection, topic_id = subscriptions.connection, subscriptions.views[place.topic].topic_id
-            stream_address = connection.stream_address(address)
-            key = Key(connection.client, address, stream_address, place.topic, topic_id, place.partition)
+            topic_id = subscriptions.views[place.topic].topic_id
+            key = Key(connection.client, address, place.topic, topic_id, place.partition)
             place.feed = feeds(push_streams.this_process()).feed(key)
-        place.feed.offer(place, self)
+        place.feed.offer(place, self, connection.stream_address(address))
 
     def leave(self, place: PartitionPlace) -> None:
         """It is neither fed nor waits to be."""

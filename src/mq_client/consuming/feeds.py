@@ -47,7 +47,6 @@ class Key(NamedTuple):
 
     client: Client
     address: str
-    stream_address: str
     topic: str
     topic_id: str
     partition: int
@@ -68,25 +67,29 @@ class Consuming(Protocol):
 
 class Feed:
     """Owns who is fed one partition of one broker, and who waits to be. `position`: the next offset that is fed; -1
-    while the partition is not open."""
+    while the partition is not open. `stream_address`: the broker's stream port, as the consumer heard that was offered
+    last. It is no part of the key: of a broker that has begun anew, some know the former port for a while."""
 
     def __init__(self, feeds: Feeds, key: Key) -> None:
         self.key = key
         self.position = -1
+        self.stream_address = ""
         self._feeds = feeds
         self._waiting: dict[PartitionPlace, Consuming] = {}
         self._members: dict[PartitionPlace, Consuming] = {}
         self._stream: _SharedStream | None = None
         self._closing: asyncio.TimerHandle | None = None  # when it is closed, unless somebody joins before
+        self._again: asyncio.TimerHandle | None = None  # when it is opened, if it may not be before
         self._not_before = 0.0
 
-    def offer(self, place: PartitionPlace, consumer: Consuming) -> None:
+    def offer(self, place: PartitionPlace, consumer: Consuming, stream_address: str) -> None:
         """It has its own stream, and can be fed once it is where others are."""
         self._waiting[place] = consumer
+        self.stream_address = stream_address
         if self.position >= 0:
             self._join(place)
-        elif self._stream is None and self._is_met(place) and self._feeds.loop.now() >= self._not_before:
-            self._stream = self._feeds.open(self, place.position)
+        elif self._stream is None and self._is_met(place):
+            self._open(place.position)
 
     def leave(self, place: PartitionPlace) -> None:
         """From any thread."""
@@ -125,6 +128,7 @@ class Feed:
         members, self._members = self._members, {}
         for place, consumer in members.items():
             consumer.let_go(place, self, error)
+        self._open_if_met()
         self._forget_if_done()
 
     # ------------------------------------------------------------------ private
@@ -132,6 +136,29 @@ class Feed:
     def _is_met(self, place: PartitionPlace) -> bool:
         """Whether somebody else waits at its offset."""
         return any(other is not place and other.position == place.position for other in self._waiting)
+
+    def _open(self, offset: int) -> None:
+        """Now, or when it may be. By the clock: perhaps nothing is published any more, and nobody is offered again."""
+        wait_s = max(self._not_before, self._feeds.not_before(self.key)) - self._feeds.loop.now()
+        if wait_s <= 0:
+            self._stream = self._feeds.open(self, offset)
+        elif self._again is None:
+            self._again = self._feeds.loop.later(wait_s, self._open_again)
+
+    def _open_again(self) -> None:
+        self._again = None
+        self._open_if_met()
+
+    def _open_if_met(self) -> None:
+        """If two of those who wait are at one place."""
+        if self._stream is not None or self.position >= 0:
+            return
+        places: set[int] = set()
+        for waiting in self._waiting:
+            if waiting.position in places:
+                self._open(waiting.position)
+                return
+            places.add(waiting.position)
 
     def _join_all(self) -> None:
         for place in [place for place in self._waiting if place.position == self.position]:
@@ -180,13 +207,13 @@ class Feed:
 class _SharedStream:
     """Owns one stream for all, and the feeds that it carries."""
 
-    def __init__(self, feeds: Feeds, key: Key) -> None:
+    def __init__(self, feeds: Feeds, key: Key, stream_address: str) -> None:
         self.key = key
         self.is_over = False
         self._feeds = feeds
         self._carried: dict[tuple[str, int], Feed] = {}
         self._owed = 0
-        self._stream = PushStream(key.address, self._heard, self._over, key.client, key.stream_address)
+        self._stream = PushStream(key.address, self._heard, self._over, key.client, stream_address)
         self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=CREDIT_BYTES)))
 
     def open(self, feed: Feed, offset: int) -> bool:
@@ -270,15 +297,17 @@ class Feeds:
             del self._feeds[feed.key]
 
     def open(self, feed: Feed, offset: int) -> _SharedStream | None:
-        """The stream that carries it from now on; None if there is none to be had just now."""
+        """The stream that carries it from now on; None if that carries a former topic of the same name."""
         to = feed.key.client, feed.key.address
-        if self.loop.now() < self._not_before.get(to, 0.0):
-            return None
         self._not_before.pop(to, None)
         found = self._streams.get(to)
         if found is None or found.is_over:
-            found = self._streams[to] = _SharedStream(self, feed.key)
+            found = self._streams[to] = _SharedStream(self, feed.key, feed.stream_address)
         return found if found.open(feed, offset) else None
+
+    def not_before(self, key: Key) -> float:
+        """When a stream to its broker may be opened, by the loop's clock."""
+        return self._not_before.get((key.client, key.address), 0.0)
 
     def broke(self, stream: _SharedStream, wait_s: float) -> None:
         """No other one is opened to its broker for so long."""

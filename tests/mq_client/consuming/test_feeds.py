@@ -3,14 +3,13 @@ are played."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from mq_client.cluster.channels import Client as Caller
-from mq_client.consuming import feeding, push_streams, session
+from mq_client.consuming import feeding
 from mq_client.consuming import feeds as feeds_module
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.errors import NotLeader, OffsetOutOfRange, PermissionDenied, QuotaExceeded, TritonMQError, Unreachable
@@ -19,118 +18,13 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import topic_info
+from tests.mq_client.consuming.played_feeds import Loop, World, closes, opens
 from tests.mq_client.consuming.played_subscription import CREDIT, Client, Stream, shared_batch
-
-
-class Later:
-    def __init__(self, at: float, function: Callable[[], Any]) -> None:
-        self.at = at
-        self.function = function
-        self.is_cancelled = False
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-
-
-class Loop:
-    """Calls at once, and what is for later when `passes` says so."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-        self.timers: list[Later] = []
-
-    def later(self, seconds: float, function: Callable[[], Any]) -> Later:
-        self.timers.append(Later(self.time + seconds, function))
-        return self.timers[-1]
-
-    def passes(self, seconds: float) -> None:
-        self.time += seconds
-        due = [timer for timer in self.timers if timer.at <= self.time]
-        self.timers = [timer for timer in self.timers if timer.at > self.time]
-        for timer in due:
-            if not timer.is_cancelled:
-                timer.function()
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        function(*arguments)
-
-    def now(self) -> float:
-        return self.time
-
-
-class World:
-    """Owns consumers of topic `t`, their own streams, and those for all."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._monkeypatch = monkeypatch
-        self.loop = Loop()
-        self.own: list[Stream] = []
-        self.shared: list[Stream] = []
-        monkeypatch.setattr(push_streams, "on_loop", lambda: True)
-        monkeypatch.setattr(push_streams, "this_process", lambda: self.loop)
-        monkeypatch.setattr(feeds_module, "PushStream", self._opener(self.shared))
-        monkeypatch.setattr(feeding, "APART_S", 0.0)
-
-    @staticmethod
-    def _opener(streams: list[Stream]) -> Callable[..., Stream]:
-        def opened(address: str, heard: Any, over: Any, *_: Any) -> Stream:
-            stream = Stream(address, heard, over)
-            streams.append(stream)
-            return stream
-
-        return opened
-
-    def client(
-        self, group: str = "", *, credit_bytes: int = 1 << 20, columns: str = "", topic_id: str = "", **options: Any
-    ) -> Client:
-        made = Client(self._monkeypatch, group, **options)
-        self._monkeypatch.setattr(session, "PushStream", self._opener(self.own))
-        made.subscriptions.credit_bytes = credit_bytes
-        if columns:
-            made.say(topic_info(1, 2, schema=parse_schema(columns)))
-        if topic_id:
-            made.say(topic_info(1, 2, topic_id=topic_id))
-        made.subscribe("t")
-        return made
-
-    def stream(self, client: Client, broker: int = 1) -> Stream:
-        """That consumer's own, the newest."""
-        return [
-            stream
-            for stream in self.own
-            if stream.heard.__self__._subscriptions is client.subscriptions and stream.address == f"b:{broker}"
-        ][-1]
-
-    def two(self, credit_bytes: int = 1 << 20) -> tuple[Client, Client]:
-        """At the same place of partition 0, each by itself; a stream for both was asked for. The first holds no more
-        than that."""
-        first, second = self.client(credit_bytes=credit_bytes), self.client()
-        first.opened(self.stream(first), 0, 5)
-        assert not self.shared, "one alone needs none"
-        second.opened(self.stream(second), 0, 5)
-        return first, second
-
-    def met(self, credit_bytes: int = 1 << 20) -> tuple[Client, Client, Stream]:
-        """Both are fed by the stream for all."""
-        first, second = self.two(credit_bytes)
-        [stream] = self.shared
-        first.opened(stream, 0, 5)
-        assert first.place().fed
-        assert second.place().fed
-        return first, second, stream
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
-
-
-def opens(stream: Stream) -> list[tuple[int, int]]:
-    return [(place.partition, place.offset) for opened in stream.take("open") for place in opened.partitions]
-
-
-def closes(stream: Stream) -> list[int]:
-    return [place.partition for closed in stream.take("close") for place in closed.partitions]
 
 
 def test_two_at_one_place_go_over_to_one_stream_and_leave_their_own(world: World) -> None:
@@ -346,6 +240,49 @@ def test_a_stream_that_is_refused_is_not_asked_for_again_soon(world: World, erro
     for client in (first, second):
         client.push(world.stream(client), 0, 7, 1)
     assert len(world.shared) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "wait_s"),
+    [(Unreachable("the broker is gone"), feeds_module.SOON_S), (QuotaExceeded("no more"), feeds_module.AGAIN_S)],
+)
+def test_a_stream_that_may_not_be_opened_yet_is_opened_in_time_though_nothing_comes(
+    world: World, error: TritonMQError, wait_s: float
+) -> None:
+    first, second = world.two()
+    world.shared[0].over(error)
+    world.loop.passes(wait_s - 0.1)
+    assert len(world.shared) == 1
+    world.loop.passes(0.1)
+    first.opened(world.shared[1], 0, 5)
+    assert first.place().fed
+    assert second.place().fed
+    world.loop.passes(feeds_module.AGAIN_S)
+    assert len(world.shared) == 2
+
+
+def test_a_partition_that_was_refused_is_asked_for_again_in_time_though_nothing_comes(world: World) -> None:
+    first, second = world.two()
+    first.opened(world.shared[0], 0, error=NotLeader("ask 3", 3, 2), active=False)
+    world.loop.passes(feeds_module.SOON_S)
+    assert opens(world.shared[1]) == [(0, 5)]
+    first.subscriptions.remove("t")
+    first.opened(world.shared[1], 0, error=NotLeader("ask 3", 3, 2), active=False)
+    world.loop.passes(feeds_module.SOON_S)
+    assert len(world.shared) == 2, "one alone needs none"
+    assert not second.place().fed
+
+
+def test_who_knows_a_broker_s_former_stream_port_is_fed_with_the_others(world: World) -> None:
+    first, second = world.client(), world.client()
+    for client, stream_address in ((first, "b:10"), (second, "b:11")):
+        client.connection._stream_addresses["b:1"] = stream_address
+        client.opened(world.stream(client), 0, 5)
+    [stream] = world.shared
+    assert stream.stream_address == "b:11"
+    first.opened(stream, 0, 5)
+    assert first.place().fed
+    assert second.place().fed
 
 
 def test_a_right_that_is_taken_away_is_told_each_by_its_own_stream(world: World) -> None:
