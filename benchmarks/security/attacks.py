@@ -8,6 +8,7 @@ the attacker, and asks nothing, is therefore told too.
 from __future__ import annotations
 
 import multiprocessing
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +34,9 @@ GROWN_BYTES_MAX: Final = 32 * MIB
 TIMES_MAX: Final = 3.0
 START_S: Final = 60.0
 BUSY_PERIOD_S: Final = 0.002
+CROWD: Final = 8
+"""Connections of an attacker that has many."""
+
 ZEROS: Final = pa.schema([pa.field("s", pa.string())])
 DECODED_BYTES: Final = 60 * MIB
 
@@ -80,13 +84,15 @@ class Attack(NamedTuple):
 
 
 @contextmanager
-def repeated(ground: Ground, method: str, data: bytes) -> Iterator[Attack]:
-    """The request, asked again as soon as it is answered, by a process of its own: an attacker's threads do not share
-    an interpreter with the honest client."""
+def repeated(ground: Ground, method: str, data: bytes, connections: int = 1) -> Iterator[Attack]:
+    """The request, asked again as soon as it is answered, on so many connections of a process of its own: an attacker's
+    threads do not share an interpreter with the honest client."""
     spawn = multiprocessing.get_context("spawn")
     over, count = spawn.Event(), spawn.Value("Q", 0)
     address, security = ground.cluster.brokers[1].address, ground.cluster.security
-    attacker = spawn.Process(target=_attack, args=(address, security, method, data, over, count), daemon=True)
+    attacker = spawn.Process(
+        target=_attack, args=(address, security, method, data, connections, over, count), daemon=True
+    )
     attacker.start()
     try:
         _await_first(attacker, count)
@@ -135,9 +141,22 @@ def _await_first(attacker: BaseProcess, count: Any) -> None:
         time.sleep(0.01)
 
 
-def _attack(address: str, security: Security | None, method: str, data: bytes, over: Any, count: Any) -> None:
+def _attack(
+    address: str, security: Security | None, method: str, data: bytes, connections: int, over: Any, count: Any
+) -> None:
+    asking = [
+        threading.Thread(target=_ask, args=(address, security, method, data, over, count)) for _ in range(connections)
+    ]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join()
+
+
+def _ask(address: str, security: Security | None, method: str, data: bytes, over: Any, count: Any) -> None:
     shown = credentials.current(security).channel
-    with grpc.secure_channel(address, shown) if shown else grpc.insecure_channel(address) as channel:
+    own = [("grpc.use_local_subchannel_pool", 1)]
+    with grpc.secure_channel(address, shown, own) if shown else grpc.insecure_channel(address, own) as channel:
         call: Any = channel.stream_stream(BROKER.path(method))
         while not over.is_set():
             answers = call(iter([data]), timeout=30)
@@ -147,7 +166,8 @@ def _attack(address: str, security: Security | None, method: str, data: bytes, o
                 pass
             finally:
                 answers.cancel()
-            count.value += 1
+            with count.get_lock():
+                count.value += 1
 
 
 def measured(ground: Ground, seconds: float) -> list[Row]:
@@ -166,23 +186,30 @@ def measured(ground: Ground, seconds: float) -> list[Row]:
             with repeated(ground, method, data):
                 time.sleep(seconds)
             grown = peak.bytes() - before
-            with repeated(ground, method, data) as attack:
-                spent_s, began = attack.spent_s(), time.perf_counter()
-                attacked = percentile(_waits(producer, seconds), 99)
-                share = (attack.spent_s() - spent_s) / (time.perf_counter() - began)
-                asked = attack.asked()
-            with busy(share):
-                beside = percentile(_waits(producer, seconds), 99)
-            times = attacked / quiet
-            compared = f"{1e3 * quiet:.1f} ms, {1e3 * beside:.1f} beside a process as busy"
-            spent = f"{grown / MIB:.0f} MiB; asked {asked} times"
-            told = f"{times:.1f} times ({1e3 * attacked:.1f} against {compared}); {spent}"
             most = GROWN_BYTES_MAX + (DECODED_BYTES if method == "Produce" else 0)  # what its topic allows a batch
+            times, told = _beside(ground, producer, seconds, quiet, method, data)
+            promised = f"≤ {TIMES_MAX:.0f} times, ≤ {most / MIB:.0f} MiB"
             holds = times <= TIMES_MAX and grown <= most
-            rows.append(
-                Row(f"honest p99 under: {name}", told, f"≤ {TIMES_MAX:.0f} times, ≤ {most / MIB:.0f} MiB", holds)
-            )
+            rows.append(Row(f"honest p99 under: {name}", f"{told}; {grown / MIB:.0f} MiB", promised, holds))
+            _, told = _beside(ground, producer, seconds, quiet, method, data, CROWD)
+            rows.append(Row(f"the same on {CROWD} connections at once", told, "nothing", None))
     return rows
+
+
+def _beside(
+    ground: Ground, producer: Producer, seconds: float, quiet: float, method: str, data: bytes, connections: int = 1
+) -> tuple[float, str]:
+    """How many times as long as when it is quiet an honest client waits beside an attacker, and what is told of it."""
+    with repeated(ground, method, data, connections) as attack:
+        spent_s, began = attack.spent_s(), time.perf_counter()
+        attacked = percentile(_waits(producer, seconds), 99)
+        share = (attack.spent_s() - spent_s) / (time.perf_counter() - began)
+        asked = attack.asked()
+    with busy(share):
+        beside = percentile(_waits(producer, seconds), 99)
+    times = attacked / quiet
+    compared = f"{1e3 * quiet:.1f} ms, {1e3 * beside:.1f} beside a process as busy"
+    return times, f"{times:.1f} times ({1e3 * attacked:.1f} against {compared}); asked {asked} times"
 
 
 def _waits(producer: Producer, seconds: float) -> list[float]:

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from mq_broker.rpc.turns import Turns
+from mq_broker.rpc.turns import Spacing, Turns
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, RequestTooLarge
 from mq_protocol.methods import BROKER, PEER, Bound, Elements
@@ -28,7 +28,12 @@ READ_AT_ONCE_BYTES_MAX: Final = 16 << 10
 it would take the interpreter from the loop for 5 ms each time that the loop waits for something."""
 
 LARGE_BYTES_PER_S: Final = 32 << 20
-"""Such a request waits first, for so long: to receive one has cost others time, and the next one comes after it."""
+LARGE_WAITS_S_MAX: Final = 4.0
+"""Such a request waits first, so many bytes of all clients a second: to receive one has cost others time, and the next
+one comes after it. None is refused instead: whoever is refused at once asks again at once. What other brokers ask waits
+for itself alone."""
+
+_of_clients: Final = Spacing(LARGE_WAITS_S_MAX)
 
 COUNTED_IN_A_TURN: Final = 300
 COMPARED_IN_A_TURN: Final = 300
@@ -63,6 +68,7 @@ class Bounded(Generic[M]):
                 f"method {method} has no row in mq_protocol/methods.py, which says what one request of it may cost"
             )
         self.method = method
+        self._of_brokers = method not in BROKER.methods
         self._bound = BOUNDS[method]
         self._kind = kind
         self._plan = _plan(kind, self._bound.lists, "")
@@ -73,10 +79,11 @@ class Bounded(Generic[M]):
         for an element that is named twice."""
         self._check_size(data)
         if len(data) > READ_AT_ONCE_BYTES_MAX:
-            await asyncio.sleep(len(data) / LARGE_BYTES_PER_S)
+            waits_s = len(data) / LARGE_BYTES_PER_S
+            await asyncio.sleep(waits_s if self._of_brokers else _of_clients.rest_s(waits_s))
         if not self._bound.lists:
             return parse(data, self._kind)
-        steps, turns = self._steps(data), Turns()
+        steps, turns = self._steps(data), Turns(alone=self._of_brokers)
         try:
             while True:
                 next(steps)

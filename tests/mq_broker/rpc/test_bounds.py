@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from mq_broker.rpc.bounds import BOUNDS, READ_AT_ONCE_BYTES_MAX, Bounded
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.peer_service import PEER_UNARY
 from mq_broker.rpc.service import UNARY
+from mq_broker.rpc.turns import Spacing, Turns
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
@@ -147,6 +149,37 @@ def test_a_request_with_many_elements_rests_while_it_is_read(more: int, monkeypa
 
 def test_a_request_of_many_bytes_waits_before_it_is_read() -> None:
     assert _turns_of_others("Queues", _padded(REQUEST_BYTES_MAX)) > 150
+
+
+@pytest.mark.parametrize(("method", "each_s"), [("Queues", [1, 2, 3]), ("Metadata", [1, 2, 3]), ("Fence", [1, 1, 1])])
+def test_large_requests_of_clients_wait_one_after_the_other_and_those_of_brokers_each_for_itself(
+    method: str, each_s: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    data = _padded(READ_AT_ONCE_BYTES_MAX + 1)
+    monkeypatch.setattr(bounds, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(bounds, "_of_clients", Spacing(bounds.LARGE_WAITS_S_MAX, lambda: 100.0))
+    monkeypatch.setattr(bounds, "LARGE_BYTES_PER_S", len(data) / 0.5)
+    for _ in each_s:
+        read(method, data)
+    assert waited == pytest.approx([0.5 * seconds for seconds in each_s])
+
+
+@pytest.mark.parametrize(("method", "path", "alone"), [("StartMoves", "moves", False), ("AreStaged", "uuids", True)])
+def test_what_a_broker_asks_rests_alone(method: str, path: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bool] = []
+
+    def turns(*, alone: bool) -> Turns:
+        made.append(alone)
+        return Turns(alone=alone)
+
+    monkeypatch.setattr(bounds, "Turns", turns)
+    read(method, _with(method, path, 2_000))
+    assert made == [alone]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.entries import NO_UUID
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused, Room
+from mq_broker.rpc.turns import Spacing
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
@@ -96,7 +97,9 @@ def test_who_sends_what_costs_many_times_its_size_rests(
 ) -> None:
     batch = _Batch(header(), memoryview(bytes(sent_bytes)), sent_bytes, 0.0, 0.0)
     batch.decoded_bytes, batch.error, batch.check_s = inside_bytes, error, check_s
-    assert _rest(batch) == pytest.approx(rest_s)
+    rests = Spacing(produce.RESTS_S_MAX, lambda: 100.0)
+    assert _rest(batch, rests) == pytest.approx(rest_s)
+    assert _rest(batch, rests) == pytest.approx(2 * rest_s), "on another connection, after the first"
 
 
 def test_how_long_a_batch_was_checked_is_known_when_it_is_refused_too() -> None:
@@ -355,6 +358,7 @@ def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and
     order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way: list[tuple[asyncio.Future[None], Any]] = []
+    rests = Spacing(1.0)
 
     def check(*_: Any, decoded_bytes_max: int, **__: Any) -> int:
         if decoded_bytes_max == produce.CHECK_INLINE_DECODED_BYTES_MAX:
@@ -363,6 +367,7 @@ def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and
 
     def run(_caller: object, work: Any, *arguments: Any, rest: Any) -> asyncio.Future[None]:
         assert rest() == 0.0
+        assert rest.args[-1] is rests, "of all streams"
         under_way.append((asyncio.get_running_loop().create_future(), lambda: work(*arguments)))
         return under_way[-1][0]
 
@@ -370,7 +375,7 @@ def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and
 
     async def scenario() -> None:
         world: Any = World()
-        world.checks = SimpleNamespace(run=run)
+        world.checks, world.rests = SimpleNamespace(run=run), rests
         await world.hear(world.request(1), world.request(2))
         proposed = []
         for place in order:
