@@ -16,6 +16,7 @@ from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.sql.ddl import parse_schema
+from tests.logs import said_here
 from tests.mq_client.cluster.scripted import told, topic_info
 from tests.mq_client.consuming.played_subscription import CREDIT, Client, big
 
@@ -185,7 +186,7 @@ def test_a_broker_that_does_not_lead_is_left_for_the_one_that_it_names(client: C
 def test_a_partition_that_is_refused_ends_its_topic(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     client.opened(client.stream(2), 1, active=False, error=InvalidRequest("no"))
     assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)
-    assert caplog.messages == [], "it is raised, and need not be said twice"
+    assert said_here(caplog) == [], "it is raised, and need not be said twice"
     client.subscriptions.fail("t", UnknownTopic("later"))
     assert isinstance(client.subscriptions.queues["t"].error, InvalidRequest)  # the first reason stays
 
@@ -231,9 +232,9 @@ def test_without_a_group_a_gap_is_told_and_passed_over(client: Client, caplog: p
     client.push(client.stream(1), 0, 3, 2)
     with caplog.at_level(logging.WARNING):
         client.opened(client.stream(1), 0, 5)
-        assert caplog.messages == []
+        assert said_here(caplog) == []
         client.opened(client.stream(1), 0, 9)
-    assert caplog.messages == ["t-0: offsets 5 to 8 are no longer kept"]
+    assert said_here(caplog) == ["t-0: offsets 5 to 8 are no longer kept"]
     client.push(client.stream(1), 0, 9, 1)
     assert client.taken() == [(0, 3), (0, 4), (0, 9)]
 
@@ -253,7 +254,7 @@ def test_in_a_group_what_others_were_done_with_is_dropped_and_done_with(
         5,
         5,
     )
-    assert caplog.messages == []
+    assert said_here(caplog) == []
     assert member.taken() == [(0, 5), (0, 6)]
     member.opened(member.stream(1), 0, 4)  # the group is told to be behind, where this member knows better
     assert (place.began, place.processed, place.pushed, place.settled) == (5, 6, 4, 4)
@@ -288,13 +289,13 @@ def test_a_stream_that_breaks_is_logged_unless_it_was_to_end(client: Client, cap
     caplog.set_level("INFO")
     first, second = client.stream(1), client.stream(2)
     first.over(None)
-    assert caplog.text == ""
+    assert said_here(caplog) == []
     client.subscriptions._sessions["b:2"].end()
     second.over(Unreachable("connection reset"))
-    assert caplog.text == ""
+    assert said_here(caplog) == []
     client.look()
     client.stream(1).over(Unreachable("connection reset"))
-    assert "subscription at b:1 ended" in caplog.text
+    assert [text[:26] for text in said_here(caplog)] == ["subscription at b:1 ended:"]
 
 
 # ---------------------------------------------------------------- columns that were added
@@ -505,5 +506,5 @@ def test_a_place_that_cannot_be_left_behind_does_not_stop_the_end(
     monkeypatch.setattr(subscription, "move_cursors", move_cursors)
     with caplog.at_level(logging.WARNING):
         member.subscriptions.stop(Deadline(1_000), last_is_done=True)
-    assert caplog.messages == ["group g may be given some records again: gone"]
+    assert said_here(caplog) == ["group g may be given some records again: gone"]
     assert member.streams[0].cancelled

@@ -11,6 +11,7 @@ import pytest
 from mq_broker.broker.host import leaving
 from mq_broker.broker.host.leaving import AT_ONCE, BEGIN_S, leave
 from mq_protocol.errors import OutcomeUnknown, TritonMQError
+from tests.logs import said_here
 
 OVER = OutcomeUnknown("over")
 
@@ -82,7 +83,7 @@ def test_only_so_many_are_built_in_memory(monkeypatch: pytest.MonkeyPatch, caplo
     world = World(monkeypatch)
     world.leave(*(world.partition(f"p{gain}", gain) for gain in range(1, 20)))
     assert (world.most, len(world.kept)) == (AT_ONCE, 19)
-    assert caplog.messages == []
+    assert said_here(caplog) == []
 
 
 def test_what_may_be_wrong_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.messages import LeaderName, NodeState, PeerConnected, PeerDisconnected
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, OutcomeUnknown, StorageFailed
+from tests.logs import said_here
 from tests.mq_broker.broker.host.test_partition_life import run
 from tests.mq_broker.broker.host.test_shell import HERE, shell, until
 
@@ -74,14 +75,14 @@ def test_a_broker_waits_for_what_it_opens_and_says_what_takes_longer(
 
             monkeypatch.setattr(broker, "_open", slowly)
             broker.follow_topics({"id": HERE})
-            assert not caplog.messages
+            assert not said_here(caplog)
             await broker.wait_until_open(0.0)
-            assert caplog.messages == ["1 partitions are not open yet after 0 s; they will be"]
+            assert said_here(caplog) == ["1 partitions are not open yet after 0 s; they will be"]
             caplog.clear()
             may_open.set()
             await broker.wait_until_open(20.0)
             assert broker.hosted(HERE, 0) is not None
-            assert not caplog.messages
+            assert not said_here(caplog)
 
     asyncio.run(main())
 
@@ -133,12 +134,12 @@ def test_partitions_have_until_the_deadline_to_hand_over_and_one_that_hangs_ends
         monkeypatch.setattr(broker, "now_ms", lambda: 7_000)
         await broker.hand_over(2.5)
         assert deadlines == [9_500]
-        assert not caplog.messages
+        assert not said_here(caplog)
         await broker.hand_over(0.0)  # what is handed over at once has time for it all the same
-        assert not caplog.messages
+        assert not said_here(caplog)
         hang = True
         await broker.hand_over(-0.99)  # a hundredth of a second is left of the one that it may take longer
-        assert caplog.messages == ["not every partition was handed over in -0.99 s"]
+        assert said_here(caplog) == ["not every partition was handed over in -0.99 s"]
         monkeypatch.undo()
 
     run(tmp_path, scenario)

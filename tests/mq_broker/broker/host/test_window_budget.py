@@ -17,6 +17,7 @@ from mq_broker.broker.host import window_budget
 from mq_broker.broker.host.window_budget import WindowBudget
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import YIELD_EVERY
+from tests.logs import said_here
 from tests.mq_broker.broker.cluster import Broker, until
 
 
@@ -80,7 +81,7 @@ def test_the_three_largest_partitions_are_named_the_largest_first(caplog: pytest
 
     shell: Any = SimpleNamespace(partitions=lambda: [partition(number) for number in (1, 5, 3, 4, 2)])
     asyncio.run(WindowBudget(shell, 15 << 20).look())
-    [words] = caplog.messages
+    [words] = said_here(caplog)
     assert words.endswith("The largest: t-5 5.0 MiB, t-4 4.0 MiB, t-3 3.0 MiB")
 
 

@@ -12,6 +12,7 @@ import pytest
 from mq_broker.broker.host import window_turnover
 from mq_broker.broker.host.window_turnover import CALM_S, FILLERS_MAX, TOLD_AT_ONCE_MAX, Fillers, WindowTurnover
 from mq_protocol import mq_pb2 as pb
+from tests.logs import said_here
 from tests.mq_broker.broker.cluster import standalone, until
 
 START_US = 1_000_000_000
@@ -77,7 +78,7 @@ def test_noise_that_flushes_a_window_is_told_with_the_address_of_who_made_it(
 def test_it_is_told_once_and_again_only_after_it_was_calm(caplog: pytest.LogCaptureFixture) -> None:
     watched = Watched()
     watched.look()
-    assert not caplog.messages
+    assert not said_here(caplog)
     for _ in range(5):
         watched.turn_over()
         watched.look(CALM_S - 1)
@@ -97,7 +98,7 @@ def test_what_a_replica_reads_again_or_only_follows_is_not_told(caplog: pytest.L
     follower.look()
     follower.partitions[0].replica.leading = True
     follower.look()
-    assert not caplog.messages
+    assert not said_here(caplog)
 
 
 def test_one_look_tells_of_some_partitions_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
