@@ -141,8 +141,8 @@ class Feed:
         """Now, or when it may be. By the clock: perhaps nothing is published any more, and nobody is offered again."""
         wait_s = max(self._not_before, self._feeds.not_before(self.key)) - self._feeds.loop.now()
         if wait_s <= 0:
-            self._stream = self._feeds.open(self, offset)
-        elif self._again is None:
+            self._stream, wait_s = self._feeds.open(self, offset), SOON_S
+        if self._stream is None and self._again is None:
             self._again = self._feeds.loop.later(wait_s, self._open_again)
 
     def _open_again(self) -> None:

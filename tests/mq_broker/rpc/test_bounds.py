@@ -325,3 +325,27 @@ def test_the_count_is_protobufs_own() -> None:
             pass
         assert counted._found.get("open.partitions", 0) == count
         assert counted._found.get("settled", 0) == len(request.settled)
+
+
+@pytest.mark.parametrize("method", ["Queues", "Fence"])
+def test_a_request_above_its_bound_is_refused_before_it_waits_and_takes_no_time_from_others(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    rests = Spacing(bounds.LARGE_WAITS_S_MAX, lambda: 100.0)
+    monkeypatch.setattr(bounds, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(bounds, "_of_clients", rests)
+    assert isinstance(refused(method, _padded(BOUNDS[method].bytes_max + 1)), RequestTooLarge)
+    assert waited == []
+    assert rests.rest_s(1.0) == pytest.approx(1.0)
+
+
+def test_large_requests_of_clients_wait_up_to_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds._of_clients, "_clock", lambda: 100.0)
+    monkeypatch.setattr(bounds._of_clients, "_until", 0.0)
+    waits = [bounds._of_clients.rest_s(1.0) for _ in range(10)]
+    assert max(waits) == pytest.approx(bounds.LARGE_WAITS_S_MAX)

@@ -64,3 +64,19 @@ def test_one_that_is_alone_waits_for_no_other(time: Callable[..., Time]) -> None
     for _ in range(UNRESTED_TURNS):
         clock.take(works)
     assert clock.take(works) == pytest.approx([REST_S, REST_S, 2 * REST_S, REST_S])
+
+
+def test_nobody_owes_more_than_the_longest_rest_however_many_have_rested(time: Callable[..., Time]) -> None:
+    clock = time(passes=False)
+    works = [Turns() for _ in range(80)]
+    for _ in range(UNRESTED_TURNS + 1):
+        clock.take(works)
+    clock.now += turns.REST_S_MAX
+    assert clock.take(works[:2]) == pytest.approx([REST_S, 2 * REST_S])
+
+
+def test_works_of_clients_rest_up_to_the_longest_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns._of_clients, "_clock", lambda: 100.0)
+    monkeypatch.setattr(turns._of_clients, "_until", 0.0)
+    rests = [turns._of_clients.rest_s(REST_S) for _ in range(1_000)]
+    assert max(rests) == pytest.approx(turns.REST_S_MAX)

@@ -160,6 +160,10 @@ def test_who_reads_a_topic_that_was_made_again_takes_nothing_from_who_is_fed_the
     first.subscriptions.remove("t")
     second.subscriptions.remove("t")
     assert closes(stream) == [0]
+    world.loop.passes(feeds_module.SOON_S)
+    others[0].opened(world.shared[1], 0, 6)
+    assert others[0].place().fed
+    assert others[1].place().fed
 
 
 def test_who_takes_nothing_goes_on_by_itself_and_the_others_are_fed_on(world: World) -> None:
@@ -535,3 +539,39 @@ def test_decoded_batches_are_kept_for_a_while_within_a_bound(monkeypatch: pytest
     assert made == [2, 2, 2, 2], "only the first was too long ago"
     batches[2].records(schema, 2, make)
     assert made == [2, 2, 2, 2, 2], "who knows the topic with other columns has them decoded so"
+
+
+def test_a_stream_that_breaks_again_and_again_is_opened_again_each_time_though_nothing_comes(world: World) -> None:
+    first, second = world.two()
+    for number in range(1, 4):
+        world.shared[-1].over(Unreachable("the broker is gone"))
+        assert len(world.shared) == number
+        world.loop.passes(feeds_module.SOON_S)
+        assert len(world.shared) == number + 1
+    first.opened(world.shared[-1], 0, 5)
+    assert first.place().fed
+    assert second.place().fed
+
+
+def test_a_partition_that_was_refused_is_not_asked_for_again_at_once(world: World) -> None:
+    first, second = world.two()
+    first.opened(world.shared[0], 0, error=NotLeader("ask 3", 3, 2), active=False)
+    for client in (first, second):
+        client.push(world.stream(client), 0, 5, 1)
+    world.loop.passes(feeds_module.SOON_S - 0.1)
+    assert [opens(stream) for stream in world.shared] == [[(0, 5)]]
+    world.loop.passes(0.1)
+    assert opens(world.shared[1]) == [(0, 6)]
+
+
+def test_two_that_meet_are_fed_in_time_though_one_that_is_behind_them_waits_longer(world: World) -> None:
+    behind = world.client()
+    behind.opened(world.stream(behind), 0, 0)
+    first, second = world.two()
+    world.shared[0].over(Unreachable("the broker is gone"))
+    world.loop.passes(feeds_module.SOON_S)
+    assert opens(world.shared[-1]) == [(0, 5)]
+    first.opened(world.shared[-1], 0, 5)
+    assert first.place().fed
+    assert second.place().fed
+    assert not behind.place().fed

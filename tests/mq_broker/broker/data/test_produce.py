@@ -470,3 +470,22 @@ def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pyt
         assert world.held.bytes == 0
 
     asyncio.run(scenario())
+
+
+def test_a_batch_that_is_followed_by_no_rest_takes_no_time_from_those_that_are() -> None:
+    rests = Spacing(produce.RESTS_S_MAX, lambda: 100.0)
+    ordinary, swollen = (_Batch(header(), memoryview(bytes(4_000)), 4_000, 0.0, 0.0) for _ in range(2))
+    ordinary.decoded_bytes, ordinary.check_s = 1 << 20, 0.03
+    swollen.decoded_bytes, swollen.check_s = 60 << 20, 0.03
+    for _ in range(10):
+        assert _rest(ordinary, rests) == 0.0
+    assert _rest(swollen, rests) == pytest.approx(0.24)
+
+
+def test_rests_of_many_connections_come_one_after_the_other_up_to_the_longest() -> None:
+    unused: Any = None
+    producing = produce.Producing(unused, unused, unused, unused, unused)
+    rests = [producing.rests.rest_s(produce.REST_S_MAX) for _ in range(20)]
+    producing.close()
+    assert rests[7] == pytest.approx(8 * produce.REST_S_MAX, rel=0.1)
+    assert max(rests) == pytest.approx(produce.RESTS_S_MAX)
