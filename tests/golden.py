@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from mq_broker.coordination import change_notes, documents
@@ -36,6 +35,7 @@ from mq_broker.core.machine.window import Placed, SeenUuids
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.core.work.groups import WorkGroups
 from mq_broker.core.work.state import FrozenWork
+from mq_broker.storage.aes_gcm import AesGcm
 from mq_broker.storage.codec.frame import encode
 from mq_broker.storage.codec.snapshot import encode_snapshot
 from mq_broker.storage.identity import Cut, LogIdentity
@@ -60,7 +60,7 @@ UNRELEASED: Final = DATA / "unreleased.json"
 
 PAYLOAD: Final = bytes(range(64))
 
-SEALING: Final = DataKey(PLACE, Slot("default-1", bytes(range(60)), 3), AESGCM(bytes(range(32))))
+SEALING: Final = DataKey(PLACE, Slot("default-1", bytes(range(60)), 3), AesGcm(bytes(range(32))))
 SEALED_FRAME: Final = encode(PLACE, Entry(1, 1, 1_000_001, Append(), uuid_of(1), 2, 64, 128), (PAYLOAD,))
 
 DECIDED: Final = TransactionState(

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.storage import keyring, sealed
+from mq_broker.storage.aes_gcm import AesGcm
 from mq_broker.storage.interface import Journal
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.keyring import Keyring
@@ -26,7 +26,7 @@ class Used:
         self.twice = 0
 
     def cipher(self, key: bytes) -> Any:
-        used, real = self, AESGCM(key)
+        used, real = self, AesGcm(key)
 
         class Noting:
             decrypt = real.decrypt
@@ -38,6 +38,10 @@ class Used:
             def encrypt_into(self, nonce: bytes, *words: Any) -> int:
                 used.note(key, nonce)
                 return real.encrypt_into(nonce, *words)
+
+            def encrypt_parts_into(self, nonce: bytes, *words: Any) -> int:
+                used.note(key, nonce)
+                return real.encrypt_parts_into(nonce, *words)
 
         return Noting()
 

@@ -80,12 +80,12 @@ def provider_of(reference: str) -> KeyProvider:
 def aead() -> Callable[[bytes], Any]:
     """AES-GCM of `cryptography`. Raises `InvalidSetting` without that package."""
     try:
-        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+        from mq_broker.storage.aes_gcm import AesGcm
     except ImportError as error:
         raise InvalidSetting(
             "encryption at rest needs the package cryptography: pip install 'tritonmq[security]'"
         ) from error
-    return AESGCM
+    return AesGcm
 
 
 class Patient:
