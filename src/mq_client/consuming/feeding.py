@@ -47,6 +47,9 @@ class Feeding:
             return
         if self._closed or not push_streams.on_loop() or time.monotonic() < place.apart_until:
             return
+        if subscriptions.suspended or self._full(address, 2):  # it would not join
+            self.leave(place)
+            return
         connection = subscriptions.connection
         if place.feed is None:
             topic_id = subscriptions.views[place.topic].topic_id

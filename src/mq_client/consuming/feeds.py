@@ -100,11 +100,15 @@ class Feed:
     def opened(self, told: pb.PartitionOpened) -> None:
         if told.HasField("error"):
             # With an offset to go on at, too: each consumer is told by its own stream what it has lost
-            self._not_before = self._feeds.loop.now() + SOON_S
+            error = from_wire(told.error)
+            self._not_before = self._feeds.loop.now() + (SOON_S if error.retriable else AGAIN_S)
             self._close()
-            self.over(from_wire(told.error))
+            self.over(error)
         elif told.active:
             self.position = told.offset
+            # A former opening, which was closed before it was answered, may have been answered just before
+            for place in [place for place in self._members if place.position != told.offset]:
+                self._members.pop(place).let_go(place, self, None)
             self._join_all()
             self._close_soon_if_empty()
 

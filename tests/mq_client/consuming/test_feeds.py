@@ -246,37 +246,6 @@ def test_a_stream_that_is_refused_is_not_asked_for_again_soon(world: World, erro
     assert len(world.shared) == 2
 
 
-@pytest.mark.parametrize(
-    ("error", "wait_s"),
-    [(Unreachable("the broker is gone"), feeds_module.SOON_S), (QuotaExceeded("no more"), feeds_module.AGAIN_S)],
-)
-def test_a_stream_that_may_not_be_opened_yet_is_opened_in_time_though_nothing_comes(
-    world: World, error: TritonMQError, wait_s: float
-) -> None:
-    first, second = world.two()
-    world.shared[0].over(error)
-    world.loop.passes(wait_s - 0.1)
-    assert len(world.shared) == 1
-    world.loop.passes(0.1)
-    first.opened(world.shared[1], 0, 5)
-    assert first.place().fed
-    assert second.place().fed
-    world.loop.passes(feeds_module.AGAIN_S)
-    assert len(world.shared) == 2
-
-
-def test_a_partition_that_was_refused_is_asked_for_again_in_time_though_nothing_comes(world: World) -> None:
-    first, second = world.two()
-    first.opened(world.shared[0], 0, error=NotLeader("ask 3", 3, 2), active=False)
-    world.loop.passes(feeds_module.SOON_S)
-    assert opens(world.shared[1]) == [(0, 5)]
-    first.subscriptions.remove("t")
-    first.opened(world.shared[1], 0, error=NotLeader("ask 3", 3, 2), active=False)
-    world.loop.passes(feeds_module.SOON_S)
-    assert len(world.shared) == 2, "one alone needs none"
-    assert not second.place().fed
-
-
 def test_who_knows_a_broker_s_former_stream_port_is_fed_with_the_others(world: World) -> None:
     first, second = world.client(), world.client()
     for client, stream_address in ((first, "b:10"), (second, "b:11")):
@@ -387,7 +356,7 @@ def test_a_partition_that_nobody_is_fed_is_closed_after_some_time(world: World) 
     assert not stream.last_said
     world.loop.passes(feeds_module.EMPTY_S)
     assert stream.last_said
-    assert first.place().feed is not None, "it waits to be fed again"
+    assert first.place().feed is None, "it holds too much to wait for that"
     stream.over(None)
     assert not feeds_module.feeds(world.loop)._streams  # type: ignore[arg-type]
 
@@ -539,39 +508,3 @@ def test_decoded_batches_are_kept_for_a_while_within_a_bound(monkeypatch: pytest
     assert made == [2, 2, 2, 2], "only the first was too long ago"
     batches[2].records(schema, 2, make)
     assert made == [2, 2, 2, 2, 2], "who knows the topic with other columns has them decoded so"
-
-
-def test_a_stream_that_breaks_again_and_again_is_opened_again_each_time_though_nothing_comes(world: World) -> None:
-    first, second = world.two()
-    for number in range(1, 4):
-        world.shared[-1].over(Unreachable("the broker is gone"))
-        assert len(world.shared) == number
-        world.loop.passes(feeds_module.SOON_S)
-        assert len(world.shared) == number + 1
-    first.opened(world.shared[-1], 0, 5)
-    assert first.place().fed
-    assert second.place().fed
-
-
-def test_a_partition_that_was_refused_is_not_asked_for_again_at_once(world: World) -> None:
-    first, second = world.two()
-    first.opened(world.shared[0], 0, error=NotLeader("ask 3", 3, 2), active=False)
-    for client in (first, second):
-        client.push(world.stream(client), 0, 5, 1)
-    world.loop.passes(feeds_module.SOON_S - 0.1)
-    assert [opens(stream) for stream in world.shared] == [[(0, 5)]]
-    world.loop.passes(0.1)
-    assert opens(world.shared[1]) == [(0, 6)]
-
-
-def test_two_that_meet_are_fed_in_time_though_one_that_is_behind_them_waits_longer(world: World) -> None:
-    behind = world.client()
-    behind.opened(world.stream(behind), 0, 0)
-    first, second = world.two()
-    world.shared[0].over(Unreachable("the broker is gone"))
-    world.loop.passes(feeds_module.SOON_S)
-    assert opens(world.shared[-1]) == [(0, 5)]
-    first.opened(world.shared[-1], 0, 5)
-    assert first.place().fed
-    assert second.place().fed
-    assert not behind.place().fed
