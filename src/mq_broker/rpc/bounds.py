@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from mq_broker.rpc.callers import account
 from mq_broker.rpc.turns import Spacing, Turns
 from mq_protocol import limits
 from mq_protocol.errors import InvalidRequest, RequestTooLarge
@@ -28,10 +29,10 @@ READ_AT_ONCE_BYTES_MAX: Final = 16 << 10
 it would take the interpreter from the loop for 5 ms each time that the loop waits for something."""
 
 LARGE_BYTES_PER_S: Final = 32 << 20
-LARGE_WAITS_S_MAX: Final = 4.0
-"""Such a request waits first, so many bytes of all clients a second: to receive one has cost others time, and the next
-one comes after it. None is refused instead: whoever is refused at once asks again at once. What other brokers ask waits
-for itself alone."""
+LARGE_WAITS_S_MAX: Final = 1.0
+"""Such a request waits first, so many bytes of its account a second, and not longer than this, since an attempt of a
+client may last three seconds: to receive one has cost others time, and the next one comes after it. None is refused
+instead: whoever is refused at once asks again at once. What other brokers ask waits for itself alone."""
 
 _of_clients: Final = Spacing(LARGE_WAITS_S_MAX)
 
@@ -80,7 +81,7 @@ class Bounded(Generic[M]):
         self._check_size(data)
         if len(data) > READ_AT_ONCE_BYTES_MAX:
             waits_s = len(data) / LARGE_BYTES_PER_S
-            await asyncio.sleep(waits_s if self._of_brokers else _of_clients.rest_s(waits_s))
+            await asyncio.sleep(waits_s if self._of_brokers else _of_clients.rest_s(waits_s, account()))
         if not self._bound.lists:
             return parse(data, self._kind)
         steps, turns = self._steps(data), Turns(alone=self._of_brokers)

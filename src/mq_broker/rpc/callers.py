@@ -44,6 +44,13 @@ def caller() -> str:
     return _caller.get()
 
 
+def account() -> str:
+    """To whom the cost of that request is put down: a user, or a host where nobody has a name. Not a connection, of
+    which whoever wants to has many."""
+    found = _principal.get()
+    return _caller.get().rpartition(":")[0] if found == ANONYMOUS else str(found)
+
+
 def principal() -> Principal:
     """In whose name the request is that this task answers; `User:ANONYMOUS` where it is nobody's."""
     return _principal.get()

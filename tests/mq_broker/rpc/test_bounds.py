@@ -162,7 +162,7 @@ def test_large_requests_of_clients_wait_one_after_the_other_and_those_of_brokers
 
     data = _padded(READ_AT_ONCE_BYTES_MAX + 1)
     monkeypatch.setattr(bounds, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(bounds, "_of_clients", Spacing(bounds.LARGE_WAITS_S_MAX, lambda: 100.0))
+    monkeypatch.setattr(bounds, "_of_clients", Spacing(9.0, lambda: 100.0))
     monkeypatch.setattr(bounds, "LARGE_BYTES_PER_S", len(data) / 0.5)
     for _ in each_s:
         read(method, data)
@@ -336,16 +336,18 @@ def test_a_request_above_its_bound_is_refused_before_it_waits_and_takes_no_time_
     async def sleep(seconds: float) -> None:
         waited.append(seconds)
 
-    rests = Spacing(bounds.LARGE_WAITS_S_MAX, lambda: 100.0)
+    rests = Spacing(9.0, lambda: 100.0)
     monkeypatch.setattr(bounds, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(bounds, "_of_clients", rests)
     assert isinstance(refused(method, _padded(BOUNDS[method].bytes_max + 1)), RequestTooLarge)
     assert waited == []
-    assert rests.rest_s(1.0) == pytest.approx(1.0)
+    assert rests.rest_s(1.0, "") == pytest.approx(1.0)
 
 
 def test_large_requests_of_clients_wait_up_to_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds._of_clients, "_clock", lambda: 100.0)
-    monkeypatch.setattr(bounds._of_clients, "_until", 0.0)
-    waits = [bounds._of_clients.rest_s(1.0) for _ in range(10)]
-    assert max(waits) == pytest.approx(bounds.LARGE_WAITS_S_MAX)
+    monkeypatch.setattr(bounds._of_clients, "_until", {})
+    for account in ("User:a", "User:b"):
+        waits = [bounds._of_clients.rest_s(0.3, account) for _ in range(10)]
+        assert waits[0] == pytest.approx(0.3)
+        assert max(waits) == pytest.approx(bounds.LARGE_WAITS_S_MAX)

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from mq_broker.rpc import turns
+from mq_broker.rpc import callers, turns
 from mq_broker.rpc.turns import REST_S, RESTS_MAX, UNRESTED_TURNS, Spacing, Turns
+from mq_broker.security.names import ANONYMOUS, Principal
 
 
 class Time:
@@ -52,7 +53,7 @@ def test_long_works_rest_one_after_the_other_and_so_long_at_most(time: Callable[
         assert clock.take(works) == [0] * 80
     longest = round(turns.REST_S_MAX / REST_S)
     assert longest < 80
-    each = [REST_S * min(number, longest) for number in range(1, 81)]
+    each = [REST_S * number if number <= longest else REST_S for number in range(1, 81)]
     assert clock.take(works) == pytest.approx(each)
     clock.now += turns.REST_S_MAX + 1
     assert clock.take(works[:2]) == pytest.approx([REST_S, 2 * REST_S]), "nothing is owed once they have rested"
@@ -77,6 +78,42 @@ def test_nobody_owes_more_than_the_longest_rest_however_many_have_rested(time: C
 
 def test_works_of_clients_rest_up_to_the_longest_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns._of_clients, "_clock", lambda: 100.0)
-    monkeypatch.setattr(turns._of_clients, "_until", 0.0)
-    rests = [turns._of_clients.rest_s(REST_S) for _ in range(1_000)]
-    assert max(rests) == pytest.approx(turns.REST_S_MAX)
+    monkeypatch.setattr(turns._of_clients, "_until", {})
+    for account in ("User:a", "User:b"):
+        rests = [turns._of_clients.slot_s(REST_S, account) for _ in range(1_000)]
+        assert rests[0] == pytest.approx(REST_S), "nobody waits for another account"
+        assert max(rests) == pytest.approx(turns.REST_S_MAX)
+
+
+def test_works_of_different_accounts_rest_side_by_side(time: Callable[..., Time]) -> None:
+    clock = time(passes=False)
+    works = [work for address in ("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.2:1") for work in of(address)]
+    for _ in range(UNRESTED_TURNS):
+        clock.take(works)
+    assert clock.take(works) == pytest.approx([REST_S, 2 * REST_S, REST_S]), "two connections are of one host"
+
+
+def of(address: str, user: Principal = ANONYMOUS) -> list[Turns]:
+    """What is worked on for that connection."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(callers, "_caller", SimpleNamespace(get=lambda: address))
+        patch.setattr(callers, "_principal", SimpleNamespace(get=lambda: user))
+        return [Turns()]
+
+
+def test_a_user_is_one_account_wherever_it_is(time: Callable[..., Time]) -> None:
+    clock = time(passes=False)
+    ada, eve = Principal("User", "ada"), Principal("User", "eve")
+    works = of("ipv4:10.0.0.1:1", ada) + of("ipv4:10.0.0.2:1", ada) + of("ipv4:10.0.0.1:2", eve)
+    for _ in range(UNRESTED_TURNS):
+        clock.take(works)
+    assert clock.take(works) == pytest.approx([REST_S, 2 * REST_S, REST_S])
+
+
+def test_accounts_that_rest_no_more_are_forgotten() -> None:
+    now = 0.0
+    spacing = Spacing(1.0, lambda: now)
+    for number in range(10 * turns.KNOWN_MIN):
+        now += 0.1
+        spacing.rest_s(1.0, f"User:{number}")
+    assert len(spacing._until) <= turns.KNOWN_MIN

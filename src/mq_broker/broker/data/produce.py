@@ -45,7 +45,7 @@ from mq_broker.core.entries import (
 )
 from mq_broker.core.messages import Decided, Done, RecordsThere, Refused, Result, Room, Wait
 from mq_broker.measured import PRODUCE_BATCHES, PRODUCE_SECONDS
-from mq_broker.rpc.callers import asker, caller
+from mq_broker.rpc.callers import account, asker, caller
 from mq_broker.rpc.service import ProduceRequests, RefusedBatch, Send
 from mq_broker.rpc.turns import Spacing
 from mq_protocol import mq_pb2 as pb
@@ -85,8 +85,8 @@ RESTS: Final = 8
 REST_S_MAX: Final = 1.0
 """A rest is so many times as long as the check was, and not longer than this."""
 
-RESTS_S_MAX: Final = 16.0
-"""Those of several connections come one after the other, up to this."""
+RESTS_S_MAX: Final = 4.0
+"""Those of an account's connections come one after the other, up to this."""
 
 _BATCH_BYTES: Final = 1 << 10
 """About what a batch takes beside its payload until its answer is written, so that a flood of empty ones is bounded
@@ -255,7 +255,7 @@ class _Stream:
                 return
             batch.error, batch.checked = None, False
         self._unchecked.append(batch)
-        rest = partial(_rest, batch, self._producing.rests)
+        rest = partial(_rest, batch, self._producing.rests, account())
         checking = self._producing.checks.run(caller(), _check, batch, topic, schema, rest=rest)
         checking.add_done_callback(lambda done: self._propose_checked(batch, done))
 
@@ -437,9 +437,9 @@ def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: in
     batch.check_s = time.monotonic() - began
 
 
-def _rest(batch: _Batch, rests: Spacing) -> float:
+def _rest(batch: _Batch, rests: Spacing, account: str) -> float:
     """Seconds before another batch of the same connection is checked: after one that cost many times what it cost to
-    send, whether it was good or refused. Rows of an application are no such batches. `rests`: of all connections."""
+    send, whether it was good or refused. Rows of an application are no such batches. `rests`: of all."""
     swollen = batch.decoded_bytes > max(SWOLLEN_BYTES, SWOLLEN_TIMES * len(batch.payload))
     refused = batch.error is not None and batch.check_s > REFUSED_LATE_S
-    return rests.rest_s(min(RESTS * batch.check_s, REST_S_MAX)) if swollen or refused else 0.0
+    return rests.rest_s(min(RESTS * batch.check_s, REST_S_MAX), account) if swollen or refused else 0.0

@@ -98,8 +98,9 @@ def test_who_sends_what_costs_many_times_its_size_rests(
     batch = _Batch(header(), memoryview(bytes(sent_bytes)), sent_bytes, 0.0, 0.0)
     batch.decoded_bytes, batch.error, batch.check_s = inside_bytes, error, check_s
     rests = Spacing(produce.RESTS_S_MAX, lambda: 100.0)
-    assert _rest(batch, rests) == pytest.approx(rest_s)
-    assert _rest(batch, rests) == pytest.approx(2 * rest_s), "on another connection, after the first"
+    assert _rest(batch, rests, "a") == pytest.approx(rest_s)
+    assert _rest(batch, rests, "a") == pytest.approx(2 * rest_s), "on another connection, after the first"
+    assert _rest(batch, rests, "b") == pytest.approx(rest_s), "nobody waits for another account"
 
 
 def test_how_long_a_batch_was_checked_is_known_when_it_is_refused_too() -> None:
@@ -367,7 +368,7 @@ def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and
 
     def run(_caller: object, work: Any, *arguments: Any, rest: Any) -> asyncio.Future[None]:
         assert rest() == 0.0
-        assert rest.args[-1] is rests, "of all streams"
+        assert rest.args[1] is rests, "of all streams"
         under_way.append((asyncio.get_running_loop().create_future(), lambda: work(*arguments)))
         return under_way[-1][0]
 
@@ -478,14 +479,14 @@ def test_a_batch_that_is_followed_by_no_rest_takes_no_time_from_those_that_are()
     ordinary.decoded_bytes, ordinary.check_s = 1 << 20, 0.03
     swollen.decoded_bytes, swollen.check_s = 60 << 20, 0.03
     for _ in range(10):
-        assert _rest(ordinary, rests) == 0.0
-    assert _rest(swollen, rests) == pytest.approx(0.24)
+        assert _rest(ordinary, rests, "a") == 0.0
+    assert _rest(swollen, rests, "a") == pytest.approx(0.24)
 
 
 def test_rests_of_many_connections_come_one_after_the_other_up_to_the_longest() -> None:
     unused: Any = None
     producing = produce.Producing(unused, unused, unused, unused, unused)
-    rests = [producing.rests.rest_s(produce.REST_S_MAX) for _ in range(20)]
+    rests = [producing.rests.rest_s(produce.REST_S_MAX, "a") for _ in range(20)]
     producing.close()
-    assert rests[7] == pytest.approx(8 * produce.REST_S_MAX, rel=0.1)
+    assert rests[2] == pytest.approx(3 * produce.REST_S_MAX, rel=0.1)
     assert max(rests) == pytest.approx(produce.RESTS_S_MAX)
