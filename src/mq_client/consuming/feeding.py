@@ -47,9 +47,8 @@ class Feeding:
             return
         if self._closed or not push_streams.on_loop() or time.monotonic() < place.apart_until:
             return
-        if subscriptions.suspended or self._full(address, 2):  # it would not join
-            self.leave(place)
-            return
+        if subscriptions.suspended or self._full(address, 2):
+            return  # it would not join, and a stream would be opened for nobody
         connection = subscriptions.connection
         if place.feed is None:
             topic_id = subscriptions.views[place.topic].topic_id
