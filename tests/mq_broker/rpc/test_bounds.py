@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from mq_broker.rpc import bounds, service
+from mq_broker.rpc import bounds, service, turns
 from mq_broker.rpc.bounds import BOUNDS, READ_AT_ONCE_BYTES_MAX, Bounded
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.peer_service import PEER_UNARY
 from mq_broker.rpc.service import UNARY
 from mq_broker.rpc.turns import Spacing, Turns
 from mq_broker.security.authority import Authority
+from mq_client import transactions
+from mq_client.cluster import connection
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_TOPICS_MAX
@@ -351,3 +353,12 @@ def test_large_requests_of_clients_wait_up_to_some_seconds(monkeypatch: pytest.M
         waits = [bounds._of_clients.rest_s(0.3, account) for _ in range(10)]
         assert waits[0] == pytest.approx(0.3)
         assert max(waits) == pytest.approx(bounds.LARGE_WAITS_S_MAX)
+
+
+def test_an_honest_request_beside_others_of_its_account_is_answered_within_an_attempt() -> None:
+    """It is read, judged and carried out, and rests in each of the three as often as may be."""
+    rests_s = 3 * turns.RESTS_MAX * turns.REST_S_MAX
+    assert bounds.LARGE_WAITS_S_MAX + rests_s < transactions._ATTEMPT_MS / 1000
+    assert bounds.LARGE_WAITS_S_MAX < connection._ATTEMPT_MS_MAX / 1000, (
+        "of a question for metadata, which has few elements"
+    )

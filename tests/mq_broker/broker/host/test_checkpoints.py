@@ -222,7 +222,10 @@ def test_damage_that_a_start_did_not_see_is_repaired_from_another_broker(
                 if not (path / "aside-1" / "why.txt").exists():
                     return False
                 other = partition_path(tmp_path / "3")
-                mine, theirs = (b"".join(p.read_bytes() for p in sorted(d.glob("*.log"))) for d in (path, other))
+                try:
+                    mine, theirs = (b"".join(p.read_bytes() for p in sorted(d.glob("*.log"))) for d in (path, other))
+                except FileNotFoundError:  # it is just being put aside
+                    return False
                 return mine == theirs
 
             await until(repaired)
