@@ -32,7 +32,7 @@ LARGE_BYTES_PER_S: Final = 32 << 20
 LARGE_WAITS_S_MAX: Final = 1.0
 """Such a request waits first, so many bytes of its account a second, and not longer than this, since an attempt of a
 client may last three seconds: to receive one has cost others time, and the next one comes after it. None is refused
-instead: whoever is refused at once asks again at once. What other brokers ask waits for itself alone."""
+instead: whoever is refused at once asks again at once. What brokers alone ask waits for itself."""
 
 _of_clients: Final = Spacing(LARGE_WAITS_S_MAX)
 
@@ -69,7 +69,7 @@ class Bounded(Generic[M]):
                 f"method {method} has no row in mq_protocol/methods.py, which says what one request of it may cost"
             )
         self.method = method
-        self._of_brokers = method not in BROKER.methods
+        self._of_brokers = method not in BROKER.methods  # what both ask counts as a client's
         self._bound = BOUNDS[method]
         self._kind = kind
         self._plan = _plan(kind, self._bound.lists, "")

@@ -14,6 +14,7 @@ from grpc import aio
 
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_broker.security.client_port import ClientPort
+from mq_broker.security.failures import host_of
 from mq_broker.security.names import ANONYMOUS, Principal, member_of, of_auth_context, serial_of
 from mq_broker.security.verified import Verified
 from mq_protocol import mq_pb2 as pb
@@ -48,7 +49,7 @@ def account() -> str:
     """To whom the cost of that request is put down: a user, or a host where nobody has a name. Not a connection, of
     which whoever wants to has many."""
     found = _principal.get()
-    return _caller.get().rpartition(":")[0] if found == ANONYMOUS else str(found)
+    return host_of(_caller.get()) if found == ANONYMOUS else str(found)
 
 
 def principal() -> Principal:

@@ -10,6 +10,7 @@ from typing import Final
 from mq_broker.rpc.callers import account
 
 KNOWN_MIN: Final = 1_000
+"""Accounts that are remembered, before those are looked for that rest no more."""
 
 
 class Spacing:
@@ -24,30 +25,30 @@ class Spacing:
         self._longest_s = longest_s
         self._clock = clock
         self._until: dict[str, float] = {}
-        self._look_at = KNOWN_MIN  # so many accounts are known before those that rest no more are forgotten
+        self._look_at = KNOWN_MIN
 
-    def rest_s(self, seconds: float, account: str) -> float:
+    def rest_s(self, seconds: float, whose: str) -> float:
         """For how long to rest: so many seconds, after what the account was given before."""
         now = self._clock()
-        until = min(self._after_others(seconds, account, now), now + self._longest_s)
-        self._book(account, until, now)
+        until = min(self._after_others(seconds, whose, now), now + self._longest_s)
+        self._book(whose, until, now)
         return until - now
 
-    def slot_s(self, seconds: float, account: str) -> float:
+    def slot_s(self, seconds: float, whose: str) -> float:
         """The same of who rests again and again: only so many seconds where the account's others rest for the longest
         already. Those who all rested for that would go on together, and rest together again."""
         now = self._clock()
-        until = self._after_others(seconds, account, now)
+        until = self._after_others(seconds, whose, now)
         if until > now + self._longest_s:
             return seconds
-        self._book(account, until, now)
+        self._book(whose, until, now)
         return until - now
 
-    def _after_others(self, seconds: float, account: str, now: float) -> float:
-        return max(now, self._until.get(account, 0.0)) + seconds
+    def _after_others(self, seconds: float, whose: str, now: float) -> float:
+        return max(now, self._until.get(whose, 0.0)) + seconds
 
-    def _book(self, account: str, until: float, now: float) -> None:
-        self._until[account] = until
+    def _book(self, whose: str, until: float, now: float) -> None:
+        self._until[whose] = until
         if len(self._until) >= self._look_at:
             self._until = {each: over for each, over in self._until.items() if over > now}
             self._look_at = max(KNOWN_MIN, 2 * len(self._until))
@@ -59,8 +60,8 @@ REST_S: Final = 0.002
 the next record too."""
 
 REST_S_MAX: Final = 0.016
-"""One of the rests of one work, whatever its account asks besides. A request has up to three works of `RESTS_MAX`: all
-of it must fit into the ten seconds that a decision waits, and the five of a move of cursors."""
+"""One of the rests of one work, whatever its account asks besides. A request is read, judged and carried out, which are
+three works of `RESTS_MAX` rests: all of them must fit into the ten seconds that a client waits for a decision."""
 
 RESTS_MAX: Final = 125
 """The largest manifest of a transaction has a million elements, and must be decided in time."""
@@ -75,11 +76,12 @@ class Turns:
 
     def __init__(self, *, alone: bool = False) -> None:
         self._taken = 0
-        self._rests = Spacing(REST_S_MAX) if alone else _of_clients
-        self._account = account()
+        self._alone = alone
 
     async def others(self) -> None:
         """Others have theirs."""
         self._taken += 1
-        rests = UNRESTED_TURNS < self._taken <= UNRESTED_TURNS + RESTS_MAX
-        await asyncio.sleep(self._rests.slot_s(REST_S, self._account) if rests else 0)
+        if UNRESTED_TURNS < self._taken <= UNRESTED_TURNS + RESTS_MAX:
+            await asyncio.sleep(REST_S if self._alone else _of_clients.slot_s(REST_S, account()))
+        else:
+            await asyncio.sleep(0)

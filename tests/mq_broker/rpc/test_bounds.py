@@ -27,6 +27,7 @@ from mq_client.cluster import connection
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_TOPICS_MAX
+from tests.mq_broker.others import Others
 from tests.mq_broker.rpc.test_service import Answering
 
 STREAMS: dict[str, Any] = {
@@ -120,22 +121,14 @@ def test_each_method_that_is_served_has_a_bound() -> None:
 
 def _turns_of_others(method: str, data: bytes) -> int:
     """How many turns of the loop others have until the request is read or refused."""
-    turns = 0
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    async def main() -> int:
+        async with Others() as others:
+            with contextlib.suppress(RequestTooLarge):
+                await Bounded(method, REQUESTS[method]).read(data)
+            return others.turns
 
-    async def main() -> None:
-        other = asyncio.create_task(others())
-        with contextlib.suppress(RequestTooLarge):
-            await Bounded(method, REQUESTS[method]).read(data)
-        other.cancel()
-
-    asyncio.run(main())
-    return turns
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("more", [0, 1])

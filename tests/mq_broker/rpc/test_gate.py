@@ -24,6 +24,7 @@ from mq_protocol.limits import REQUEST_PLACES_MAX
 from mq_protocol.methods import BROKER
 from mq_protocol.quotas import Quota
 from mq_protocol.rights import Kind, Operation
+from tests.mq_broker.others import Others
 from tests.securing import Certs
 
 ETL = Principal("User", "etl")
@@ -196,19 +197,10 @@ def test_a_request_with_many_names_rests_while_it_is_judged() -> None:
     async def main() -> None:
         judging = Judging(rule(Operation.DESCRIBE, "", prefix=True))
         await judging.begin()
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        other = asyncio.create_task(others())
         places = [pb.TopicPartition(topic=f"t{number}") for number in range(1_500)]
-        await judging.admit("WatchOffsets", pb.WatchOffsetsRequest(partitions=places))
-        other.cancel()
-        assert turns > 100
+        async with Others() as others:
+            await judging.admit("WatchOffsets", pb.WatchOffsetsRequest(partitions=places))
+        assert others.turns > 100
 
     asyncio.run(main())
 

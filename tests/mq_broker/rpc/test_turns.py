@@ -85,26 +85,36 @@ def test_works_of_clients_rest_up_to_the_longest_rest(monkeypatch: pytest.Monkey
         assert max(rests) == pytest.approx(turns.REST_S_MAX)
 
 
+class Asked(Turns):
+    """What is worked on for a connection."""
+
+    def __init__(self, address: str, user: Principal = ANONYMOUS) -> None:
+        super().__init__()
+        self._asker = address, user
+
+    async def others(self) -> None:
+        address, user = self._asker
+        callers._caller.set(address)
+        callers._principal.set(user)
+        await super().others()
+
+
 def test_works_of_different_accounts_rest_side_by_side(time: Callable[..., Time]) -> None:
     clock = time(passes=False)
-    works = [work for address in ("ipv4:10.0.0.1:1", "ipv4:10.0.0.1:2", "ipv4:10.0.0.2:1") for work in of(address)]
+    works: list[Turns] = [Asked("ipv4:10.0.0.1:1"), Asked("ipv4:10.0.0.1:2"), Asked("ipv4:10.0.0.2:1")]
     for _ in range(UNRESTED_TURNS):
         clock.take(works)
     assert clock.take(works) == pytest.approx([REST_S, 2 * REST_S, REST_S]), "two connections are of one host"
 
 
-def of(address: str, user: Principal = ANONYMOUS) -> list[Turns]:
-    """What is worked on for that connection."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(callers, "_caller", SimpleNamespace(get=lambda: address))
-        patch.setattr(callers, "_principal", SimpleNamespace(get=lambda: user))
-        return [Turns()]
-
-
 def test_a_user_is_one_account_wherever_it_is(time: Callable[..., Time]) -> None:
     clock = time(passes=False)
     ada, eve = Principal("User", "ada"), Principal("User", "eve")
-    works = of("ipv4:10.0.0.1:1", ada) + of("ipv4:10.0.0.2:1", ada) + of("ipv4:10.0.0.1:2", eve)
+    works: list[Turns] = [
+        Asked("ipv4:10.0.0.1:1", ada),
+        Asked("ipv4:10.0.0.2:1", ada),
+        Asked("ipv4:10.0.0.1:2", eve),
+    ]
     for _ in range(UNRESTED_TURNS):
         clock.take(works)
     assert clock.take(works) == pytest.approx([REST_S, 2 * REST_S, REST_S])

@@ -437,9 +437,10 @@ def _check(batch: _Batch, topic: Topic, schema: pa.Schema, decoded_bytes_max: in
     batch.check_s = time.monotonic() - began
 
 
-def _rest(batch: _Batch, rests: Spacing, account: str) -> float:
+def _rest(batch: _Batch, rests: Spacing, whose: str) -> float:
     """Seconds before another batch of the same connection is checked: after one that cost many times what it cost to
-    send, whether it was good or refused. Rows of an application are no such batches. `rests`: of all."""
+    send, whether it was good or refused. Rows of an application are no such batches. It comes after those `rests` that
+    the account `whose` has already."""
     swollen = batch.decoded_bytes > max(SWOLLEN_BYTES, SWOLLEN_TIMES * len(batch.payload))
     refused = batch.error is not None and batch.check_s > REFUSED_LATE_S
-    return rests.rest_s(min(RESTS * batch.check_s, REST_S_MAX), account) if swollen or refused else 0.0
+    return rests.rest_s(min(RESTS * batch.check_s, REST_S_MAX), whose) if swollen or refused else 0.0

@@ -13,6 +13,7 @@ from mq_broker.broker.runtime import streams
 from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns, side_by_side, those, until_one_ends
 from mq_broker.rpc.turns import Turns
 from mq_protocol.limits import YIELD_EVERY
+from tests.mq_broker.others import Others
 
 
 def quick(count: int) -> Iterator[int]:
@@ -40,19 +41,10 @@ def test_others_have_their_turn_while_a_list_is_worked_on(
     monkeypatch.setattr(streams, "TURN_S", turn_s)
 
     async def scenario() -> None:
-        had = 0
-
-        async def other() -> None:
-            nonlocal had
-            while True:
-                had += 1
-                await asyncio.sleep(0)
-
-        task = asyncio.create_task(other())
-        found = [element async for element in in_turns(elements)]
-        task.cancel()
+        async with Others() as others:
+            found = [element async for element in in_turns(elements)]
         assert found == list(range(len(found)))
-        assert had == turns
+        assert others.turns == turns
 
     asyncio.run(scenario())
 
