@@ -144,11 +144,16 @@ async def _knows_both(broker: Broker) -> bool:
 
 
 async def allow(made: Pair, *rules: pb.AclRule) -> None:
+    """Returns once they are in force at each process, as the command does."""
     async with made.to(user="admin") as admin:
         await admin.ask("AlterAcls", pb.AlterAclsRequest(add=rules))
+    for number in made.brokers:
+        async with made.to(at=number, user="admin") as admin:
+            await admin.ask("Acls", pb.AclsRequest(principal=ETL))  # whoever is asked reads them
 
 
 async def take_away(made: Pair, *rules: pb.AclRule) -> None:
+    """Returns once they are out of force at broker 1. The others hear of it."""
     async with made.to(user="admin") as admin:
         await admin.ask("AlterAcls", pb.AlterAclsRequest(remove=rules))
 

@@ -10,11 +10,13 @@ request is held. A call that is about no partition goes to any broker.
 - **What a broker has been sent** is not held. If it dies, the client is told so, and sends again under the same UUID.
 - **Bounded**: by `Holding`, and by the time in which the client wants its answer. Beyond it the client is refused, as
   by a broker.
+- **Rules that change by a call are in force here once it is answered**, as at the broker that has changed them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
@@ -31,9 +33,10 @@ from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import RefusedBatch, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import decode
-from mq_protocol.errors import NotLeader, Unreachable
+from mq_protocol.errors import CoordinationUnavailable, NotLeader, Unreachable
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import Method
+from mq_protocol.rights import RIGHTS, Kind, Operation
 
 ANY: Final = -1
 """As a broker that is meant: the client has named none, or this process."""
@@ -70,6 +73,14 @@ _NAMED: Final = frozenset({"Work"})
 """Streams that are held only if the client names no broker. A client that names one opens another stream at the next
 leader while this one would be held. If the older one came last, the leader would end the newer one for it."""
 
+_ABOUT_RULES: Final = frozenset(
+    name
+    for name, row in RIGHTS.items()
+    if any(need.kind is Kind.CLUSTER and need.operation is Operation.ACLS for need in row.needs)
+)
+"""Methods that change rights, tokens, quotas or what is revoked, and those that ask for them: a broker that is asked
+reads them anew, and clients rely on that."""
+
 Place = tuple[str, int]
 T = TypeVar("T")
 
@@ -102,9 +113,16 @@ class Routing:
     """Is the `Forwarder` (rpc/service.py) of a proxy: every call goes to another process."""
 
     def __init__(
-        self, cluster: Cluster, forwarding: Forwarding, leaders: Leaders, holding: Holding, held: Held
+        self,
+        cluster: Cluster,
+        forwarding: Forwarding,
+        leaders: Leaders,
+        holding: Holding,
+        held: Held,
+        read_rules: Callable[[], Awaitable[None]],
     ) -> None:
         self._cluster = cluster
+        self._read_rules = read_rules
         self._forwarding = forwarding
         self._leaders = leaders
         self._holding = holding
@@ -123,7 +141,11 @@ class Routing:
         async def asked(target: int) -> bytes:
             return await self._forwarding.ask(target, method, data, deadline)
 
-        return await self._led(to, method, data, deadline - asyncio.get_running_loop().time(), asked)
+        answer = await self._led(to, method, data, deadline - asyncio.get_running_loop().time(), asked)
+        if method.name in _ABOUT_RULES:
+            with contextlib.suppress(CoordinationUnavailable):  # it is done all the same, and read here a little later
+                await self._read_rules()
+        return answer
 
     async def answers(self, to: int, method: Method, data: bytes, left_s: float | None, send: Send[bytes]) -> None:
         """As `Forwarder.answers`."""

@@ -99,7 +99,7 @@ class _Proxy:
         self._forwarding = Forwarding(self.cluster, proof, self._ports.dialling, held)
         leaders = Leaders(self.cluster, self._topics, coordination)
         holding = Holding(config.hold_max)
-        self._routing = Routing(self.cluster, self._forwarding, leaders, holding, held)
+        self._routing = Routing(self.cluster, self._forwarding, leaders, holding, held, self._judging.acls.refresh)
         served = rpc_service.handlers(_Elsewhere(), self._judging.gate, rpc_service.Room(), self._routing)
         door = TokenDoor(self._judging.authenticators(), self._judging.audit)
         self._ports.serve((served, health_handler(self._why_not_ready)), (), None, {}, door, ())

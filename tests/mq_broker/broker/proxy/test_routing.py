@@ -40,7 +40,13 @@ class Played:
         me = SimpleNamespace(broker=9)
         cluster: Any = SimpleNamespace(me=me, brokers=dict.fromkeys((1, 2, 3)), is_live=lambda b, _i: b in self.reached)
         leaders = Leaders(cluster, self, self)  # type: ignore[arg-type]
-        self.routing = Routing(cluster, self, leaders, self.holding, Held(1 << 20))  # type: ignore[arg-type]
+        held = Held(1 << 20)
+        self.routing = Routing(cluster, self, leaders, self.holding, held, self.read_rules)  # type: ignore[arg-type]
+
+    async def read_rules(self) -> None:
+        self.asked.append((9, "rules"))
+        if self.leader is None:
+            raise CoordinationUnavailable("away")
 
     # -- topics, the coordination service
 
@@ -158,6 +164,22 @@ def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> Non
         assert made.asked == [(2, "Settle")] * 3
         assert made.routing.to(0) == ANY  # type: ignore[arg-type]
         assert made.routing.to(-5) == GONE  # type: ignore[arg-type]
+
+    played(scenario)
+
+
+@pytest.mark.parametrize("leader", [1, None])
+def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -> None:
+    """Also where the coordination service is away for this proxy: what was asked for is done."""
+
+    async def scenario(made: Played) -> None:
+        made.leader = leader
+        for name in ("Acls", "AlterAcls", "Revoke", "AlterTokens", "AlterQuotas", "DeleteTopic"):
+            data = METHODS[name].request().SerializeToString()
+            deadline = asyncio.get_running_loop().time() + DEADLINE_S
+            made.asked.clear()
+            assert await made.routing.ask(2, METHODS[name], data, deadline) == data
+            assert made.asked == [(2, name)] + [(9, "rules")] * (name != "DeleteTopic")
 
     played(scenario)
 

@@ -13,8 +13,10 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.config import Role
+from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.proxy.fan_out import FanOut
 from mq_broker.broker.proxy.holding import REQUEST_BYTES, Holding
+from mq_broker.coordination.interface import CoordinationEvent
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_client import Admin, Consumer, Producer, Queue, Reader
@@ -232,6 +234,40 @@ def test_rights_are_judged_here_and_there_by_the_users_own_name(zookeeper: str, 
             audit_log = tmp_path / "proxy" / "audit.log"
             await asyncio.to_thread(wait_until, lambda: ETL in audit_log.read_text(), "the proxy notes who was refused")
             assert sorted(each.name for each in (tmp_path / "proxy").iterdir()) == ["audit.log"]
+
+    asyncio.run(main())
+
+
+def test_rules_that_change_through_a_proxy_are_in_force_there_at_once(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hear = Cluster.hear
+
+    def deaf_to_rules(self: Cluster, event: CoordinationEvent) -> None:
+        if self.me.broker != ID or event is not CoordinationEvent.SECURITY_CHANGED:
+            hear(self, event)
+
+    async def main() -> None:
+        async with (
+            proxied(zookeeper, tmp_path) as made,
+            made.to(at=ID, user="admin") as admin,
+            made.to(at=ID, user="etl") as etl,
+            made.to(at=1, user="admin") as one,
+            made.to(at=2, user="admin") as two,
+        ):
+            monkeypatch.setattr(Cluster, "hear", deaf_to_rules)
+            asks = pb.AclsRequest(principal=ETL)
+            await admin.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write")]))
+            await two.ask("Acls", asks)
+            await etl.produce("t", 1)
+            await one.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write", who="*", deny=True)]))
+            await admin.ask("Acls", asks)
+            await one.ask("AlterAcls", pb.AlterAclsRequest(remove=[rule("Write", who="*", deny=True)]))
+            await two.ask("Acls", asks)
+            with pytest.raises(PermissionDenied, match="a rule denies it"):
+                await etl.produce("t", 2)
+            await admin.ask("Acls", asks)
+            await etl.produce("t", 2)
 
     asyncio.run(main())
 
