@@ -60,6 +60,8 @@ class Principal:
             if not _is_id(self.name):
                 raise InvalidRequest(f"{quoted(self.name)} is no broker's id: write Broker:ID, such as Broker:1")
         else:
+            if "*" in self.name:  # meant as a pattern, it would be a rule about nobody
+                raise InvalidRequest(f"nobody is called {quoted(str(self))}: write one name, or * alone for everybody")
             check_user_name(self.name)
 
     def __str__(self) -> str:

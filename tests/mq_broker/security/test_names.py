@@ -39,6 +39,7 @@ def test_a_principal_is_written_and_read_the_same(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["etl", "user:etl", "User:", ":etl", "User:a/b", "User:a,b", "User:a\nb", "User:zoe\u0308", "User:" + "x" * 256,
+     "User:*", "User:etl-*", "Group:*",
      "Broker:", "Broker:0", "Broker:01", "Broker:1e3", "Broker:\u0661", "Broker:2147483648", "Root:x"],
 )  # fmt: skip
 def test_a_name_that_nobody_can_have_is_refused(text: str) -> None:
@@ -89,7 +90,7 @@ def test_a_uri_that_is_not_to_the_letter_names_nobody(uris: list[str]) -> None:
         of_certificate(uris, "etl")
 
 
-@pytest.mark.parametrize("common_name", ["", "ANONYMOUS", "a/b", " etl"])
+@pytest.mark.parametrize("common_name", ["", "ANONYMOUS", "a/b", " etl", "*", "*.example.com"])
 def test_a_common_name_that_no_user_has_names_nobody(common_name: str) -> None:
     with pytest.raises(NotAuthenticated):
         of_certificate([], common_name)

@@ -147,6 +147,7 @@ def about(**changes: object) -> Callable[[], Rule]:
     ("rule", "told"),
     [
         (about(principal="etl"), "names no principal"),
+        (about(principal="User:*"), r"write one name, or \* alone for everybody"),
         (about(principal="Broker:1"), "rules are for users"),
         (about(operation=Operation.ABORT), "Topic has no operation Abort"),
         (about(operation=Operation.ALTER, kind=Kind.CLUSTER), "there is one cluster"),
