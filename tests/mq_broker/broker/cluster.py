@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from grpc import aio
 
 from mq_broker.broker import BrokerConfig, serve
+from mq_broker.broker.metadata.brokers import Cluster
+from mq_broker.coordination.interface import CoordinationEvent
 from mq_broker.rpc.service import UNARY, parse, path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
@@ -48,6 +51,17 @@ async def until(condition: Callable[[], Awaitable[Any]], deadline_s: float = DEA
                 await asyncio.sleep(0.02)
     except TimeoutError:
         raise AssertionError(f"not within {deadline_s:g} s; last seen: {last!r}") from None
+
+
+def deafen(monkeypatch: pytest.MonkeyPatch, event: CoordinationEvent, *brokers: int) -> None:
+    """The coordination service's hints of that kind reach those brokers, or proxies, no more."""
+    hear = Cluster.hear
+
+    def hear_less(self: Cluster, heard: CoordinationEvent) -> None:
+        if heard is not event or self.me.broker not in brokers:
+            hear(self, heard)
+
+    monkeypatch.setattr(Cluster, "hear", hear_less)
 
 
 def of_a_former_loop(record: logging.LogRecord) -> bool:

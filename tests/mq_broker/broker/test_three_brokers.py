@@ -18,13 +18,14 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.host import replica_settings
+from mq_broker.coordination.interface import CoordinationEvent
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import ReplicaSettings
 from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.cluster import Broker, numbers_in, until
+from tests.mq_broker.broker.cluster import Broker, deafen, numbers_in, until
 
 SESSION_TIMEOUT_MS = 6_000
 
@@ -297,6 +298,22 @@ def test_all_brokers_down_and_up_again_keep_everything(zookeeper: str, tmp_path:
             await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
             leader = await cluster.leader("t", at=1)
             assert await until(lambda: cluster[leader].numbers("t")) == [1, 2, 3]
+
+    asyncio.run(scenario())
+
+
+def test_the_coordinators_topic_is_made_though_no_other_broker_hears_of_it(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker that makes it asks those that are to lead. Each of them would have waited for the one that asks."""
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            deafen(monkeypatch, CoordinationEvent.TOPICS_CHANGED, 2, 3)
+            request = pb.MetadataRequest(topics=[TRANSACTIONS_TOPIC])
+            answers = await asyncio.gather(*(cluster[n].ask("Metadata", request) for n in (1, 2, 3)))
+            for answer in answers:
+                assert {p.leader for p in answer.topics[0].partitions} == {1, 2, 3}
 
     asyncio.run(scenario())
 

@@ -38,6 +38,7 @@ from mq_broker.coordination.interface import PARTITIONS_ADDED_AT_ONCE_MAX, Coord
 from mq_broker.core.messages import NodeState
 from mq_broker.rpc.callers import asker, client_port
 from mq_broker.rpc.calls import Calls
+from mq_broker.security.authority import NOBODY_ASKS
 from mq_broker.security.quotas import Quotas
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_from_bytes, schema_to_bytes
@@ -189,9 +190,7 @@ class Admin:
                 response.unknown_topics.append(name)
                 continue
             try:
-                topic = await (
-                    self.transactions_topic(deadline) if name == TRANSACTIONS_TOPIC else self._topics.get(name)
-                )
+                topic = await self._named(name, deadline)
             except UnknownTopic:
                 made = await self._made_by_itself(request, deadline)
                 if made is None:
@@ -206,6 +205,13 @@ class Admin:
                 await self._tell(told, response)
         await self._tell(told, response)
         return response
+
+    async def _named(self, name: str, deadline: float) -> Topic:
+        """The coordinators' topic is made for whoever looks for it, but not for a broker: one that makes it asks the
+        others who leads, and would wait for a broker that waits for it. Raises `UnknownTopic`."""
+        if name == TRANSACTIONS_TOPIC and asker() is not NOBODY_ASKS:
+            return await self.transactions_topic(deadline)
+        return await self._topics.get(name)
 
     async def _made_by_itself(self, request: pb.MetadataRequest, deadline: float) -> Topic | None:
         """The one topic that is asked for, made because somebody is about to use it; None if this broker is not set to

@@ -13,7 +13,6 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.config import Role
-from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.proxy.fan_out import FanOut
 from mq_broker.broker.proxy.holding import REQUEST_BYTES, Holding
 from mq_broker.coordination.interface import CoordinationEvent
@@ -26,7 +25,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, PermissionDenied, UnknownTopic, Unreachable
 from mq_protocol.transport import FORWARD_METADATA
 from tests.cluster.harness import wait_until
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, deafen, until
 from tests.mq_broker.broker.test_forwarding import (
     ETL,
     MALLORY,
@@ -241,12 +240,6 @@ def test_rights_are_judged_here_and_there_by_the_users_own_name(zookeeper: str, 
 def test_rules_that_change_through_a_proxy_are_in_force_there_at_once(
     zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear = Cluster.hear
-
-    def deaf_to_rules(self: Cluster, event: CoordinationEvent) -> None:
-        if self.me.broker != ID or event is not CoordinationEvent.SECURITY_CHANGED:
-            hear(self, event)
-
     async def main() -> None:
         async with (
             proxied(zookeeper, tmp_path) as made,
@@ -255,7 +248,7 @@ def test_rules_that_change_through_a_proxy_are_in_force_there_at_once(
             made.to(at=1, user="admin") as one,
             made.to(at=2, user="admin") as two,
         ):
-            monkeypatch.setattr(Cluster, "hear", deaf_to_rules)
+            deafen(monkeypatch, CoordinationEvent.SECURITY_CHANGED, ID)
             asks = pb.AclsRequest(principal=ETL)
             await admin.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write")]))
             await two.ask("Acls", asks)
