@@ -129,9 +129,16 @@ class Topics:
     async def renewed(self, topic: Topic) -> Topic:
         """The topic as the coordination service has it now: for a client that may know of its columns before this
         broker does. Raises `UnknownTopic` or `CoordinationUnavailable`."""
+        return await self.looked_for(topic.spec.name)
+
+    async def looked_for(self, name: str) -> Topic:
+        """The same of the topic of that name, which may have been made a moment ago. Raises what `get` raises."""
+        check_topic_name(name, internal=True)
+        wanted = self._begun + 1
         await asyncio.sleep(max(0.0, self._refreshed_at + REFRESH_S_MIN - asyncio.get_running_loop().time()))
-        await self.refresh()
-        return await self.get(topic.spec.name)
+        if self._read_last < wanted:  # nobody else has read it since this call
+            await self.refresh()
+        return await self.get(name)
 
     async def meant(self, name: str, topic_id: str) -> Topic:
         """As `get`, for a client that goes on with a topic of which it knows the id ("": it does not). Raises

@@ -31,9 +31,9 @@ class Leaders:
     async def of(self, name: str, partition: int) -> int | None:
         """The broker that leads; 0 if none does, or nobody can say. None: there is no such partition."""
         try:
-            topic = await self._topics.get(name)
-            if partition >= topic.partitions:
-                topic = await self._topics.renewed(topic)
+            topic = self._topics.find(name)
+            if topic is None or partition >= topic.partitions:  # it may have been made, or grown, a moment ago
+                topic = await self._topics.looked_for(name)
         except (UnknownTopic, InvalidTopicName):
             return None
         except CoordinationUnavailable:

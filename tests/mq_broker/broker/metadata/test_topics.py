@@ -22,7 +22,7 @@ from mq_broker.coordination.interface import TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_to_bytes
-from mq_protocol.errors import CoordinationUnavailable, UnknownTopic
+from mq_protocol.errors import CoordinationUnavailable, InvalidTopicName, UnknownTopic
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.coordination.wire import id_of
@@ -186,6 +186,24 @@ def test_a_topic_is_read_anew_for_clients_that_know_more_and_keeps_what_it_was(t
             assert newer is again
             assert newer.versions == {schema_fingerprint(after): after, schema_fingerprint(before): before}
             assert len(seen) <= 3, "who asks at once shares a read"
+
+    asyncio.run(scenario())
+
+
+def test_a_topic_that_was_made_a_moment_ago_is_found_by_whoever_looks_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with topics(tmp_path) as (copy, coordination, seen):
+            await copy.refresh()
+            await coordination.create_topic(spec("t"), (STATE,))
+            with pytest.raises(UnknownTopic):
+                await copy.get("t")
+            found = await asyncio.gather(*(copy.looked_for("t") for _ in range(9)))
+            assert {topic.spec.topic_id for topic in found} == {id_of("t")}
+            assert len(seen) <= 4, "who looks at once shares a read"
+            with pytest.raises(UnknownTopic):
+                await copy.looked_for("u")
+            with pytest.raises(InvalidTopicName):
+                await copy.looked_for("../t")
 
     asyncio.run(scenario())
 

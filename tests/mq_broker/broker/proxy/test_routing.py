@@ -36,6 +36,7 @@ class Played:
         self.asked: list[tuple[int, str]] = []
         self.refusals: list[TritonMQError] = []
         self.looks = 0
+        self.known = {"t"}
         self.holding = Holding(hold_max)
         me = SimpleNamespace(broker=9)
         cluster: Any = SimpleNamespace(me=me, brokers=dict.fromkeys((1, 2, 3)), is_live=lambda b, _i: b in self.reached)
@@ -50,13 +51,14 @@ class Played:
 
     # -- topics, the coordination service
 
-    async def get(self, name: str) -> Any:
-        if name != "t":
-            raise UnknownTopic(name)
-        return SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=2)
+    def find(self, name: str) -> Any:
+        return SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=2) if name in self.known else None
 
-    async def renewed(self, topic: Any) -> Any:
-        return topic
+    async def looked_for(self, name: str) -> Any:
+        if name not in ("t", "new"):
+            raise UnknownTopic(name)
+        self.known.add(name)
+        return self.find(name)
 
     async def read_state(self, topic_id: str, _partition: int) -> tuple[int, NodeState]:
         assert topic_id == "id"
@@ -93,8 +95,8 @@ class Played:
         async for request in requests:
             await send(b"refused" if isinstance(request, RefusedBatch) else request)
 
-    async def settle(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S) -> bytes:
-        data = pb.SettleRequest(topic="t", partition=partition).SerializeToString()
+    async def settle(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S, topic: str = "t") -> bytes:
+        data = pb.SettleRequest(topic=topic, partition=partition).SerializeToString()
         deadline = asyncio.get_running_loop().time() + left_s
         return await self.routing.ask(to, METHODS["Settle"], data, deadline)
 
@@ -164,6 +166,17 @@ def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> Non
         assert made.asked == [(2, "Settle")] * 3
         assert made.routing.to(0) == ANY  # type: ignore[arg-type]
         assert made.routing.to(-5) == GONE  # type: ignore[arg-type]
+
+    played(scenario)
+
+
+def test_a_topic_that_was_made_a_moment_ago_is_led() -> None:
+    async def scenario(made: Played) -> None:
+        made.leader = 2
+        await made.settle(topic="new")
+        await made.settle(topic="missing")  # another broker says what is wrong
+        assert made.asked[0] == (2, "Settle")
+        assert len(made.asked) == 2
 
     played(scenario)
 
