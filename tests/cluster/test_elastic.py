@@ -57,7 +57,9 @@ def holds(cluster: Cluster, *topics: str) -> Counter[int]:
 
 def not_in_sync(cluster: Cluster) -> dict[int, int]:
     """Brokers that are out of sync in the topic's only partition, and for how long nothing was heard of each (ms)."""
-    found = json.loads(command(cluster, "cluster", "status", "--json"))["not_in_sync"]
+    result = tritonmq("cluster", "status", "--json", "--bootstrap", cluster.bootstrap)
+    assert result.returncode == 0, result.stderr.decode()  # there it says who does not answer, beside that
+    found = json.loads(result.stdout)["not_in_sync"]
     return {broker: place["unheard_ms"][str(broker)] for place in found for broker in place["brokers"]}
 
 

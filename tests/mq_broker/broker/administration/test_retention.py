@@ -118,7 +118,7 @@ def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zoo
             heir = await cluster.leader("t", at=away, not_=leader)
             again = await until(lambda: cluster[heir].produce("t", *range(ROWS), uuid=b"batch %10d" % 0))
             assert (again.duplicate, again.base_offset) == (True, 0)
-            assert await held(cluster[heir], start, 12 * ROWS) == list(range(start, 12 * ROWS))
+            assert await until(lambda: held(cluster[heir], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
 
     asyncio.run(scenario())
 
