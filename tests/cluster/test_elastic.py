@@ -76,7 +76,7 @@ def add_broker(cluster: Cluster, number: int) -> None:
     """Start one with a new id: that is all there is to adding it."""
     cluster.brokers[number] = BrokerProcess(number, free_port(HOST), cluster.directory, cluster.arguments)
     cluster.brokers[number].start()
-    cluster.wait_until_serving([number])
+    cluster.wait_until_serving()
 
 
 def start_move(cluster: Cluster, through: int, to: tuple[int, ...]) -> None:
@@ -114,6 +114,7 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
         assert replicas(cluster)[0] == (before[0], target[1])
         assert cluster.leader(TOPIC) in (before[0], target[1]), "the first of them, unless it could not follow in time"
         cluster.restart(target[0])
+        cluster.wait_until_serving()
 
         cluster.pause(before[1])
         start_move(cluster, before[0], (before[1], target[0]))

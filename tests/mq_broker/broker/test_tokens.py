@@ -175,12 +175,16 @@ def test_a_broker_without_the_port_is_not_told_there(tmp_path: Path, zookeeper: 
             other = BrokerConfig(2, f"{HOST}:0", tmp_path / "other", certs=certs.path, coordination=make)
             second = await Broker(other).start()
             try:
+                with place.admin() as admin:
+
+                    async def both_are_known() -> bool:
+                        described = await asyncio.to_thread(admin.describe_cluster)
+                        return [each.address for each in described.brokers] == [place.broker, second.address]
+
+                    await until(both_are_known)
                 token = await asyncio.to_thread(prepared, place)
                 async with Shown(certs, place.tokens, bearer(token)) as etl:
                     assert [each.address for each in (await etl.metadata("t")).brokers] == ["elsewhere:1"]
-                with place.admin() as admin:
-                    described = await asyncio.to_thread(admin.describe_cluster)
-                assert [each.address for each in described.brokers] == [place.broker, second.address]
             finally:
                 await second.stop()
 
