@@ -231,8 +231,13 @@ def test_a_loop_that_has_ended_is_forgotten_by_who_wakes() -> None:
     box = Box()
     loop = asyncio.new_event_loop()
     waiting = loop.create_task(anext(box.taken()))  # type: ignore[arg-type]
-    loop.run_until_complete(asyncio.sleep(0))  # what was begun before has its turn first
-    assert len(box.changed.wakers) == 1
+
+    async def waits() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not box.changed.wakers:  # noqa: ASYNC110 - no event says so
+                await asyncio.sleep(0.001)
+
+    loop.run_until_complete(waits())
     loop.close()
     box.put(1)
     assert box.changed.wakers == set()

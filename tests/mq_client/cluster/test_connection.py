@@ -21,11 +21,11 @@ from mq_protocol import mq_pb2 as pb
 
 
 @pytest.fixture
-def refused() -> str:
-    """An address that nobody listens on."""
+def refused() -> Iterator[str]:
+    """An address that nobody listens on, nor can while it is held."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{held.getsockname()[1]}"
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -64,10 +65,11 @@ def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture
-def free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+def refused() -> Iterator[str]:
+    """An address that nobody listens on, nor can while it is held."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.mark.usefixtures("transport")
@@ -157,8 +159,8 @@ def test_what_breaks_a_stream_is_told_with_the_brokers_own_error(bootstrap: str)
     assert listener.stream.wait_over(WAIT_S)
 
 
-def test_a_broker_that_is_not_there_is_told(free_address: str) -> None:
-    listener = Listener(free_address)
+def test_a_broker_that_is_not_there_is_told(refused: str) -> None:
+    listener = Listener(refused)
     broke = listener.ends.get(timeout=WAIT_S)
     assert broke is not None
     assert isinstance(broke, Unreachable)
