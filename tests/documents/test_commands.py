@@ -1,5 +1,5 @@
 """Each command of `tritonmq` in a shell block of README and docs can be pasted: there is such a command, with these
-options and no more arguments, and what is said about it stands behind a `#`."""
+options, all that it needs and no more arguments, and what is said about it stands behind a `#`."""
 
 from __future__ import annotations
 
@@ -64,9 +64,14 @@ def fault(given: list[str]) -> str:
         command, given = found, given[1:]
         context = click.Context(command, parent=context, info_name=command.name)
     try:
-        _, left, _ = command.make_parser(context).parse_args(list(given))
+        values, left, _ = command.make_parser(context).parse_args(list(given))
     except click.UsageError as error:
         return error.format_message()
+    if "…" in given:  # more is to be written there
+        return ""
+    needed = [each for each in command.params if each.required and not each.envvar]  # the environment may have it
+    if lacking := [each.opts[0] for each in needed if not values.get(each.name or "")]:
+        return f"it lacks {', '.join(lacking)}"
     if left and not command.allow_extra_args:
         return f"it takes no {left!r}"
     return ""
@@ -85,6 +90,7 @@ def test_commands_of_documents_can_be_pasted(page: Path) -> None:
         ("tritonmq topic purge NAME [--before 7d]", "[--before"),
         ("tritonmq topic purge NAME --befor 7d", "--befor"),
         ("tritonmq topics list", "no command 'topics'"),
+        ("tritonmq cert create-broker --id 101", "lacks --host"),
         ("tritonmq top   # it's drawn", ""),
         ("tritonmq lock NAME --wait 60 -- COMMAND --all", ""),
         ("tritonmq produce flights <<END", ""),
