@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -108,7 +109,10 @@ def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, c
         from mq_dev.certificates import broker_directory, write_broker, write_private
 
         for number in numbers:
-            _refuse_to_replace(broker_directory(dir, number) / f"{BROKER_NAME}.crt")
+            _refuse_to_replace(
+                broker_directory(dir, number) / f"{BROKER_NAME}.crt",
+                "`tritonmq cert renew --within 36500` makes all anew",
+            )
         credential = Credential.make(ca_key.with_name(CREDENTIAL))
         for number in numbers:
             directory = write_broker(authority, dir, number, hosts, days)
@@ -118,10 +122,11 @@ def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, c
 
 @cert.command("create-client")
 @click.argument("name")
+@click.option("--replace", is_flag=True, help="Make another for a user who has one. Brokers take the former one too.")
 @_dir
 @_ca_key
 @_days
-def create_client(name: str, dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
+def create_client(name: str, replace: bool, dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
     """Make the certificate of user NAME. `admin` is a superuser by default."""
     name = name.removeprefix("User:")  # as rules have it
     if name.startswith(("Broker:", "Group:")):
@@ -130,9 +135,14 @@ def create_client(name: str, dir: Path, ca_key: Path, days: int) -> None:  # noq
         authority = _authority(dir, ca_key)
         from mq_dev.certificates import client_file, write_client
 
-        _refuse_to_replace(dir / f"{client_file(name)}.crt")
-        for path in write_client(authority, dir, name, days):
-            click.echo(path)
+        path = dir / f"{client_file(name)}.crt"
+        if not replace:
+            again = shlex.join(["tritonmq", "cert", "create-client", name, "--replace"])
+            _refuse_to_replace(path, f"`{again}` makes another in its place")
+        elif not path.exists():
+            raise InvalidSetting(f"there is no {path} to replace: correct the name, or leave out --replace")
+        for written in write_client(authority, dir, name, days):
+            click.echo(written)
 
 
 @cert.command()
@@ -204,8 +214,8 @@ def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, bootstr
     """Refuse users or certificates from now on, at every broker, and end what they have open.
 
     User:NAME is every certificate of that name, those made later as well. A serial, whole, as `tritonmq cert show`
-    tells it, is one certificate: its user may be given another. What no broker has seen since it started is revoked
-    too, with a warning.
+    tells it, is one certificate: `tritonmq cert create-client NAME --replace` gives its user another. What no broker
+    has seen since it started is revoked too, with a warning.
     """
     if listing == bool(who):
         raise click.UsageError("name User:NAME or a serial, or give --list")
@@ -266,9 +276,9 @@ def _authority(directory: Path, key: Path) -> Authority:
     return Authority.open(directory, key)
 
 
-def _refuse_to_replace(path: Path) -> None:
+def _refuse_to_replace(path: Path, otherwise: str) -> None:
     if path.exists():
-        raise InvalidSetting(f"{path} is there already: `tritonmq cert renew --within 36500` makes all anew")
+        raise InvalidSetting(f"{path} is there already: {otherwise}")
 
 
 def _found(directory: Path) -> list[Path]:

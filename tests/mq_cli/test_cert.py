@@ -97,11 +97,24 @@ def test_nothing_that_is_there_is_replaced(made: Path, capsys: pytest.CaptureFix
         ["create-client", "etl"],
     ):
         assert run(["cert", *words]) == 2
-        assert "is there already" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert "is there already" in said
+    assert "`tritonmq cert create-client etl --replace` makes another in its place" in said
     assert not (made / "certs/broker.3").exists()
     assert run(["cert", "create-ca", "--dir", "other"]) == 2
     assert "ca.key is there already: an authority is made once. Choose another --ca-key" in capsys.readouterr().err
     assert not Path("other").exists()
+
+
+def test_a_user_is_given_another_certificate_and_nobody_else_is(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.read_bytes() for path in (made / "certs").rglob("*") if path.is_file()}
+    assert run(["cert", "create-client", "etl", "--replace"]) == 0
+    changed = [path.name for path, data in before.items() if path.read_bytes() != data]
+    assert sorted(changed) == ["client.etl.crt", "client.etl.key"]
+    assert run(["cert", "check"]) == 0
+    capsys.readouterr()
+    assert run(["cert", "create-client", "elt", "--replace"]) == 2
+    assert "there is no certs/client.elt.crt to replace" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["ANONYMOUS", "a/b", "", "a\nb"])
