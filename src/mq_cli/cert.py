@@ -148,9 +148,9 @@ def create_client(name: str, replace: bool, dir: Path, ca_key: Path, days: int) 
 @cert.command()
 @_dir
 def show(dir: Path) -> None:  # noqa: A002
-    """Show whose each certificate is, for which hosts, and until when."""
+    """Show whose each certificate is, for which hosts, and until when. Each authority in a ca.crt has a line."""
     with checking_what_was_typed():
-        rows = [_row(path, dir) for path in _found(dir)]
+        rows = [row for path in _found(dir) for row in _rows(path, dir)]
     write_table(("file", "whose", "hosts", "valid until", "serial"), rows)
 
 
@@ -290,19 +290,19 @@ def _found(directory: Path) -> list[Path]:
     return found
 
 
-def _row(path: Path, directory: Path) -> tuple[str, ...]:
+def _rows(path: Path, directory: Path) -> list[tuple[str, ...]]:
+    """One for each authority of a file of them, else one: what stands behind a certificate is its chain."""
     from mq_dev.certificates import certificates_of, hosts_of
 
-    found = certificates_of(path)
-    until = min(each.not_valid_after_utc for each in found)
-    whose = "authority" if path.name == CA_FILE else _whose(found[0])
-    return (
-        str(path.relative_to(directory)),
-        whose,
-        ", ".join(hosts_of(found[0])),
-        until.strftime("%Y-%m-%d"),
-        f"{found[0].serial_number:x}",
-    )
+    found, file = certificates_of(path), str(path.relative_to(directory))
+    if path.name == CA_FILE:
+        return [(file, "authority", "", _date(each), f"{each.serial_number:x}") for each in found]
+    first, until = found[0], min(found, key=lambda each: each.not_valid_after_utc)
+    return [(file, _whose(first), ", ".join(hosts_of(first)), _date(until), f"{first.serial_number:x}")]
+
+
+def _date(certificate: x509.Certificate) -> str:
+    return certificate.not_valid_after_utc.strftime("%Y-%m-%d")
 
 
 def _whose(certificate: x509.Certificate) -> str:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mq_cli.main import run
-from mq_dev.certificates import certificates_of, hosts_of, principal_of
+from mq_dev.certificates import Authority, certificates_of, hosts_of, principal_of
+from tests.documents.blocks import blocks
+
+TLS_PAGE = Path(__file__).parents[2] / "docs" / "tls.md"
 
 
 @pytest.fixture
@@ -62,6 +68,33 @@ def test_show_and_check_name_every_file(made: Path, capsys: pytest.CaptureFixtur
     assert "broker.1/broker.crt\tBroker:1\th.example, 127.0.0.1" in shown
     assert run(["cert", "check"]) == 0
     assert capsys.readouterr().out.count(": good") == 6
+
+
+def test_the_commands_of_the_document_replace_the_authority(made: Path) -> None:
+    """`tests/cluster/test_secure_cluster.py` does the same under load, by the files alone."""
+    section = re.split("^#+ ", TLS_PAGE.read_text(), flags=re.MULTILINE)
+    [text] = [each for each in section if each.startswith("Another authority\n")]
+    both, renewed, alone = (block.code for block in blocks(text))
+
+    def paste(code: str) -> list[str]:
+        command = f'set -e; tritonmq() {{ {sys.executable} -m mq_cli.main "$@"; }}\n{code}'
+        done = subprocess.run(["bash", "-c", command], cwd=made, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout.splitlines()
+
+    former, before = certificates_of(made / "certs/ca.crt"), (made / "zookeeper.auth").read_bytes()
+    shown = [line.split("\t") for line in paste(both)]
+    authorities = [line for line in shown if line[1:2] == ["authority"]]
+    assert [line[0] for line in authorities] == ["ca.crt"] * 2 + ["broker.1/ca.crt"] * 2 + ["broker.2/ca.crt"] * 2
+    assert {line[4] for line in authorities} == {
+        f"{each.serial_number:x}" for each in (*former, *certificates_of(made / "new/ca.crt"))
+    }
+    paste(renewed)
+    paste(alone)
+    assert certificates_of(made / "certs/broker.2/ca.crt") == certificates_of(made / "new/ca.crt") != former
+    Authority.open(made / "certs", made / "ca.key")
+    assert run(["cert", "create-broker", "--id", "3", "--host", "h"]) == 0
+    assert (made / "certs/broker.3/zookeeper.auth").read_bytes() == before
 
 
 def test_check_finds_what_is_wrong(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
