@@ -234,6 +234,9 @@ class NotAuthenticated(RefusedError):
 
     grpc_status = "UNAUTHENTICATED"
 
+    NO_MORE = "not authenticated"
+    """All that who shows a token is told of one that is not good."""
+
 
 class PermissionDenied(RefusedError):
     """Whoever asks does not have the right to do that. The text names who, what, on which resource, and the command by

@@ -366,7 +366,7 @@ def _not_there(topic: str) -> TritonMQError:
 
 def _nobody() -> NotAuthenticated:
     """Whoever shows a token is told no more."""
-    return NotAuthenticated("not authenticated")
+    return NotAuthenticated(NotAuthenticated.NO_MORE)
 
 
 def _revoked() -> NotAuthenticated:

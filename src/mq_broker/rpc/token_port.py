@@ -74,7 +74,7 @@ class TokenDoor:
                 await asyncio.sleep(delay)
             finally:
                 self._waiting -= 1
-        raise NotAuthenticated("not authenticated")
+        raise NotAuthenticated(NotAuthenticated.NO_MORE)
 
 
 def token_of(metadata: Iterable[tuple[str, Any]]) -> str:

@@ -121,9 +121,27 @@ def meaning(error: Any, address: str, client: Client, made_with: Made) -> Triton
     else:
         found = from_call(error, forwarding.shown(address, client))
         forwarding.note_failure(error, client, made_with.dialled)
-    if isinstance(found, NotAuthenticated) and was_replaced(client.security, made_with.generation):
-        return Unreachable(f"broker at {address} has refused the former token: ask again with the new one")
+    if isinstance(found, NotAuthenticated):
+        if was_replaced(client.security, made_with.generation):
+            return Unreachable(f"broker at {address} has refused the former token: ask again with the new one")
+        return _told_more(found, client.security)
     return found
+
+
+def _told_more(refused: NotAuthenticated, security: Security | None) -> NotAuthenticated:
+    """The broker says no more to a stranger. The client knows what it has shown."""
+    if security is None or str(refused) != NotAuthenticated.NO_MORE:
+        return refused
+    if not security.has_token:
+        return NotAuthenticated(
+            f"{refused}: this port takes tokens, and a certificate was shown. Use the port for certificates (--listen "
+            "of the broker), or give a token (--token-file, Security(token_file=))"
+        )
+    which = f"the token in {security.token_file}" if security.token_file is not None else "the token"
+    return NotAuthenticated(
+        f"{refused}: {which} is wrong, expired or revoked. An administrator sees by `tritonmq token list` which tokens "
+        "there are, and the broker's audit.log says why this one was refused"
+    )
 
 
 @atexit.register

@@ -70,6 +70,26 @@ def test_every_client_speaks_by_a_token_in_a_file(tmp_path: Path) -> None:
     beside(tmp_path, job)
 
 
+def test_a_client_says_what_it_has_shown(tmp_path: Path) -> None:
+    """The broker says no more than that who asks is not authenticated."""
+    file, wrong = tmp_path / "etl.token", new_api_token()[1].reveal()
+    file.write_text(wrong)
+
+    def job(place: Place) -> None:
+        told = {
+            f"the token in {file} is wrong, expired or revoked": place.security(file=file),
+            ": the token is wrong, expired or revoked": place.security(token=wrong),
+            "this port takes tokens, and a certificate was shown": place.certs.user("admin"),
+        }
+        for words, security in told.items():
+            with pytest.raises(NotAuthenticated) as refused, Admin(place.tokens, security=security) as admin:
+                admin.list_topics()
+            assert words in str(refused.value)
+            assert wrong not in str(refused.value)
+
+    beside(tmp_path, job)
+
+
 BAD = {
     "none": ((), "no token"),
     "of another scheme": ((("authorization", "Basic eDp5"),), "not Bearer"),

@@ -90,7 +90,7 @@ def test_a_broker_takes_what_a_package_knows(tmp_path: Path, monkeypatch: pytest
 
         assert topics("badge-User-ann") == []
         for token in ("badge-bad", "badge-broken", "badge-slow", "badge-Broker-1", "other"):
-            with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
+            with pytest.raises(NotAuthenticated, match=r"^not authenticated: the token is wrong"):
                 topics(token)
 
     beside(tmp_path, job, authenticators=("badges",))
