@@ -109,9 +109,11 @@ def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, c
         from mq_dev.certificates import broker_directory, write_broker, write_private
 
         for number in numbers:
+            directory = broker_directory(dir, number)
             _refuse_to_replace(
-                broker_directory(dir, number) / f"{BROKER_NAME}.crt",
-                "`tritonmq cert renew --within 36500` makes all anew",
+                directory / f"{BROKER_NAME}.crt",
+                f"`tritonmq cert renew --within 36500` makes all anew for the same hosts. For others move {directory} "
+                "away first",
             )
         credential = Credential.make(ca_key.with_name(CREDENTIAL))
         for number in numbers:

@@ -173,11 +173,16 @@ def names_in(found: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
     return uris, common[0] if len(common) == 1 else ""
 
 
+def hosts_in(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """The hosts that such a certificate is for."""
+    return tuple(value for kind, value in found.get("subjectAltName", ()) if kind in ("DNS", "IP Address"))
+
+
 def verdict(error: ssl.SSLCertVerificationError) -> str:
     """Why a certificate was not accepted, in a few words."""
     match error.verify_code:
         case code if code == EXPIRED:
-            return "it has expired"
+            return "it has expired, and `tritonmq cert renew` makes another"
         case code if code == NOT_YET_VALID:
             return "it is not valid yet (is the clock right?)"
         case code if code in _UNKNOWN_AUTHORITY:
@@ -236,12 +241,11 @@ def _pair_fault(error: Exception) -> str:
 
 
 def _shown(found: Any) -> Shown:
-    names = found.get("subjectAltName", ())
     uris, common_name = names_in(found)
     return Shown(
         common_name=common_name,
         uris=uris,
-        hosts=tuple(value for kind, value in names if kind in ("DNS", "IP Address")),
+        hosts=hosts_in(found),
         serial=found.get("serialNumber", ""),
         not_before=ssl.cert_time_to_seconds(found["notBefore"]),
         not_after=ssl.cert_time_to_seconds(found["notAfter"]),

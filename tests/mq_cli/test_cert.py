@@ -134,6 +134,8 @@ def test_nothing_that_is_there_is_replaced(made: Path, capsys: pytest.CaptureFix
         assert "is there already" in said
     assert "`tritonmq cert create-client etl --replace` makes another in its place" in said
     assert not (made / "certs/broker.3").exists()
+    assert run(["cert", "create-broker", "--id", "1", "--host", "h"]) == 2
+    assert "For others move certs/broker.1 away first" in capsys.readouterr().err
     assert run(["cert", "create-ca", "--dir", "other"]) == 2
     assert "ca.key is there already: an authority is made once. Choose another --ca-key" in capsys.readouterr().err
     assert not Path("other").exists()

@@ -15,7 +15,18 @@ from typing import Final
 from mq_client.cluster.tunnels import connect
 from mq_client.errors import InvalidSetting
 from mq_client.security import Security
-from mq_protocol.pem import ALPN, Files, authorities_context, context, examine, read, read_authorities, verdict
+from mq_protocol.pem import (
+    ALPN,
+    WRONG_HOST,
+    Files,
+    authorities_context,
+    context,
+    examine,
+    hosts_in,
+    read,
+    read_authorities,
+    verdict,
+)
 
 AGAIN_S: Final = 60.0
 _WAIT_S: Final = 1.0
@@ -119,10 +130,25 @@ def _of_tls(address: str, via: str, probe: ssl.SSLContext, plain_text: str, clos
             except (ssl.SSLError, ConnectionError):
                 pass
     except ssl.SSLCertVerificationError as error:
+        if error.verify_code in WRONG_HOST:
+            return _of_wrong_host(address, via, probe)
         return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
     except ssl.SSLError as error:
         return plain_text if error.reason in _PLAIN_TEXT else f"TLS failed: {error.reason or error}"
     return closed()
+
+
+def _of_wrong_host(address: str, via: str, probe: ssl.SSLContext) -> str:
+    """Looks for which hosts the certificate is. An authority that is believed has signed it, and nothing is sent."""
+    probe.check_hostname = False
+    with connect(address, via, _WAIT_S) as plain, probe.wrap_socket(plain) as secured:
+        hosts = hosts_in(secured.getpeercert() or {})
+    host = _host(address)
+    return (
+        f"the broker's certificate is not accepted: it is for another host ({', '.join(hosts) or 'none'}), and not for "
+        f"{host}. Use an address that it is for, or make one for this host too: `tritonmq cert create-broker --id N "
+        f"--host {host}`, with --host for each of the others"
+    )
 
 
 def _host(address: str) -> str:

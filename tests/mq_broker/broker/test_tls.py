@@ -106,7 +106,10 @@ def test_who_is_wrong_is_refused_and_told_why(tmp_path: Path) -> None:
     make = certs.authority
     faults: dict[str, tuple[Security | None, str]] = {
         "plain text": (None, "it speaks TLS"),
-        "expired": (certs.security_of(make.client("etl", span=EXPIRED), "expired"), "has expired"),
+        "expired": (
+            certs.security_of(make.client("etl", span=EXPIRED), "expired"),
+            "has expired, and `tritonmq cert renew`",
+        ),
         "not yet valid": (certs.security_of(make.client("etl", span=NOT_YET), "notyet"), "not valid yet"),
         "both of another authority": (others.user("admin"), "the broker's certificate is not accepted: an authority"),
         "own of another authority": (
@@ -128,10 +131,11 @@ def test_who_is_wrong_is_refused_and_told_why(tmp_path: Path) -> None:
 
 
 def test_a_broker_for_another_host_is_not_believed(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1, hosts=("elsewhere.example",))
+    certs = Certs(tmp_path / "certs", 1, hosts=("elsewhere.example", "10.0.0.1"))
+    told = r"another host \(elsewhere.example, 10.0.0.1\), and not for 127.0.0.1.*create-broker --id N --host 127.0.0.1`"
 
     def job(address: str) -> None:
-        with pytest.raises(NotAuthenticated, match="for another host"):
+        with pytest.raises(NotAuthenticated, match=told):
             topics(address, certs.user("admin"))
 
     with_broker(certs, tmp_path / "data", job)
