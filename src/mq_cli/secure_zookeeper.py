@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.output import checking_what_was_typed, counted, say
-from mq_protocol.pem import Files, files_of_broker
+from mq_protocol.pem import Files, files_in
 
 if TYPE_CHECKING:
     from mq_broker.coordination.credential import Credential
@@ -44,7 +44,7 @@ def secure_zookeeper(zookeeper: str, zookeeper_auth: Path, zookeeper_certs: Path
     logging.getLogger("mq_broker").addHandler(logging.NullHandler())  # what is wrong the error says
     with checking_what_was_typed():
         credential = Credential.read(zookeeper_auth)
-    tls = None if zookeeper_certs is None else files_of_broker(zookeeper_certs, 0)
+    tls = None if zookeeper_certs is None else files_in(zookeeper_certs)
     return asyncio.run(_work(zookeeper, credential, tls, check=check))
 
 

@@ -84,12 +84,22 @@ class Shown:
     not_after: float
 
 
+def files_in(directory: Path) -> Files:
+    """`broker.crt` and `broker.key` beside `ca.crt`."""
+    return Files(directory / CA_FILE, directory / f"{BROKER_NAME}.crt", directory / f"{BROKER_NAME}.key")
+
+
 def files_of_broker(directory: Path, broker: int) -> Files:
-    """`broker.crt` and `broker.key` beside `ca.crt`, in the directory or below it in `broker.<id>`."""
-    here = directory
-    if not (here / f"{BROKER_NAME}.crt").exists() and (below := directory / f"{BROKER_NAME}.{broker}").is_dir():
-        here = below
-    return Files(here / CA_FILE, here / f"{BROKER_NAME}.crt", here / f"{BROKER_NAME}.key")
+    """Those in the directory, or below it in `broker.<id>`. Raises `InvalidSetting` if it has no certificate of that
+    broker."""
+    below = directory / f"{BROKER_NAME}.{broker}"
+    for files in (files_in(directory), files_in(below)):
+        if files.certificate.exists():
+            return files
+    raise InvalidSetting(
+        f"{directory} has no certificate of broker {broker}: neither {BROKER_NAME}.crt nor {below.name}/"
+        f"{BROKER_NAME}.crt is there. `tritonmq cert create-broker --id {broker} --host ...` makes {below.name}"
+    )
 
 
 def read(files: Files) -> Pem:

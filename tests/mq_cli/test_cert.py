@@ -184,3 +184,20 @@ def test_a_broker_open_to_other_machines_says_what_to_give(here: Path, capsys: p
         "--insecure to let everybody do everything"
     ) in " ".join(capsys.readouterr().err.split())
     assert not (here / "d").exists()
+
+
+@pytest.mark.parametrize("words", [["--standalone"], ["--zookeeper", "127.0.0.1:1", "--zookeeper-certs", "certs"]])
+def test_a_broker_without_a_certificate_is_told_what_makes_it(made: Path, words: list[str]) -> None:
+    broker = ["broker", "--id", "101", "--listen", "127.0.0.1:0", "--data", "d", "--certs", "certs", *words]
+    done = subprocess.run(
+        [sys.executable, "-m", "mq_cli.main", *broker],
+        cwd=made,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode != 0
+    said = " ".join(done.stderr.split())
+    assert "certs has no certificate of broker 101: neither broker.crt nor broker.101/broker.crt is there" in said
+    assert "`tritonmq cert create-broker --id 101 --host ...` makes broker.101" in said

@@ -23,7 +23,7 @@ from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, files_of_broker
+from mq_protocol.pem import Files, files_in, files_of_broker
 from tests.mq_broker.coordination.wire import Heard, eventually, id_of, state_of
 from tests.securing import HOST, Certs
 
@@ -150,7 +150,7 @@ def test_files_of_no_use_are_refused_at_the_start(secured: Secured, root: str, t
     shutil.copytree(secured.certs.path / "broker.2", here)
     (here / "broker.key").chmod(0o644)
     assert "chmod 600" in refusal(secured.server.hosts, root, files_of_broker(here, 2))
-    assert "cannot be read" in refusal(secured.server.hosts, root, files_of_broker(tmp_path / "none", 2))
+    assert "cannot be read" in refusal(secured.server.hosts, root, files_in(tmp_path / "none"))
 
 
 def test_replaced_files_count_from_the_next_connection_on(secured: Secured, root: str, tmp_path: Path) -> None:
