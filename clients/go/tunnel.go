@@ -138,7 +138,8 @@ func tunnelRefusal(status, via, address string) error {
 	case "403":
 		return fmt.Errorf(tunnelWords+"%s refuses %s: to it that is no address of a broker. Bootstrap addresses must be "+
 			"those that brokers advertise (`tritonmq cluster status` shows them), and the tunnel's --bootstrap names the "+
-			"same cluster", via, address)
+			"same cluster. For clients with tokens the tunnel needs a token of its own (`tritonmq proxy --token-file`), and for "+
+			"those with certificates a certificate", via, address)
 	case "407":
 		return fmt.Errorf(tunnelWords+"%s wants a password, and this client sends none: use one without", via)
 	case "429", "503":

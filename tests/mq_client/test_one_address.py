@@ -108,6 +108,11 @@ def test_over_tls_the_brokers_own_certificate_is_checked(
         with Proxy(cluster.bootstrap) as proxy:
             via = proxy.via.replace(HOST, "localhost")  # a name that is in no certificate
             use_everything(Hidden(hidden_bootstrap(cluster), via, security), topic)
+            with (
+                Admin(proxy.via, 5_000, security, via="") as admin,
+                pytest.raises(TritonMQError, match="it is a tunnel, and no broker: give this address by --via"),
+            ):
+                admin.describe_cluster()
             believing = stranger.user("admin")
             with (
                 Admin(hidden_bootstrap(cluster), 5_000, believing, proxy.via) as admin,
@@ -188,6 +193,11 @@ def test_clients_with_tokens_go_through_a_tunnel_that_has_one(
             Admin(hidden_bootstrap(cluster), security=admin, via=proxy.via) as administrator,
         ):
             token = administrator.create_user("etl").secret
+            with (
+                Admin(f"{name_of(1)}:{port}", 5_000, Security(certs.path, token=token), proxy.via) as etl,
+                pytest.raises(Unreachable, match=r"tunnel needs a token of its own \(`tritonmq proxy --token-file`\)"),
+            ):
+                etl.describe_cluster()
         path = tmp_path / "etl.token"
         path.write_text(token.reveal())
         path.chmod(0o600)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from mq_client.cluster.tunnels import connect
+from mq_client.cluster.tunnels import connect, is_tunnel
 from mq_client.errors import InvalidSetting
 from mq_client.security import Security
 from mq_protocol.pem import (
@@ -31,6 +31,14 @@ from mq_protocol.pem import (
 AGAIN_S: Final = 60.0
 _WAIT_S: Final = 1.0
 _PLAIN_TEXT: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"})
+_A_TUNNEL: Final = (
+    "it is a tunnel, and no broker: give this address by --via, TRITONMQ_VIA, via= or Spark's option via, and that of "
+    "a broker as the bootstrap address"
+)
+_NO_GRPC: Final = (
+    "it speaks TLS and no gRPC, so it is another port: a broker's for streams, links or --http, the console's, or "
+    "ZooKeeper's. Give the address of the broker's --listen"
+)
 
 _lock = threading.Lock()
 _told: dict[tuple[str, Security | None, str], tuple[float, str | None]] = {}
@@ -121,6 +129,8 @@ def _of_tls(address: str, via: str, probe: ssl.SSLContext, plain_text: str, clos
             connect(address, via, _WAIT_S) as plain,
             probe.wrap_socket(plain, server_hostname=_host(address)) as secured,
         ):
+            if secured.selected_alpn_protocol() != ALPN:
+                return _NO_GRPC
             secured.settimeout(_WAIT_S)
             try:
                 if secured.recv(1):
@@ -134,7 +144,9 @@ def _of_tls(address: str, via: str, probe: ssl.SSLContext, plain_text: str, clos
             return _of_wrong_host(address, via, probe)
         return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
     except ssl.SSLError as error:
-        return plain_text if error.reason in _PLAIN_TEXT else f"TLS failed: {error.reason or error}"
+        if error.reason not in _PLAIN_TEXT:
+            return f"TLS failed: {error.reason or error}"
+        return _A_TUNNEL if not via and is_tunnel(address, _WAIT_S) else plain_text
     return closed()
 
 

@@ -262,7 +262,8 @@ def _of_status(status: int, address: str, via: str) -> TunnelFault:
             What.REFUSED,
             f"{TUNNEL}{via} refuses {address}: to it that is no address of a broker. Bootstrap addresses must be "
             "those that brokers advertise (`tritonmq cluster status` shows them), and the tunnel's --bootstrap names "
-            "the same cluster",
+            "the same cluster. For clients with tokens the tunnel needs a token of its own (`tritonmq proxy "
+            "--token-file`), and for those with certificates a certificate",
         )
     if status == 407:
         text = f"{TUNNEL}{via} wants a password, and this client sends none: use one without"
@@ -310,6 +311,12 @@ def fault(address: str, via: str, timeout_s: float = PROBE_S) -> TunnelFault | N
     except TunnelFault as found:
         return found
     return None
+
+
+def is_tunnel(address: str, timeout_s: float) -> bool:
+    """Whether something listens there that answers a request for a connection as a tunnel does."""
+    found = fault(address, address, timeout_s)
+    return found is None or found.what in (What.REFUSED, What.FULL, What.BROKER)
 
 
 def fault_of_all(addresses: Collection[str], via: str, *, silence: bool = True) -> str | None:

@@ -141,6 +141,17 @@ def test_a_broker_for_another_host_is_not_believed(tmp_path: Path) -> None:
     with_broker(certs, tmp_path / "data", job)
 
 
+def test_a_client_at_a_port_that_is_for_something_else_is_told(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    others = {"stream_listen": f"{HOST}:{free_port()}", "http": f"{HOST}:{free_port()}"}
+
+    def job(_address: str) -> None:
+        for name, other in others.items():
+            assert f"{other}: it speaks TLS and no gRPC" in refusal(other, certs.user("admin")), name
+
+    with_broker(certs, tmp_path / "data", job, **others)
+
+
 def test_a_client_with_certificates_at_a_port_in_plain_text_is_told(tmp_path: Path) -> None:
     certs = Certs(tmp_path / "certs", 1)
 
