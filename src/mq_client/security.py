@@ -164,7 +164,7 @@ def _only_client(directory: Path) -> str:
         raise InvalidSetting(f"{directory} has no client's certificate: `tritonmq cert create-client NAME` makes one")
     raise InvalidSetting(
         f"{directory} has the certificates of several users ({', '.join(users[:5])}): choose one by --user, "
-        f"{USER_VARIABLE} or Security(user=)"
+        f"{USER_VARIABLE}, Security(user=) or Spark's option user"
     )
 
 

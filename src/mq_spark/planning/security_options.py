@@ -81,11 +81,18 @@ _GIVE_LOCATIONS: Final = f"give {CERTS}, or {KEY} and {CERTIFICATE}: paths, so t
 _OPEN_KEY: Final = (
     "keys are read without a password: `openssl pkey -in KEY -out OPEN_KEY` opens one; keep it at mode 0600"
 )
+_CONVERTED: Final = (
+    "`keytool -importkeystore -srckeystore STORE -destkeystore STORE.p12 -deststoretype PKCS12`, then `openssl pkcs12 "
+    "-in STORE.p12 -nodes -out STORE.pem`"
+)
+_OF_STORE: Final = f"A store of Java is converted to PEM first, and its password left out: {_CONVERTED}"
+_STORES: Final = (".jks", ".p12", ".pfx")
+"""So the name of a store ends that is not in PEM."""
 
 _REFUSED: Final = {
     "kafka.ssl.key.password": _OPEN_KEY,
-    "kafka.ssl.keystore.password": _OPEN_KEY,
-    "kafka.ssl.truststore.password": "a file of authorities in PEM has no password: leave it out",
+    "kafka.ssl.keystore.password": f"{_OPEN_KEY}. {_OF_STORE}",
+    "kafka.ssl.truststore.password": f"a file of authorities in PEM has no password: leave it out. {_OF_STORE}",
     "kafka.ssl.keystore.key": _GIVE_LOCATIONS,
     "kafka.ssl.keystore.certificate.chain": _GIVE_LOCATIONS,
     "kafka.ssl.truststore.certificates": f"give {CA}, a path",
@@ -157,12 +164,10 @@ def why_refused(written: str) -> str | None:
 
 
 def _check_types(options: Mapping[str, str]) -> None:
-    for name in (TRUSTSTORE_TYPE, KEYSTORE_TYPE):
-        if options.get(name, "PEM").strip().upper() != "PEM":
-            raise InvalidSetting(
-                f"{name} must be PEM: `keytool -importkeystore -srckeystore STORE -destkeystore STORE.p12 "
-                "-deststoretype PKCS12`, then `openssl pkcs12 -in STORE.p12 -nodes -out STORE.pem`"
-            )
+    for name, location in ((TRUSTSTORE_TYPE, TRUSTSTORE), (KEYSTORE_TYPE, KEYSTORE)):
+        is_store = options.get(location, "").strip().lower().endswith(_STORES)
+        if options.get(name, "JKS" if is_store else "PEM").strip().upper() != "PEM":
+            raise InvalidSetting(f"{name} must be PEM: {_CONVERTED}, and give STORE.pem as {location}")
     if options.get(HOST_CHECK, "https").strip().lower() != "https":
         raise InvalidSetting(f"{HOST_CHECK} can only be https: the names of brokers are always checked")
 

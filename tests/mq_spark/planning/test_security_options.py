@@ -64,6 +64,8 @@ def test_source_and_sink_take_them_however_spark_writes_them() -> None:
         ({**FILES, "kafka.ssl.truststore.location": "x"}, "say the same"),
         ({"kafka.ssl.ca.location": "ca", "kafka.ssl.key.location": "k"}, "kafka.ssl.certificate.location is missing"),
         ({**FILES, "kafka.ssl.keystore.type": "JKS"}, "keytool -importkeystore"),
+        ({"kafka.ssl.truststore.location": "Trust.JKS"}, "give STORE.pem as kafka.ssl.truststore.location"),
+        ({"kafka.ssl.keystore.location": "me.p12"}, "kafka.ssl.keystore.type must be PEM"),
         ({**FILES, "kafka.ssl.endpoint.identification.algorithm": ""}, "can only be https"),
         ({**FILES, "kafka.ssl.endpoint.identification.algorithm": "none"}, "can only be https"),
     ],
@@ -92,6 +94,16 @@ def test_what_would_hold_a_secret_is_refused_and_its_value_not_shown(name: str) 
     told = error(**{name.replace(".", "__"): MARKER})
     assert MARKER not in told
     assert name in told
+
+
+@pytest.mark.parametrize("name", ["kafka.ssl.keystore.password", "kafka.ssl.truststore.password"])
+def test_the_password_of_a_store_is_refused_with_what_converts_the_store(name: str) -> None:
+    assert "keytool -importkeystore" in error(**{name.replace(".", "__"): MARKER})
+
+
+def test_a_store_that_is_said_to_be_in_pem_may_have_any_name() -> None:
+    stores = {"kafka.ssl.truststore.location": "ca.pem", "kafka.ssl.keystore.location": "me.p12"}
+    assert parse_security({**stores, "kafka.ssl.keystore.type": "PEM"}) is not None
 
 
 ID, HIDDEN = "0123456789abcdef", MARKER.replace("-", "_") + "x" * (43 - len(MARKER))
