@@ -55,7 +55,10 @@ _days = click.option(
 
 @click.group(cls=CommandGroup, short_help="Make, show, check, renew and revoke certificates.")
 def cert() -> None:
-    """Make, show, check, renew and revoke the certificates of a cluster. Needs `pip install 'tritonmq[security]'`."""
+    """Make, show, check, renew and revoke the certificates of a cluster.
+
+    Needs `pip install '.[security]'` in a clone of TritonMQ.
+    """
 
 
 @cert.command("create-ca")

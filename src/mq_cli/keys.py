@@ -23,8 +23,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def keys() -> None:
     """Make, list, rotate, rewrap and retire the keys that brokers seal their data with.
 
-    KEYREF is file:PATH, or one of another provider, which makes and retires keys itself. Needs `pip install
-    'tritonmq[security]'`.
+    KEYREF is file:PATH, or one of another provider, which makes and retires keys itself.
+
+    Needs `pip install '.[security]'` in a clone of TritonMQ.
     """
 
 

@@ -1,4 +1,4 @@
-"""Certificates of a cluster: made, renewed and described. Needs `cryptography` (`pip install tritonmq[security]`).
+"""Certificates of a cluster: made, renewed and described. Needs `cryptography`, which the extra `security` brings.
 
 One authority signs everything: a broker's certificate, with the hosts that others dial and its id, and a client's, with
 its name (the URIs of mq_broker/security/names.py). Keys are ECDSA P-256. Files are written whole or not at all.
@@ -24,7 +24,7 @@ except ImportError as error:
     from mq_protocol.errors import InvalidSetting
 
     raise InvalidSetting(
-        "making certificates needs the package cryptography: pip install 'tritonmq[security]'"
+        "making certificates needs the package cryptography: pip install '.[security]' in a clone of TritonMQ"
     ) from error
 
 from mq_broker.security.names import Principal, broker_uri, client_uri, of_certificate

@@ -35,6 +35,13 @@ def mode(path: Path) -> int:
     return path.stat().st_mode & 0o777
 
 
+@pytest.mark.parametrize("command", ["cert", "keys"])
+def test_what_it_needs_can_be_installed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The package is on no index, so its extras come with a clone."""
+    assert run([command, "--help"]) == 0
+    assert "pip install '.[security]'` in a clone" in " ".join(capsys.readouterr().out.split())
+
+
 def test_keys_are_closed_and_the_authoritys_is_not_among_the_certificates(made: Path) -> None:
     credentials = [made / "zookeeper.auth", made / "certs/broker.1/zookeeper.auth"]
     keys = [made / "ca.key", made / "certs/broker.1/broker.key", made / "certs/client.etl.key"]

@@ -80,7 +80,9 @@ class Issuer:
         try:
             import jwt  # noqa: F401
         except ImportError as error:
-            raise InvalidSetting("--oidc-issuer needs PyJWT: pip install 'tritonmq[security]'") from error
+            raise InvalidSetting(
+                "--oidc-issuer needs PyJWT: pip install '.[security]' in a clone of TritonMQ"
+            ) from error
 
     @property
     def discovery(self) -> str:

@@ -83,7 +83,7 @@ def aead() -> Callable[[bytes], Any]:
         from mq_broker.storage.aes_gcm import AesGcm
     except ImportError as error:
         raise InvalidSetting(
-            "encryption at rest needs the package cryptography: pip install 'tritonmq[security]'"
+            "encryption at rest needs the package cryptography: pip install '.[security]' in a clone of TritonMQ"
         ) from error
     return AesGcm
 
