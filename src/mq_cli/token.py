@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _DAY_S = 86_400
+_MINUTE_S = 60
 
 
 def _new_token_options(command: F) -> F:
@@ -44,13 +45,24 @@ def _new_token_options(command: F) -> F:
         metavar="FILE",
         help="Write the token to this new file, at mode 0600. Default: to standard output.",
     )(command)
+    command = click.option(
+        "--minutes",
+        type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _MINUTE_S),
+        help="The same in minutes, such as to see what becomes of a client whose token expires.",
+    )(command)
     return click.option(
         "--days",
         type=click.IntRange(1, API_TOKEN_VALID_S_MAX // _DAY_S),
-        default=API_TOKEN_VALID_S // _DAY_S,
-        show_default=True,
-        help="How long the token is valid.",
+        help=f"How long the token is valid. [default: {API_TOKEN_VALID_S // _DAY_S}]",
     )(command)
+
+
+def _valid_s(days: int | None, minutes: int | None) -> int:
+    if minutes is None:
+        return API_TOKEN_VALID_S if days is None else days * _DAY_S
+    if days is not None:
+        raise click.UsageError("--days and --minutes are given: leave one out")
+    return minutes * _MINUTE_S
 
 
 @click.group(cls=CommandGroup)
@@ -63,13 +75,16 @@ def user() -> None:
 @_new_token_options
 @bootstrap_option
 @timeout_option
-def create_user(name: str, days: int, out: Path | None, bootstrap: str, timeout_s: float) -> int:
+def create_user(
+    name: str, days: int | None, minutes: int | None, out: Path | None, bootstrap: str, timeout_s: float
+) -> int:
     """Make a user, and show its first token. It is shown once: brokers keep no more than its SHA-256.
 
     `tritonmq acl allow User:NAME …` gives it rights.
     """
+    valid_s = _valid_s(days, minutes)
     with _Out(out) as keep, open_admin(bootstrap, timeout_s) as admin:
-        return keep(admin.create_user(name, days * _DAY_S))
+        return keep(admin.create_user(name, valid_s))
 
 
 @user.command("list")
@@ -124,10 +139,13 @@ def token() -> None:
 @_new_token_options
 @bootstrap_option
 @timeout_option
-def create_token(name: str, days: int, out: Path | None, bootstrap: str, timeout_s: float) -> int:
+def create_token(
+    name: str, days: int | None, minutes: int | None, out: Path | None, bootstrap: str, timeout_s: float
+) -> int:
     """Make a further token of a user. It is shown once: brokers keep no more than its SHA-256."""
+    valid_s = _valid_s(days, minutes)
     with _Out(out) as keep, open_admin(bootstrap, timeout_s) as admin:
-        return keep(admin.create_token(name, days * _DAY_S))
+        return keep(admin.create_token(name, valid_s))
 
 
 @token.command("list")

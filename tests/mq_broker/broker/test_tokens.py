@@ -534,6 +534,11 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         shown = says("token", "create", "etl", "--days", "1").strip()
         assert shown.startswith("tmq_")
         assert "as many as may be valid at once" in says("token", "create", "etl", code=1)
+        assert "leave one out" in says("user", "create", "brief", "--days", "1", "--minutes", "1", code=2)
+        says("user", "create", "brief", "--minutes", "1", "--out", str(tmp_path / "brief.token"))
+        with place.admin() as admin:
+            [brief] = admin.token_users("brief")[0].tokens
+            assert (brief.expires_at - brief.created_at).total_seconds() == 60
         listed = says("token", "list", "etl")
         assert shown[4:20] in listed
         assert shown not in listed
