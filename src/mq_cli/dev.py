@@ -61,6 +61,9 @@ TRIAL = "trial"
     is_flag=True,
     help=f"With --secure: make a user `{TRIAL}` too, with rules for what begins with `{TRIAL}-`, to try rights with.",
 )
+@click.option(
+    "--tokens", is_flag=True, help="With --secure: serve clients that show a token too, at ports of their own."
+)
 @click.option("--console/--no-console", default=True, show_default=True, help="Serve pages that show it to a browser.")
 def dev(
     count: int,
@@ -70,14 +73,16 @@ def dev(
     auto_create: bool,
     secure: bool,
     authorize: bool,
+    tokens: bool,
     console: bool,
 ) -> int:
     """Run a local cluster in the foreground, for trials.
 
-    Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves; with --secure, `certs=DIR` behind it.
+    Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves; with --secure, `certs=DIR` behind it, and
+    with --tokens `tokens=HOST:PORT,…` behind that.
     Ctrl-C ends it. With --secure rights are judged, and the user `admin` may do everything.
     """
-    _check_company(count, zookeeper, secure=secure, authorize=authorize)
+    _check_company(count, zookeeper, secure=secure, authorize=authorize, tokens=tokens)
     stop = threading.Event()
 
     def asked_to_stop(_number: int, _frame: FrameType | None) -> None:
@@ -96,18 +101,13 @@ def dev(
             certs=directory / "certs" if secure else None,
             http=port + METRICS_BEHIND if port else True,
             closed=True,
+            tokens=tokens,
         )
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
             if authorize:
                 _make_trial_user(cluster)
-            click.echo(f"ready bootstrap={cluster.bootstrap}" + (f" certs={cluster.certs}" if secure else ""))
-            sys.stdout.flush()
-            scheme = "https" if cluster.certs is not None else "http"
-            for broker in cluster.brokers.values():
-                say(f"broker {broker.id}: process {broker.pid}, metrics {scheme}://{broker.http}/metrics")
-            if cluster.certs is not None:
-                _say_who(cluster.certs, authorize=authorize)
+            _say_ready(cluster, authorize=authorize)
             say(f"logs and data: {directory}{'' if data else ' (removed at the end)'}; Ctrl-C ends it")
             with running_console(cluster, directory, port) if console else nullcontext():
                 _watch(cluster, stop)
@@ -121,8 +121,10 @@ def dev(
     return 0
 
 
-def _check_company(count: int, zookeeper: bool | None, *, secure: bool, authorize: bool) -> None:
+def _check_company(count: int, zookeeper: bool | None, *, secure: bool, authorize: bool, tokens: bool) -> None:
     """Refuse options that make no sense together."""
+    if tokens and not secure:
+        raise click.UsageError("--tokens goes with --secure: a token is never sent in plain text")
     if authorize and not secure:
         raise click.UsageError(
             "--authorize goes with --secure: without certificates everybody is User:ANONYMOUS, and nobody can be told "
@@ -146,6 +148,22 @@ def _make_trial_user(cluster: LocalCluster) -> None:
     rights.append((Kind.GROUP, Operation.READ))
     with Admin(cluster.bootstrap, security=cluster.security, via="", forward=False) as admin:
         admin.alter_acls([AclRule(f"User:{TRIAL}", right, kind, f"{TRIAL}-", prefix=True) for kind, right in rights])
+
+
+def _say_ready(cluster: LocalCluster, *, authorize: bool) -> None:
+    """The line that programs read, and what a person wants to know."""
+    brokers = list(cluster.brokers.values())
+    tokens = ",".join(broker.tokens for broker in brokers if broker.tokens)
+    words = [f"ready bootstrap={cluster.bootstrap}", f"certs={cluster.certs}" if cluster.certs else ""]
+    click.echo(" ".join(filter(None, [*words, f"tokens={tokens}" if tokens else ""])))
+    sys.stdout.flush()
+    scheme = "https" if cluster.certs is not None else "http"
+    for broker in brokers:
+        say(f"broker {broker.id}: process {broker.pid}, metrics {scheme}://{broker.http}/metrics")
+    if cluster.certs is not None:
+        _say_who(cluster.certs, authorize=authorize)
+    if tokens:
+        say(f"a user with a token: tritonmq user create NAME --out NAME.token; its clients: --bootstrap {tokens}")
 
 
 def _say_who(certs: Path, *, authorize: bool) -> None:

@@ -208,6 +208,11 @@ class _Out:
             self._path.write_text(made.secret.reveal() + "\n", encoding="ascii")
         self._done = True
         say(f"token {made.id} of User:{made.user}, valid until {_day(made.expires_at)}")
+        if made.nowhere_taken:
+            say(
+                "warning: no broker has a port for tokens now, so nothing takes this one. Start brokers with --certs "
+                "DIR and --listen-token HOST:PORT; in a trial, `tritonmq dev --secure --tokens`"
+            )
         if made.late:
             say(
                 f"not yet known at {', '.join(made.late)}: a broker reads changes within 2 s, once it reaches ZooKeeper"

@@ -18,13 +18,14 @@ from mq_protocol.secrets import Secret, digest_of, new_api_token
 @dataclass(frozen=True, slots=True)
 class NewApiToken:
     """`secret`: the token, which is shown nowhere unless `secret.reveal()` is asked for. `late`: addresses of brokers
-    that have not said that they know it yet."""
+    that have not said that they know it yet. `nowhere_taken`: no broker has a port for tokens now (--listen-token)."""
 
     user: str
     id: str
     secret: Secret
     expires_at: datetime
     late: tuple[str, ...] = ()
+    nowhere_taken: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class TokenAdministrator(AclAdministrator):
         deadline = Deadline(self._timeout_ms)
         answer = self._connection.ask_any("AlterTokens", request, pb.AlterTokensResponse, deadline)
         late, _ = self._in_force("*", answer.version, deadline)
-        return NewApiToken(user, number, token, _time(answer.expires_s), late)
+        return NewApiToken(user, number, token, _time(answer.expires_s), late, answer.nowhere_taken)
 
     def _taken_away(self, request: pb.AlterTokensRequest) -> AclChange:
         deadline = Deadline(self._timeout_ms)

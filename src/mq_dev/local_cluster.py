@@ -74,6 +74,9 @@ class BrokerProcess:
         self.flight = ""
         """Where it serves clients of Arrow Flight; empty: nowhere."""
 
+        self.tokens = ""
+        """Where it serves clients that show a token; empty: nowhere."""
+
         self.module = "mq_cli.main"
         """What runs: tests put here one of their own, a broker that can be held still at chosen points."""
 
@@ -156,10 +159,10 @@ class LocalCluster:
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
     port; a number is the first one's port, if these are free. `flight`: each serves Arrow Flight at `flight`, of a free
-    port. `arguments` go to every broker's command line as they
-    are. With `certs` everything is over TLS, a ZooKeeper of its own too: what that directory lacks of certificates is
-    made, and `security` is what clients need. `closed`: only the brokers may read and write their nodes in ZooKeeper,
-    by a credential that is made in `directory`.
+    port. `tokens`: each serves clients that show a token at `tokens`, of a free port, which needs `certs`. `arguments`
+    go to every broker's command line as they are. With `certs` everything is over TLS, a ZooKeeper of its own too: what
+    that directory lacks of certificates is made, and `security` is what clients need. `closed`: only the brokers may
+    read and write their nodes in ZooKeeper, by a credential that is made in `directory`.
     """
 
     certs_by_default: Path | None = None
@@ -181,6 +184,7 @@ class LocalCluster:
         arguments: Sequence[str] = (),
         http: bool | int = False,
         flight: bool = False,
+        tokens: bool = False,
         certs: Path | None = None,
         closed: bool = False,
     ) -> None:
@@ -220,16 +224,23 @@ class LocalCluster:
             place + 1: BrokerProcess(place + 1, ports[place], self.directory, self.arguments)
             for place in range(brokers)
         }
+        self._open_further_ports(http, flight=flight, tokens=tokens)
+
+    def _open_further_ports(self, http: bool | int, *, flight: bool, tokens: bool) -> None:
+        """Beside the ones that every broker has."""
         if http is not False:
-            wished = [http + place for place in range(brokers)] if http is not True else []
-            ports = wished if wished and all(map(is_free, wished)) else [free_port(HOST) for _ in range(brokers)]
+            wished = [http + place for place in range(len(self.brokers))] if http is not True else []
+            ports = wished if wished and all(map(is_free, wished)) else [free_port(HOST) for _ in self.brokers]
             for broker, number in zip(self.brokers.values(), ports, strict=True):
                 broker.http = f"{HOST}:{number}"
                 broker.arguments += ["--http", broker.http]
-        if flight:
-            for broker in self.brokers.values():
+        for broker in self.brokers.values():
+            if flight:
                 broker.flight = f"{HOST}:{free_port(HOST)}"
                 broker.arguments += ["--flight", broker.flight]
+            if tokens:
+                broker.tokens = f"{HOST}:{free_port(HOST)}"
+                broker.arguments += ["--listen-token", broker.tokens]
 
     def __enter__(self) -> LocalCluster:
         try:

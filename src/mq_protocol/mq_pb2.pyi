@@ -6272,19 +6272,23 @@ class AlterTokensResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     EXPIRES_S_FIELD_NUMBER: _builtins.int
     CHANGED_FIELD_NUMBER: _builtins.int
+    NOWHERE_TAKEN_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     expires_s: _builtins.int
     changed: _builtins.bool
+    nowhere_taken: _builtins.bool
+    """no broker that is registered has a port for tokens"""
     def __init__(
         self,
         *,
         version: _builtins.int = ...,
         expires_s: _builtins.int = ...,
         changed: _builtins.bool = ...,
+        nowhere_taken: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "expires_s", b"expires_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changed", b"changed", "expires_s", b"expires_s", "nowhere_taken", b"nowhere_taken", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -101,6 +101,29 @@ def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others(
         assert dev.end() == 0
 
 
+def test_a_user_with_a_token_speaks_at_a_port_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")
+    words = ("dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path / "d"), "--secure")
+    with Command(*words, "--tokens") as dev:
+        bootstrap, certs, tokens = (word.partition("=")[2] for word in dev.line().removeprefix("ready ").split())
+        assert len(tokens.split(",")) == 2
+        told = dev.remark_with("a user with a token: ").partition("; its clients: ")
+        assert told[2] == f"--bootstrap {tokens}"
+        command = told[0].partition("tritonmq ")[2].replace("NAME.token", str(tmp_path / "etl.token"))
+        monkeypatch.setenv("TRITONMQ_CERTS", certs)
+        made = tritonmq(*command.replace("NAME", "etl").split(), "--user", "admin", "--bootstrap", bootstrap)
+        assert (made.returncode, b"warning" in made.stderr) == (0, False), made.stderr
+        listed = tritonmq("topic", "list", "--token-file", str(tmp_path / "etl.token"), "--bootstrap", tokens)
+        assert listed.returncode == 0, listed.stderr
+        assert dev.end() == 0
+
+
+def test_tokens_without_certificates_are_refused() -> None:
+    refused = tritonmq("dev", "--tokens")
+    assert refused.returncode == 2
+    assert b"--secure" in refused.stderr
+
+
 def test_rules_without_names_are_refused() -> None:
     refused = tritonmq("dev", "--authorize")
     assert refused.returncode == 2

@@ -12978,6 +12978,7 @@ type AlterTokensResponse struct {
 	Version       int64                  `protobuf:"varint,1,opt,name=version,proto3" json:"version,omitempty"`
 	ExpiresS      int64                  `protobuf:"varint,2,opt,name=expires_s,json=expiresS,proto3" json:"expires_s,omitempty"`
 	Changed       bool                   `protobuf:"varint,3,opt,name=changed,proto3" json:"changed,omitempty"`
+	NowhereTaken  bool                   `protobuf:"varint,4,opt,name=nowhere_taken,json=nowhereTaken,proto3" json:"nowhere_taken,omitempty"` // no broker that is registered has a port for tokens
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -13029,6 +13030,13 @@ func (x *AlterTokensResponse) GetExpiresS() int64 {
 func (x *AlterTokensResponse) GetChanged() bool {
 	if x != nil {
 		return x.Changed
+	}
+	return false
+}
+
+func (x *AlterTokensResponse) GetNowhereTaken() bool {
+	if x != nil {
+		return x.NowhereTaken
 	}
 	return false
 }
@@ -17527,11 +17535,12 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05token\x18\x03 \x01(\v2\x18.tritonmq.v1.NewApiTokenR\x05token\x12\x1f\n" +
 	"\vdelete_user\x18\x04 \x01(\tR\n" +
 	"deleteUser\x12!\n" +
-	"\frevoke_token\x18\x05 \x01(\tR\vrevokeToken\"f\n" +
+	"\frevoke_token\x18\x05 \x01(\tR\vrevokeToken\"\x8b\x01\n" +
 	"\x13AlterTokensResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\x03R\aversion\x12\x1b\n" +
 	"\texpires_s\x18\x02 \x01(\x03R\bexpiresS\x12\x18\n" +
-	"\achanged\x18\x03 \x01(\bR\achanged\"5\n" +
+	"\achanged\x18\x03 \x01(\bR\achanged\x12#\n" +
+	"\rnowhere_taken\x18\x04 \x01(\bR\fnowhereTaken\"5\n" +
 	"\vBrokerOffer\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x05R\x02id\x12\x16\n" +
 	"\x06offers\x18\x02 \x03(\tR\x06offers\"\x16\n" +

@@ -529,6 +529,7 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
             return said.out if code == 0 else said.err
 
         assert says("user", "create", "etl", "--out", str(out)) == ""
+        assert "warning" not in told[-1]
         assert (out.stat().st_mode & 0o777, len(out.read_text())) == (0o600, 65)
         assert "cannot be made" in says("token", "create", "etl", "--out", str(out), code=1)
         shown = says("token", "create", "etl", "--days", "1").strip()
@@ -558,6 +559,28 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
     monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")  # what --token-file leaves there goes with the test
     beside(tmp_path, job)
+
+
+def test_who_makes_a_token_is_warned_where_no_broker_takes_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A broker without the port, over TLS and in plain text. With one there is no warning: see `test_the_commands`."""
+    certs = Certs(tmp_path / "certs", 1)
+    certs.user("admin")
+
+    async def made(user: str, **fields: Any) -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / user, **fields)).start()
+        monkeypatch.setenv("TRITONMQ_CERTS", str(fields.get("certs", "")))
+        monkeypatch.setenv("TRITONMQ_USER", "admin" if fields else "")
+        try:
+            assert await asyncio.to_thread(run, ["user", "create", user, "--bootstrap", broker.address]) == 0
+            assert await asyncio.to_thread(run, ["token", "create", user, "--bootstrap", broker.address]) == 0
+        finally:
+            await broker.stop()
+
+    for user, fields in (("secured", {"certs": certs.path}), ("plain", {})):
+        asyncio.run(made(user, **fields))
+        assert capsys.readouterr().err.count("warning: no broker has a port for tokens now") == 2, user
 
 
 def test_a_port_for_tokens_needs_certificates(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class TokenSettings:
     async def alter_tokens(self, request: pb.AlterTokensRequest, _deadline: float) -> pb.AlterTokensResponse:
         """All of it or nothing; in force at this broker when it is answered, at the others within 2 s."""
         self._check(request)
+        taken = not request.HasField("token") or await self._has_port()
         for attempt in range(EDIT_ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
@@ -68,8 +69,10 @@ class TokenSettings:
             self._note(request)
             await self._acls.refresh()
             made = after.by_id.get(request.token.id)
+            expires_s = made.expires_s if made is not None else 0
+            changed = after is not before
             return pb.AlterTokensResponse(
-                version=version, expires_s=made.expires_s if made is not None else 0, changed=after is not before
+                version=version, expires_s=expires_s, changed=changed, nowhere_taken=not taken
             )
         raise OutcomeUnknown("tokens kept changing, or the answers were lost: look at them, then ask again")
 
@@ -88,6 +91,10 @@ class TokenSettings:
         of_asker = who.token.api_token if who.token is not None else ""
         if of_asker and (request.revoke_token == of_asker or f"User:{request.delete_user}" == who.text):
             raise InvalidRequest("this would lock out whoever asks for it: do it as another administrator")
+
+    async def _has_port(self) -> bool:
+        """Whether a broker that is registered takes tokens. Whoever makes one is warned if none does."""
+        return any(each.token_address for each in (await self._coordination.brokers()).values())
 
     def _changed(self, before: Tokens, request: pb.AlterTokensRequest) -> Tokens:
         """`before` itself if all of it was done already. Raises `InvalidRequest`."""
