@@ -14,6 +14,7 @@ from mq_cli.command_group import CommandGroup
 from mq_cli.in_force import told_of_brokers
 from mq_cli.output import (
     bootstrap_option,
+    checking_what_was_typed,
     confirm,
     json_option,
     open_admin,
@@ -27,6 +28,7 @@ from mq_cli.output import (
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
 from mq_protocol.rights import Kind
+from mq_protocol.secrets import api_token_id_in
 from mq_protocol.shown import counted
 
 if TYPE_CHECKING:
@@ -174,7 +176,12 @@ def list_tokens(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> N
 @bootstrap_option
 @timeout_option
 def revoke_token(number: str, bootstrap: str, timeout_s: float) -> int:
-    """Refuse a token from now on, at every broker, and end what it has open. `tritonmq token list` shows ids."""
+    """Refuse a token from now on, at every broker, and end what it has open.
+
+    `tritonmq token list` shows ids. A whole token is taken for its id, and is not shown.
+    """
+    with checking_what_was_typed():
+        number = api_token_id_in(number)
     with open_admin(bootstrap, timeout_s) as admin:
         done = admin.revoke_token(number)
     write(f"{number}: revoked")

@@ -12,7 +12,7 @@ from mq_client.acl_admin import AclAdministrator, AclChange
 from mq_client.cluster.deadline import Deadline
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import API_TOKEN_VALID_S
-from mq_protocol.secrets import Secret, digest_of, new_api_token
+from mq_protocol.secrets import Secret, api_token_id_in, digest_of, new_api_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +64,9 @@ class TokenAdministrator(AclAdministrator):
         return self._taken_away(pb.AlterTokensRequest(delete_user=name))
 
     def revoke_token(self, id: str) -> AclChange:  # noqa: A002 - the field's name
-        """What it has open ends. Raises `InvalidRequest`, `PermissionDenied`."""
-        return self._taken_away(pb.AlterTokensRequest(revoke_token=id))
+        """By its id, or by the whole token, of which no more than the id is sent. What it has open ends. Raises
+        `InvalidSetting`, `InvalidRequest`, `PermissionDenied`."""
+        return self._taken_away(pb.AlterTokensRequest(revoke_token=api_token_id_in(id)))
 
     def token_users(self, name: str = "") -> list[TokenUser]:
         """Who has tokens, or had: one, or all in order. Raises `PermissionDenied`."""

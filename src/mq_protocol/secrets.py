@@ -108,6 +108,18 @@ def api_token_id(text: str) -> str | None:
     return found[1] if found else None
 
 
+def api_token_id_in(text: str) -> str:
+    """The id that the text is, or that the whole token has which it is. Raises `InvalidSetting`, which does not show
+    the text: it may be a secret."""
+    stripped = text.strip()
+    number = stripped if is_api_token_id(stripped) else api_token_id(stripped)
+    if number is None:
+        raise InvalidSetting(
+            "this is no token's id: give the 16 hexadecimal digits that `tritonmq token list` shows, or the whole token"
+        )
+    return number
+
+
 def is_no_path(text: str) -> bool:
     """Whether what is given for a path is a key, a certificate or a token itself. Then no error may show it."""
     stripped = text.strip()

@@ -12,6 +12,7 @@ from mq_protocol.secrets import (
     Secret,
     api_token,
     api_token_id,
+    api_token_id_in,
     check_token,
     digest_of,
     is_token,
@@ -59,6 +60,15 @@ def test_an_api_token_has_its_id_in_it_and_no_two_are_alike() -> None:
 )  # fmt: skip
 def test_what_is_nearly_an_api_token_is_none(text: str) -> None:
     assert api_token_id(text) is None
+
+
+def test_a_tokens_id_is_given_alone_or_in_the_whole_token_and_nothing_else_is_shown() -> None:
+    number, token = new_api_token()
+    assert api_token_id_in(number) == api_token_id_in(f" {token.reveal()}\n") == number
+    for text in (token.reveal()[:-1], f"{token.reveal()}a", MARK, number[1:], ""):
+        with pytest.raises(InvalidSetting, match="`tritonmq token list` shows") as refused:
+            api_token_id_in(text)
+        assert text == "" or text not in str(refused.value)
 
 
 @pytest.mark.parametrize("text", ["", " ", "a b", "a\x00b", "a\nb", "ä", "a" * (TOKEN_BYTES_MAX + 1), "=a"])

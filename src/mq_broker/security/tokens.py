@@ -113,7 +113,8 @@ class Tokens:
         """Raises `InvalidRequest` for one that there is not."""
         token = self.by_id.get(number)
         if token is None:
-            raise InvalidRequest(f"there is no token {quoted(number)}: `tritonmq token list` shows their ids")
+            shown = quoted(number) if is_api_token_id(number) else "of such an id"  # else it may be a secret
+            raise InvalidRequest(f"there is no token {shown}: `tritonmq token list` shows their ids")
         changed = self._copy()
         del changed["users"][token.user]["tokens"][number]
         return _of(changed)

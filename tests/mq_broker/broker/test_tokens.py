@@ -549,6 +549,8 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         says("topic", "list", *by_token)
         assert says("token", "revoke", out.read_text()[4:20]) == f"{out.read_text()[4:20]}: revoked\n"
         assert "Error: not authenticated" in says("topic", "list", *by_token, code=1)
+        assert says("token", "revoke", shown) == f"{shown[4:20]}: revoked\n"
+        assert shown not in told[-1]
         assert "--yes" in says("user", "delete", "etl", code=1)
         assert "etl" in says("user", "list")
         assert says("user", "delete", "etl", "--yes") == "etl: deleted, with all tokens\n"

@@ -94,6 +94,8 @@ def test_what_no_token_can_be_is_refused() -> None:
     for gone in (lambda: there.without_token("1" * 16), lambda: there.without_user("x")):
         with pytest.raises(InvalidRequest, match="there is no"):
             gone()
+    with pytest.raises(InvalidRequest, match="there is no token of such an id: `tritonmq token list`"):
+        there.without_token(f"tmq_{'1' * 16}_{'s' * 43}")  # a client of another release sends it whole
 
 
 @pytest.mark.parametrize(
