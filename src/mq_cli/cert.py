@@ -22,6 +22,7 @@ from mq_cli.output import (
     write_table,
 )
 from mq_protocol.errors import InvalidSetting, TritonMQError
+from mq_protocol.names import user_named
 from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
 
 if TYPE_CHECKING:
@@ -133,10 +134,10 @@ def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, c
 @_days
 def create_client(name: str, replace: bool, dir: Path, ca_key: Path, days: int) -> None:  # noqa: A002
     """Make the certificate of user NAME. `admin` is a superuser by default."""
-    name = name.removeprefix("User:")  # as rules have it
-    if name.startswith(("Broker:", "Group:")):
+    if name.startswith("Broker:"):
         raise click.UsageError(f"{name} is no user: `tritonmq cert create-broker --id N` makes a broker's certificate")
     with checking_what_was_typed():
+        name = user_named(name)
         authority = _authority(dir, ca_key)
         from mq_dev.certificates import client_file, write_client
 

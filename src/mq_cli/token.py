@@ -27,6 +27,7 @@ from mq_cli.output import (
 )
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
+from mq_protocol.names import user_named
 from mq_protocol.rights import Kind
 from mq_protocol.secrets import api_token_id_in
 from mq_protocol.shown import counted
@@ -67,13 +68,18 @@ def _valid_s(days: int | None, minutes: int | None) -> int:
     return minutes * _MINUTE_S
 
 
+def _named(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    with checking_what_was_typed():
+        return user_named(text)
+
+
 @click.group(cls=CommandGroup)
 def user() -> None:
     """Users who speak with a token, at the port that brokers have for it (--listen-token)."""
 
 
 @user.command("create")
-@click.argument("name")
+@click.argument("name", callback=_named)
 @_new_token_options
 @bootstrap_option
 @timeout_option
@@ -108,7 +114,7 @@ def list_users(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 
 
 @user.command("delete")
-@click.argument("name")
+@click.argument("name", callback=_named)
 @yes_option
 @bootstrap_option
 @timeout_option
@@ -137,7 +143,7 @@ def token() -> None:
 
 
 @token.command("create")
-@click.argument("name", metavar="USER")
+@click.argument("name", metavar="USER", callback=_named)
 @_new_token_options
 @bootstrap_option
 @timeout_option
@@ -151,7 +157,7 @@ def create_token(
 
 
 @token.command("list")
-@click.argument("name", metavar="[USER]", default="")
+@click.argument("name", metavar="[USER]", default="", callback=_named)
 @json_option
 @bootstrap_option
 @timeout_option

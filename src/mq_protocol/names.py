@@ -145,6 +145,15 @@ def check_user_name(name: str) -> None:
     _check_new("user name", name)
 
 
+def user_named(text: str) -> str:
+    """The name of the user who is written as `NAME`, or as rules have it, as `User:NAME`. Raises `InvalidSetting` for
+    another kind of principal."""
+    kind, colon, name = text.partition(":")
+    if colon and kind in ("Group", "Broker"):
+        raise InvalidSetting(f"{quoted(text)} is no user: write NAME or User:NAME")
+    return name if colon and kind == "User" else text
+
+
 def check_column_name(name: str) -> None:
     """For a column that is to be made; nested ones too. Names in back-quotes may hold any mark. Raises
     `InvalidRequest`."""

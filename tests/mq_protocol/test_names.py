@@ -30,6 +30,7 @@ from mq_protocol.names import (
     parse_settings,
     quoted,
     usable_label,
+    user_named,
 )
 
 BAD = ["", ".", "..", "a" * 256, "a/b", "a,b", " a", "a ", *(f"a{mark}b" for mark in "\0\x01\x18\x1f\x8f\ud805\ufffa")]
@@ -128,6 +129,14 @@ def test_what_zookeeper_keeps_by_name_has_no_character_above_its_own() -> None:
             check_lock_name(name)
         check_new_group_name(name)
         check_topic_name(name)  # one that a broker that stands alone has made stays usable
+
+
+def test_a_user_is_named_with_its_kind_or_without() -> None:
+    named = {"etl": "etl", "User:etl": "etl", "User:User:etl": "User:etl", "a:b": "a:b", "": ""}
+    assert {text: user_named(text) for text in named} == named
+    for text in ("Group:etl", "Broker:1"):
+        with pytest.raises(InvalidSetting, match=f"'{text}' is no user: write NAME or User:NAME"):
+            user_named(text)
 
 
 def test_an_id_is_bounded_in_bytes() -> None:

@@ -544,6 +544,9 @@ def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
         assert shown[4:20] in listed
         assert shown not in listed
         assert "etl" in says("user", "list")
+        assert shown[4:20] in says("token", "list", "User:etl")
+        assert "user 'etl' is there already" in says("user", "create", "User:etl", code=1)
+        assert "'Group:etl' is no user: write NAME or User:NAME" in says("user", "create", "Group:etl", code=2)
         says("acl", "allow", "User:etl", "--describe", "--topic", "*")
         by_token = ("--token-file", str(out), "--bootstrap", place.tokens)
         says("topic", "list", *by_token)
