@@ -97,7 +97,7 @@ def _security_options(command: F) -> F:
         metavar="NAME",
         expose_value=False,
         callback=_into_environment("TRITONMQ_USER"),
-        help="Whose certificate in --certs. Default: the only one. [env var: TRITONMQ_USER]",
+        help="Whose certificate in --certs: NAME or User:NAME. Default: the only one. [env var: TRITONMQ_USER]",
     )(command)
     return click.option(
         "--certs",

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from mq_client.errors import InvalidSetting
-from mq_protocol.names import did_you_mean
+from mq_protocol.names import did_you_mean, user_named
 from mq_protocol.pem import CA_FILE, CLIENT_NAME, Files
 from mq_protocol.secrets import TOKEN_BYTES_MAX, check_token, is_no_path
 from mq_protocol.secrets import Secret as Secret
@@ -32,8 +32,9 @@ _WHITE_SPACE_MAX: Final = 64
 @dataclass(frozen=True, slots=True)
 class Security:
     """`certs`: a directory with `ca.crt` and `client.<user>.crt` and `.key`, as `tritonmq cert create-client` makes
-    them. Without `user` it is `client.crt`, or the only client there is. Instead of `certs` each file can be named:
-    `ca`, `certificate` and `key`, in PEM. Files are read again when they are replaced.
+    them. `user` is `etl`, or `User:etl` as rules have it. Without `user` it is `client.crt`, or the only client there
+    is. Instead of `certs` each file can be named: `ca`, `certificate` and `key`, in PEM. Files are read again when they
+    are replaced.
 
     `token` or `token_file` instead of a certificate, for the port that brokers have for it (`--listen-token`): of
     `certs` only `ca.crt` is used then, or `ca` names it. A token is sent over TLS alone.
@@ -51,6 +52,8 @@ class Security:
 
     def __post_init__(self) -> None:
         self._check_token()
+        if self.user is not None:
+            object.__setattr__(self, "user", user_named(self.user))
         named = {"ca": self.ca, "certificate": self.certificate, "key": self.key}
         for name, value in {"certs": self.certs, "token_file": self.token_file, **named}.items():
             if value is not None:

@@ -48,6 +48,16 @@ def test_an_unknown_user_is_told_the_nearest(tmp_path: Path) -> None:
         Security(certs.path, "bob").files()
 
 
+def test_a_user_is_named_as_rules_name_it_or_without_its_kind(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs")
+    certs.user("etl")
+    assert Security(certs.path, "User:etl") == Security(certs.path, "etl")
+    assert Security(certs.path, "User:etl").files().certificate.name == "client.etl.crt"
+    for text in ("Group:etl", "Broker:1"):
+        with pytest.raises(InvalidSetting, match=f"'{text}' is no user: write NAME or User:NAME"):
+            Security(certs.path, text)
+
+
 @pytest.mark.parametrize(
     "fields",
     [{}, {"certs": ""}, {"user": "etl"}, {"ca": "a", "key": "b"}, {"certs": "c", "ca": "a"},
