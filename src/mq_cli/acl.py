@@ -22,10 +22,11 @@ from mq_cli.output import (
     write_table,
     yes_option,
 )
+from mq_cli.principals import ANONYMOUS, is_superuser, say_if_unknown
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
 
 if TYPE_CHECKING:
-    from mq_client import AclRule
+    from mq_client import AclRule, Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +34,7 @@ _NAMED = tuple(kind for kind in Kind if kind is not Kind.CLUSTER)
 
 _SOURCE = ((Kind.TOPIC, Operation.READ),)
 _SINK = ((Kind.TOPIC, Operation.WRITE),)
-_PROGRESS = (Kind.GROUP, Operation.READ, "spark-*")
+_PROGRESS = (Operation.READ, Kind.GROUP, "spark-", True)
 """A query reports how far it is as a group of this name, unless it was given another."""
 
 
@@ -51,7 +52,7 @@ def _rights(command: F) -> F:
     for operation in reversed(Operation):
         kinds = ", ".join(kind.lower() for kind in Kind if operation in OPERATIONS[kind])
         command = click.option(f"--{operation.lower()}", operation, is_flag=True, help=f"Of: {kinds}.")(command)
-    literal = click.option("--literal", is_flag=True, help="A name that ends with * is meant as it is.")
+    literal = click.option("--literal", is_flag=True, help="A * is a letter of the name.")
     command = literal(command)
     command = click.option("--cluster", is_flag=True, help="The cluster itself.")(command)
     for kind in reversed(_NAMED):
@@ -86,7 +87,7 @@ def allow(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
     `tritonmq acl allow User:etl --read --topic 'orders-*' --group etl`: every operation that is named, on every
     resource that is named and has it.
     """
-    return _change(bootstrap, timeout_s, add=_rules(principal, said, deny=False))
+    return _change(bootstrap, timeout_s, add=_new_rules(principal, said, deny=False))
 
 
 @acl.command()
@@ -97,7 +98,11 @@ def allow(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
 @timeout_option
 def deny(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
     """Deny PRINCIPAL something, whatever other rules allow. Whoever is denied to describe is denied everything."""
-    return _change(bootstrap, timeout_s, add=_rules(principal, said, deny=True))
+    rules = _new_rules(principal, said, deny=True)
+    if principal.startswith("User:"):
+        with open_admin(bootstrap, timeout_s) as admin:
+            _warn_of_whom_it_does_not_stop(admin, principal)
+    return _change(bootstrap, timeout_s, add=rules)
 
 
 @acl.command()
@@ -211,16 +216,36 @@ def _rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclRule]
         (kind, operation, name) for kind, name in resources for operation in operations if operation in OPERATIONS[kind]
     ]
     pairs += [(kind, operation, topic) for topic, rights in whole for kind, operation in rights]
-    if said.get("spark_source"):
-        pairs.append(_PROGRESS)
-    rules = []
+    rules: list[AclRule] = []
     with checking_what_was_typed():
         for kind, operation, name in dict.fromkeys(pairs):
             if not name:
                 raise click.UsageError(f"--{kind.lower()} was given no name: write * for all")
             prefix = name.endswith("*") and not said.get("literal")
             rules.append(AclRule(principal, operation, kind, name[:-1] if prefix else name, prefix, deny))
+        progress = AclRule(principal, *_PROGRESS, deny)
+    return [*rules, progress] if said.get("spark_source") and progress not in rules else rules
+
+
+def _new_rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclRule]:
+    """Raises `click.UsageError` as well for a name that looks like a pattern and is none."""
+    rules = _rules(principal, said, deny=deny)
+    for rule in rules:
+        if "*" in rule.name and not said.get("literal"):
+            raise click.UsageError(
+                f"{rule.kind.lower()} {_shown(rule)!r}: a * stands for the rest of a name at its end alone. "
+                "If it is a letter of the name, give --literal"
+            )
     return rules
+
+
+def _warn_of_whom_it_does_not_stop(admin: Admin, user: str) -> None:
+    """Rules that allow are often made before their user comes, so they are not asked about."""
+    if is_superuser(admin, user):
+        say(f"warning: {user} is a superuser, and no rule stops it")
+    elif user != ANONYMOUS:
+        for known in admin.known_to_brokers(user):
+            say_if_unknown(known)
 
 
 def _check_company(operations: Sequence[Operation], resources: Sequence[tuple[Kind, str]], whole: bool) -> None:

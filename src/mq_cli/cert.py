@@ -21,6 +21,7 @@ from mq_cli.output import (
     timeout_option,
     write_table,
 )
+from mq_cli.principals import say_if_unknown
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.names import user_named
 from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
@@ -265,12 +266,9 @@ def _say_whose(known: KnownEntry) -> None:
         click.echo(known.entry)
     else:
         click.echo(f"{known.entry}: a certificate of {known.whose}")
-    if known.whose:
-        return
     if ":" in known.entry:
-        near = f": did you mean {known.near!r}?" if known.near else ""
-        say(f"warning: no broker has seen {known.entry} since it started, and no rule names it{near}")
-    else:
+        say_if_unknown(known)
+    elif not known.whose:
         say(
             f"warning: no broker has seen the serial {known.entry} since it started. `tritonmq cert show` tells serials"
         )

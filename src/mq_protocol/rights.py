@@ -401,7 +401,7 @@ def command(
     words = ["tritonmq", "acl", verb, principal, f"--{operation.lower()}", f"--{kind.lower()}"]
     if kind is not Kind.CLUSTER:
         words.append(f"{name}*" if prefix else name)
-        if not prefix and name.endswith("*"):
+        if not prefix and "*" in name:
             words.append("--literal")
     if deny:
         words.append("--deny")

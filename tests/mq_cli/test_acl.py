@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from mq_cli import acl as module
 from mq_cli.acl import acl
 from mq_client import AclChange, AclRule, AclVerdict
+from mq_client.acl_admin import KnownEntry
 from mq_protocol.rights import CLUSTER_NAME, Kind, Operation, command
 
 
@@ -44,7 +45,10 @@ class Admin:
     def not_judging(self) -> tuple[str, ...]:
         return ()
 
-    def check_acl(self, principal: str, operation: str, kind: str, name: str) -> AclVerdict:
+    def known_to_brokers(self, *who: str) -> list[KnownEntry]:
+        return [KnownEntry(each, each) for each in who]
+
+    def check_acl(self, principal: str, operation: str, kind: str, name: str = CLUSTER_NAME) -> AclVerdict:
         allowed = name == "t"
         return AclVerdict(allowed, "a rule allows it" if allowed else "no rule allows it")
 
@@ -92,6 +96,13 @@ def test_a_spark_query_is_allowed_what_it_needs(admin: Admin) -> None:
         "User:etl allow Write on Topic out-*",
         "User:etl allow Read on Group spark-*",
     ]
+    admin.added.clear()
+    run("allow User:etl --spark-source 'in*' --literal --group 'spark-*' --read")
+    assert admin.added == [
+        AclRule("User:etl", "Read", "Group", "spark-*"),
+        AclRule("User:etl", "Read", "Topic", "in*"),
+        AclRule("User:etl", "Read", "Group", "spark-", prefix=True),
+    ]
 
 
 def test_rules_that_deny_are_made_and_removed_as_such(admin: Admin) -> None:
@@ -120,6 +131,9 @@ def test_all_rules_of_somebody_are_removed_only_with_yes(admin: Admin) -> None:
         ("allow User:etl --abort --topic t", "--abort goes with --transaction"),
         ("allow User:etl --read --topic t --cluster", "--cluster goes with --describe, --alter, --acls, --metrics"),
         ("allow User:etl --read --topic ''", "--topic was given no name: write \\* for all"),
+        ("allow User:etl --read --topic '*a'", r"topic '\*a': a \* stands for the rest of a name at its end alone"),
+        ("deny User:etl --read --group 'a*b*'", r"group 'a\*b\*': .* If it is a letter of the name, give --literal"),
+        ("deny User:etl --spark-sink 'a**'", "--literal"),
     ],
 )
 def test_words_that_go_with_nothing_are_refused(words: str, told: str, admin: Admin) -> None:
@@ -151,11 +165,15 @@ def test_rules_are_listed(admin: Admin) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["t", "it's", "ends-with-*", "a b", "--odd", "é"])
+@pytest.mark.parametrize("name", ["t", "it's", "ends-with-*", "a*b", "a b", "--odd", "é"])
 @pytest.mark.parametrize("prefix", [False, True])
-def test_the_command_that_an_error_names_makes_the_rule_that_is_missing(name: str, prefix: bool, admin: Admin) -> None:
-    words = command("allow", "User:etl", Operation.READ, Kind.TOPIC, name, prefix=prefix)
-    assert words.startswith("tritonmq acl ")
-    result = run(words.removeprefix("tritonmq acl "))
-    assert result.exception is None, result.exception
-    assert admin.added == [AclRule("User:etl", "Read", "Topic", name, prefix)]
+def test_the_command_that_an_error_names_makes_or_removes_the_rule(name: str, prefix: bool, admin: Admin) -> None:
+    made = AclRule("User:etl", "Read", "Topic", name, prefix)
+    for verb, noted in (("allow", admin.added), ("remove", admin.removed)):
+        if prefix and "*" in name and verb == "allow":
+            continue  # no command makes such a rule; one that is there is removed
+        words = command(verb, "User:etl", Operation.READ, Kind.TOPIC, name, prefix=prefix)
+        assert words.startswith("tritonmq acl ")
+        result = run(words.removeprefix("tritonmq acl "))
+        assert result.exception is None, result.exception
+        assert noted == [made]

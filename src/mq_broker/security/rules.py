@@ -8,16 +8,16 @@ describing; whoever is denied to describe is denied everything.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import total_ordering
+from functools import partial, total_ordering
 from typing import Final, NamedTuple
 
 from mq_broker.security.names import Principal
-from mq_protocol.errors import InvalidRequest
+from mq_protocol.errors import InvalidRequest, InvalidTopicName
 from mq_protocol.limits import NAME_BYTES_MAX
-from mq_protocol.names import quoted
+from mq_protocol.names import check_group_name, check_lock_name, check_topic_name, quoted
 from mq_protocol.rights import CLUSTER_NAME, IMPLY_DESCRIBE, Kind, Operation, check_pair
 
 EVERYBODY: Final = "*"
@@ -72,6 +72,30 @@ class Rule:
 
     def _key(self) -> tuple[str, str, str, str, str, bool]:
         return self.principal, self.kind, self.name, self.operation, self.effect, self.prefix
+
+
+_CHECKS: Final[Mapping[Kind, Callable[[str], None]]] = {
+    Kind.TOPIC: partial(check_topic_name, internal=True),
+    Kind.GROUP: check_group_name,
+    Kind.LOCK: check_lock_name,
+}
+"""Whether a name can be one of that kind. A transaction's is the id of its query, which may be any text."""
+
+
+def check_new(rule: Rule) -> None:
+    """For a rule that is to be made. One that is kept is read without this: its names were taken before. Raises
+    `InvalidRequest` for a name that nothing of the kind can have, on which a rule that denies would deny nothing."""
+    name = rule.name
+    if not name or rule.kind not in _CHECKS:
+        return
+    if rule.prefix and (name != name.rstrip() or name in (".", "..")):
+        name += "x"  # no whole name is so, and longer ones may begin so
+    try:
+        _CHECKS[rule.kind](name)
+    except (InvalidRequest, InvalidTopicName) as error:
+        raise InvalidRequest(
+            f"the rule would be about nothing, since no {rule.kind.lower()} is called so: {error}"
+        ) from error
 
 
 class Verdict(NamedTuple):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 from mq_broker.security import rules
-from mq_broker.security.rules import Effect, Rule, RuleBook
+from mq_broker.security.rules import Effect, Rule, RuleBook, check_new
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.rights import OPERATIONS, Kind, Operation
 
@@ -168,6 +168,45 @@ def test_everything_has_a_rule_that_may_name_it() -> None:
         about(name=name, prefix=True)()
     about(operation=Operation.ALTER, kind=Kind.CLUSTER, name="cluster")()
     about(principal="*")()
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        about(name="/orders.*/"),
+        about(name="orders,late"),
+        about(name=" a"),
+        about(name="a "),
+        about(name=" a", prefix=True),
+        about(name="a/", prefix=True),
+        about(name=".."),
+        about(name="t" * 256, prefix=True),
+        about(kind=Kind.GROUP, name="a,b"),
+        about(kind=Kind.LOCK, operation=Operation.WRITE, name="a/b"),
+        about(kind=Kind.LOCK, operation=Operation.WRITE, name="zoe\u0308"),
+    ],
+)
+def test_no_rule_is_made_about_a_name_that_nothing_of_the_kind_can_have(rule: Callable[[], Rule]) -> None:
+    with pytest.raises(InvalidRequest, match=r"the rule would be about nothing, since no (topic|group|lock) is"):
+        check_new(rule())  # it can be read
+
+
+def test_rules_are_made_about_all_names_that_something_can_have() -> None:
+    transaction = {"kind": Kind.TRANSACTION, "operation": Operation.WRITE}
+    for made in (
+        about(name="t" * 255),
+        about(name="t" * 255, prefix=True),
+        about(name="", prefix=True),
+        about(name="my ", prefix=True),
+        about(name="..", prefix=True),
+        about(name="zoe\u0308"),  # of a topic that an older release made
+        about(name="a*b"),
+        about(kind=Kind.GROUP, name="g"),
+        about(kind=Kind.LOCK, operation=Operation.WRITE, name="l"),
+        about(**transaction, name="app:a/b,c"),
+        about(operation=Operation.ALTER, kind=Kind.CLUSTER, name="cluster"),
+    ):
+        check_new(made())
 
 
 def test_rules_of_groups_count_for_who_is_in_them_against_the_oracle() -> None:

@@ -23,7 +23,7 @@ from mq_broker.security.revoked import DOCUMENT as REVOKED
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
 from mq_broker.security.rule_documents import edited, load
-from mq_broker.security.rules import EVERYBODY, Effect, Rule, RuleBook
+from mq_broker.security.rules import EVERYBODY, Effect, Rule, RuleBook, check_new
 from mq_broker.security.tokens import DOCUMENT as TOKENS
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.tokens import load as load_tokens
@@ -186,6 +186,8 @@ class Acls:
         add, remove = [rule_of(rule) for rule in request.add], [rule_of(rule) for rule in request.remove]
         if not add and not remove:
             raise InvalidRequest("no rule is given: name one to add, or one to remove")
+        for rule in add:
+            check_new(rule)
         for attempt in range(EDIT_ATTEMPTS_MAX):
             if attempt:
                 await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again

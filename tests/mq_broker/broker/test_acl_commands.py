@@ -1,0 +1,85 @@
+"""`tritonmq acl` and `tritonmq quota` at a broker that judges rights: what can mean nothing is refused or told."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+from click.testing import CliRunner, Result
+
+from mq_broker.broker.config import BrokerConfig
+from mq_cli.acl import acl
+from mq_client import AclRule, Admin
+from mq_client.errors import InvalidRequest
+from tests.mq_broker.broker.cluster import Broker
+from tests.securing import HOST, Certs
+
+ETL = "User:etl"
+Run = Callable[..., Result]
+
+
+class Place:
+    """A broker and its administrator, whose words are run."""
+
+    def __init__(self, certs: Certs, address: str) -> None:
+        self.address = address
+        self._certs = certs
+
+    def admin(self, user: str = "admin") -> Admin:
+        return Admin(self.address, security=self._certs.user(user))
+
+    def run(self, words: str, command: click.Command = acl) -> Result:
+        shown = ["--bootstrap", self.address, "--certs", str(self._certs.path), "--user", "admin"]
+        return CliRunner().invoke(command, [*shlex.split(words), *shown], standalone_mode=False)
+
+
+def beside(tmp_path: Path, job: Callable[[Place], None]) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    certs.user("admin")
+
+    async def main() -> None:
+        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
+        try:
+            await asyncio.to_thread(job, Place(certs, broker.address))
+        finally:
+            await broker.stop()
+
+    asyncio.run(main())
+
+
+def test_a_rule_about_a_name_that_nothing_can_have_is_refused(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        for words in ("--topic '/orders.x/'", "--topic 'orders,late*'", "--group a/b", "--spark-source a/b"):
+            refused = place.run(f"deny {ETL} --read {words}" if "spark" not in words else f"deny {ETL} {words}")
+            assert isinstance(refused.exception, InvalidRequest), words
+            assert "the rule would be about nothing, since no" in str(refused.exception)
+        with place.admin() as admin:
+            assert admin.acls() == []
+            admin.alter_acls(add=[AclRule(ETL, "Read", "Topic", "my ", prefix=True)])
+
+    beside(tmp_path, job)
+
+
+def test_to_deny_somebody_unknown_or_a_superuser_is_warned_of(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        with place.admin("etl") as mine:
+            mine.list_topics()
+        deny = "--describe --topic 'secret-*'"
+        near = "warning: no broker has seen User:elt since it started, and no rule names it: did you mean 'User:etl'?\n"
+        for who, warned in (
+            ("User:admin", "warning: User:admin is a superuser, and no rule stops it\n"),
+            ("User:elt", near),
+            (ETL, ""),
+            ("User:elt", ""),
+            ("User:ANONYMOUS", ""),
+            ("Group:night", ""),
+            ("'*'", ""),
+        ):
+            said = place.run(f"deny {who} {deny}")
+            assert (said.exception, said.stderr) == (None, warned), who
+        assert place.run("allow User:new --read --topic t").stderr == ""
+
+    beside(tmp_path, job)
