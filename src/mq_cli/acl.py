@@ -22,7 +22,7 @@ from mq_cli.output import (
     write_table,
     yes_option,
 )
-from mq_cli.principals import ANONYMOUS, is_superuser, say_if_unknown
+from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _whole_options(command: F) -> F:
     return command
 
 
-_principal = click.argument("principal", metavar="PRINCIPAL")
+_principal = click.argument("principal", metavar="PRINCIPAL", callback=checked)
 
 
 @acl.command()
@@ -134,7 +134,7 @@ def remove(
 
 
 @acl.command("list")
-@click.argument("principal", metavar="[PRINCIPAL]", default="")
+@click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
 @json_option
 @bootstrap_option
 @timeout_option

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mq_cli.output import say
+import click
+
+from mq_cli.output import checking_what_was_typed, say
+from mq_protocol.quotas import EVERYBODY
 from mq_protocol.rights import Kind, Operation
 
 if TYPE_CHECKING:
@@ -13,6 +16,17 @@ if TYPE_CHECKING:
 
 ANONYMOUS: Final = "User:ANONYMOUS"
 """Everybody without a name."""
+
+
+def checked(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
+    """Of an argument: `User:NAME`, `Group:NAME`, `*` for everybody, or nothing if it may be left out. Raises
+    `click.UsageError`: rules and quotas of what is no principal would be an empty list."""
+    from mq_broker.security.names import Principal
+
+    if text not in ("", EVERYBODY):
+        with checking_what_was_typed():
+            Principal.parse(text)
+    return text
 
 
 def say_if_unknown(known: KnownEntry) -> None:

@@ -21,6 +21,7 @@ from mq_cli.output import (
     write_json,
     write_table,
 )
+from mq_cli.principals import ANONYMOUS, checked
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNSET = "default"
-_ANONYMOUS = "User:ANONYMOUS"
 
 
 @click.group(cls=CommandGroup)
@@ -46,7 +46,7 @@ def _whose(command: F) -> F:
     command = click.option("--default", "everybody", is_flag=True, help="Everybody for whom it is not set otherwise.")(
         command
     )
-    return click.argument("principal", metavar="[PRINCIPAL]", default="")(command)
+    return click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)(command)
 
 
 def _limits(command: F) -> F:
@@ -97,7 +97,7 @@ def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: fl
 
 
 @quota.command("list")
-@click.argument("principal", metavar="[PRINCIPAL]", default="")
+@click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
 @json_option
 @bootstrap_option
 @timeout_option
@@ -125,13 +125,13 @@ def _say_units(said: Mapping[str, str | None]) -> None:
 
 
 def _warn_where_nobody_has_a_name(admin: Admin, principal: str) -> None:
-    if principal in (EVERYBODY, _ANONYMOUS):
+    if principal in (EVERYBODY, ANONYMOUS):
         return
     addresses = admin.without_names()
     if addresses:
         say(
-            f"warning: at {', '.join(addresses)} everybody is {_ANONYMOUS}, so nobody is bounded by what is set for "
-            f"{principal}: set it for {_ANONYMOUS} or with --default, or start the brokers with --certs (docs/tls.md)"
+            f"warning: at {', '.join(addresses)} everybody is {ANONYMOUS}, so nobody is bounded by what is set for "
+            f"{principal}: set it for {ANONYMOUS} or with --default, or start the brokers with --certs (docs/tls.md)"
         )
 
 

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import pytest
 from click.testing import CliRunner, Result
 
 from mq_broker.broker.config import BrokerConfig
 from mq_cli.acl import acl
+from mq_cli.quota import quota
 from mq_client import AclRule, Admin
 from mq_client.errors import InvalidRequest
 from tests.mq_broker.broker.cluster import Broker
@@ -59,6 +61,29 @@ def test_a_rule_about_a_name_that_nothing_can_have_is_refused(tmp_path: Path) ->
         with place.admin() as admin:
             assert admin.acls() == []
             admin.alter_acls(add=[AclRule(ETL, "Read", "Topic", "my ", prefix=True)])
+
+    beside(tmp_path, job)
+
+
+def test_what_is_no_principal_has_no_empty_list_of_rules(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        told = "'etl' names no principal: write User:NAME, Group:NAME or Broker:ID"
+        for command, words in (
+            (acl, "list etl"),
+            (acl, "remove etl --all --yes"),
+            (acl, "check etl --read --topic t"),
+            (acl, "deny etl --read --topic t"),
+            (quota, "list etl"),
+            (quota, "delete etl"),
+            (quota, "set etl --produce 1MiB"),
+        ):
+            refused = place.run(words, command)
+            assert isinstance(refused.exception, click.UsageError), words
+            assert str(refused.exception) == told
+        with place.admin() as admin, pytest.raises(InvalidRequest, match=told):
+            admin.acls("etl")
+        for words in ("list '*'", "list Group:night", "list"):
+            assert place.run(words).exception is None
 
     beside(tmp_path, job)
 

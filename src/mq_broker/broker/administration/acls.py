@@ -164,6 +164,8 @@ class Acls:
 
     async def acls(self, request: pb.AclsRequest, _deadline: float) -> pb.AclsResponse:
         """Rules in order, as many as fit one answer: those that are kept now, which are in force here as well."""
+        if request.principal not in ("", EVERYBODY):
+            Principal.parse(request.principal)  # of what is none there are no rules, which would be told as an answer
         await self.refresh()
         answer = pb.AclsResponse(version=self._version, in_force=self._authority.version, judged=self._authority.on)
         after = rule_of(request.after) if request.HasField("after") else None
