@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -23,7 +24,8 @@ from mq_cli.output import (
     yes_option,
 )
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
-from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation
+from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
+from mq_protocol.rights import command as command_for
 
 if TYPE_CHECKING:
     from mq_client import AclRule, Admin
@@ -120,17 +122,19 @@ def remove(
     """Remove rules of PRINCIPAL: just those that the same words would make. Others are left alone."""
     from mq_cli.output import confirm
 
-    if not everything:
-        return _change(bootstrap, timeout_s, remove=_rules(principal, said, deny=denying))
-    if any(said.values()) or denying:
+    if everything and (any(said.values()) or denying):
         raise click.UsageError("--all removes every rule: leave out the others")
+    named = [] if everything else _rules(principal, said, deny=denying)
     with open_admin(bootstrap, timeout_s) as admin:
-        rules = admin.acls(principal)
-    if not rules:
+        there = admin.acls(principal)
+    if not everything:
+        _tell_of_those_that_look_alike(named, there)
+        return _change(bootstrap, timeout_s, remove=named)
+    if not there:
         say(f"{principal} has no rules")
         return 0
-    confirm(f"Remove {counted(len(rules), 'rule')} of {principal}?", yes=yes)
-    return _change(bootstrap, timeout_s, remove=rules)
+    confirm(f"Remove {counted(len(there), 'rule')} of {principal}?", yes=yes)
+    return _change(bootstrap, timeout_s, remove=there)
 
 
 @acl.command("list")
@@ -233,7 +237,7 @@ def _new_rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclR
     for rule in rules:
         if "*" in rule.name and not said.get("literal"):
             raise click.UsageError(
-                f"{rule.kind.lower()} {_shown(rule)!r}: a * stands for the rest of a name at its end alone. "
+                f"{rule.kind.lower()} {rule.name + '*' * rule.prefix!r}: a * stands for the rest of a name at its end alone. "
                 "If it is a letter of the name, give --literal"
             )
     return rules
@@ -272,12 +276,24 @@ def _change(bootstrap: str, timeout_s: float, add: Sequence[AclRule] = (), remov
     return told_of_brokers(done)
 
 
+def _tell_of_those_that_look_alike(named: Sequence[AclRule], there: Sequence[AclRule]) -> None:
+    """A name that ends with * is told of where the rule has it for a letter, and the other way round."""
+    for rule in named:
+        if rule not in there and (rule.prefix or rule.name.endswith("*")):
+            name = f"{rule.name}*" if rule.prefix else rule.name[:-1]
+            alike = replace(rule, name=name, prefix=not rule.prefix)
+            if alike in there:
+                said = (alike.principal, Operation(alike.operation), Kind(alike.kind), alike.name)
+                how = command_for("remove", *said, prefix=alike.prefix, deny=alike.deny)
+                say(f"{alike} is another rule: `{how}` removes it")
+
+
 def _there(count: int, words: str) -> str:
     return f", {count:,} {'was' if count == 1 else 'were'} {words}" if count > 0 else ""
 
 
 def _shown(rule: AclRule) -> str:
-    return "" if rule.kind == Kind.CLUSTER else rule.name + "*" * rule.prefix
+    return "" if rule.kind == Kind.CLUSTER else shown_name(rule.name, prefix=rule.prefix)
 
 
 def _resource(rule: AclRule) -> str:

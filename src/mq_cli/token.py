@@ -28,7 +28,7 @@ from mq_cli.output import (
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
 from mq_protocol.names import user_named
-from mq_protocol.rights import Kind
+from mq_protocol.rights import Kind, shown_name
 from mq_protocol.secrets import api_token_id_in
 from mq_protocol.shown import counted
 
@@ -132,7 +132,8 @@ def delete_user(name: str, yes: bool, bootstrap: str, timeout_s: float) -> int:
         there = f"{counted(len(rules), 'rule')} of User:{name} {'stays' if len(rules) == 1 else 'stay'}"
         say(f"{there}: `tritonmq acl remove User:{name} --all` removes what stays")
         for rule in rules:
-            resource = "cluster" if rule.kind == Kind.CLUSTER else f"{rule.kind.lower()} {rule.name}{'*' * rule.prefix}"
+            name = shown_name(rule.name, prefix=rule.prefix)
+            resource = "cluster" if rule.kind == Kind.CLUSTER else f"{rule.kind.lower()} {name}"
             say(f"  {'deny' if rule.deny else 'allow'} {rule.operation} {resource}")
     return told_of_brokers(done)
 

@@ -10,7 +10,7 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InvalidRequest, PermissionDenied, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_RULES_MAX
-from mq_protocol.rights import CLUSTER_NAME, Kind, check_pair, parse_kind, parse_operation
+from mq_protocol.rights import CLUSTER_NAME, Kind, check_pair, parse_kind, parse_operation, shown_name
 
 _IN_FORCE_MS = 5_000.0
 """A broker's time to read the rules after they were changed."""
@@ -34,7 +34,9 @@ class AclRule:
         check_pair(parse_kind(self.kind), parse_operation(self.operation))
 
     def __str__(self) -> str:
-        resource = "the cluster" if self.kind == Kind.CLUSTER else f"{self.kind} {self.name}{'*' * self.prefix}"
+        resource = (
+            "the cluster" if self.kind == Kind.CLUSTER else f"{self.kind} {shown_name(self.name, prefix=self.prefix)}"
+        )
         return f"{self.principal} {'deny' if self.deny else 'allow'} {self.operation} on {resource}"
 
 

@@ -393,6 +393,11 @@ def parse_operation(text: str) -> Operation:
         raise InvalidSetting(f"{quoted(text)} is no operation: one of {', '.join(Operation)}") from None
 
 
+def shown_name(name: str, *, prefix: bool) -> str:
+    """The name in a rule for people. One that has a `*` for a letter is marked."""
+    return f"{name}*" if prefix else f"{name} (literal)" if "*" in name else name
+
+
 def command(
     verb: str, principal: str, operation: Operation, kind: Kind, name: str, *, prefix: bool = False, deny: bool = False
 ) -> str:

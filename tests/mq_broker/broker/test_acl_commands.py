@@ -88,6 +88,27 @@ def test_what_is_no_principal_has_no_empty_list_of_rules(tmp_path: Path) -> None
     beside(tmp_path, job)
 
 
+def test_a_rule_whose_name_has_a_star_is_listed_so_and_removed_by_what_is_told(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        for words in ("--topic 'star*' --literal", "--topic 't*'"):
+            assert place.run(f"allow 'User:a b' --read {words}").exception is None
+        listed = [line.split("\t") for line in place.run("list").stdout.splitlines()]
+        assert [line[-1] for line in listed] == ["name", "star* (literal)", "t*"]
+        for words, told in (
+            ("--topic 'star*'", "User:a b allow Read on Topic star* (literal)"),
+            ("--topic 't*' --literal", "User:a b allow Read on Topic t*"),
+        ):
+            missed = place.run(f"remove 'User:a b' --read {words} --yes")
+            assert missed.stdout == "0 rules removed, 1 was not there\n"
+            hint, _, how = missed.stderr.partition(" is another rule: ")
+            assert hint == told
+            words = how.removeprefix("`tritonmq acl ").removesuffix("` removes it\n")
+            assert place.run(f"{words} --yes").output == "1 rule removed\n"
+        assert place.run("remove 'User:a b' --read --topic 't*' --yes").stderr == ""
+
+    beside(tmp_path, job)
+
+
 def test_to_deny_somebody_unknown_or_a_superuser_is_warned_of(tmp_path: Path) -> None:
     def job(place: Place) -> None:
         with place.admin("etl") as mine:
