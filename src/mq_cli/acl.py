@@ -119,7 +119,10 @@ def deny(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
 def remove(
     principal: str, denying: bool, everything: bool, yes: bool, bootstrap: str, timeout_s: float, **said: Any
 ) -> int:
-    """Remove rules of PRINCIPAL: just those that the same words would make. Others are left alone."""
+    """Remove rules of PRINCIPAL: just those that the same words would make. Others are left alone.
+
+    Asks first; in a script it needs --yes.
+    """
     from mq_cli.output import confirm
 
     if everything and (any(said.values()) or denying):
@@ -127,14 +130,14 @@ def remove(
     named = [] if everything else _rules(principal, said, deny=denying)
     with open_admin(bootstrap, timeout_s) as admin:
         there = admin.acls(principal)
-    if not everything:
-        _tell_of_those_that_look_alike(named, there)
-        return _change(bootstrap, timeout_s, remove=named)
-    if not there:
+    if everything and not there:
         say(f"{principal} has no rules")
         return 0
-    confirm(f"Remove {counted(len(there), 'rule')} of {principal}?", yes=yes)
-    return _change(bootstrap, timeout_s, remove=there)
+    _tell_of_those_that_look_alike(named, there)
+    rules = there if everything else named
+    what = f"the rule {rules[0]}" if len(rules) == 1 else f"{counted(len(rules), 'rule')} of {principal}"
+    confirm(f"Remove {what}?", yes=yes)
+    return _change(bootstrap, timeout_s, remove=rules)
 
 
 @acl.command("list")
@@ -236,9 +239,10 @@ def _new_rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclR
     rules = _rules(principal, said, deny=deny)
     for rule in rules:
         if "*" in rule.name and not said.get("literal"):
+            typed = f"{rule.name}*" if rule.prefix else rule.name
             raise click.UsageError(
-                f"{rule.kind.lower()} {rule.name + '*' * rule.prefix!r}: a * stands for the rest of a name at its end alone. "
-                "If it is a letter of the name, give --literal"
+                f"{rule.kind.lower()} {typed!r}: a * stands for the rest of a name at its end alone. If it is a letter "
+                "of the name, give --literal"
             )
     return rules
 

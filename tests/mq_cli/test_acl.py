@@ -107,16 +107,22 @@ def test_a_spark_query_is_allowed_what_it_needs(admin: Admin) -> None:
 
 def test_rules_that_deny_are_made_and_removed_as_such(admin: Admin) -> None:
     run("deny '*' --describe --topic 'secret-*'")
-    run("remove '*' --describe --topic 'secret-*' --deny")
-    run("remove User:a --alter --cluster")
+    run("remove '*' --describe --topic 'secret-*' --deny --yes")
+    run("remove User:a --alter --cluster --yes")
     assert said(admin.added) == said(admin.removed[:1]) == ["* deny Describe on Topic secret-*"]
     assert admin.removed[1] == AclRule("User:a", "Alter", "Cluster", CLUSTER_NAME)
 
 
-def test_all_rules_of_somebody_are_removed_only_with_yes(admin: Admin) -> None:
-    refused = run("remove User:a --all")
-    assert isinstance(refused.exception, click.ClickException)
-    assert "--yes" in refused.exception.message
+def test_rules_are_removed_only_with_yes(admin: Admin) -> None:
+    for words, asked in (
+        ("--all", "Remove 2 rules of User:a?"),
+        ("--write --topic t --deny", "Remove the rule User:a deny Write on Topic t?"),
+        ("--read --topic t --topic u", "Remove 2 rules of User:a?"),
+    ):
+        refused = run(f"remove User:a {words}")
+        assert isinstance(refused.exception, click.ClickException)
+        assert "give --yes" in refused.exception.message
+        assert asked in refused.exception.message
     assert admin.removed == []
     assert run("remove User:a --all --yes").output == "2 rules removed\n"
     assert isinstance(run("remove User:a --all --read --topic t").exception, click.UsageError)
@@ -174,6 +180,6 @@ def test_the_command_that_an_error_names_makes_or_removes_the_rule(name: str, pr
             continue  # no command makes such a rule; one that is there is removed
         words = command(verb, "User:etl", Operation.READ, Kind.TOPIC, name, prefix=prefix)
         assert words.startswith("tritonmq acl ")
-        result = run(words.removeprefix("tritonmq acl "))
+        result = run(words.removeprefix("tritonmq acl ") + " --yes" * (verb == "remove"))
         assert result.exception is None, result.exception
         assert noted == [made]
