@@ -10,11 +10,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -88,7 +89,7 @@ def _security_options(command: F) -> F:
         envvar="TRITONMQ_TOKEN_FILE",
         metavar="FILE",
         expose_value=False,
-        callback=_into_environment("TRITONMQ_TOKEN_FILE"),
+        callback=_identity("TRITONMQ_TOKEN_FILE"),
         help="Show the token in this file instead of a certificate. [env var: TRITONMQ_TOKEN_FILE]",
     )(command)
     command = click.option(
@@ -96,7 +97,7 @@ def _security_options(command: F) -> F:
         envvar="TRITONMQ_USER",
         metavar="NAME",
         expose_value=False,
-        callback=_into_environment("TRITONMQ_USER"),
+        callback=_identity("TRITONMQ_USER"),
         help="Whose certificate in --certs: NAME or User:NAME. Default: the only one. [env var: TRITONMQ_USER]",
     )(command)
     return click.option(
@@ -104,7 +105,7 @@ def _security_options(command: F) -> F:
         envvar="TRITONMQ_CERTS",
         metavar="DIR",
         expose_value=False,
-        callback=_into_environment("TRITONMQ_CERTS"),
+        callback=_identity("TRITONMQ_CERTS"),
         help="Speak TLS, with the certificates in this directory. [env var: TRITONMQ_CERTS]",
     )(command)
 
@@ -137,6 +138,36 @@ def _into_environment(variable: str) -> Callable[[click.Context, click.Parameter
             context.find_root().call_on_close(lambda: _put_back(variable, before))
 
     return put
+
+
+_IDENTITY: Final = ("certs", "user", "token_file")
+
+
+def _identity(variable: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
+    """The same of the options that say who asks, which are checked once all are known."""
+    put = _into_environment(variable)
+
+    def note(context: click.Context, option: click.Parameter, value: str | None) -> None:
+        put(context, option, value)
+        said = context.meta.setdefault(__name__, {})
+        said[option.name] = value
+        if all(name in said for name in _IDENTITY):
+            _check_user_is_of_use(context, said)
+
+    return note
+
+
+def _check_user_is_of_use(context: click.Context, said: Mapping[str, str | None]) -> None:
+    """A user from the environment or a file is for all commands, and gives way. One that was typed is meant. Raises
+    `click.UsageError`: the command would run as somebody else."""
+    if not said["user"] or context.get_parameter_source("user") is not ParameterSource.COMMANDLINE:
+        return
+    if said["token_file"]:
+        raise click.UsageError(
+            "--user belongs to a certificate, and a token is given (--token-file, TRITONMQ_TOKEN_FILE): leave one out"
+        )
+    if not said["certs"]:
+        raise click.UsageError("--user chooses among the certificates in a directory: give --certs or TRITONMQ_CERTS")
 
 
 def _put_back(variable: str, before: str | None) -> None:
