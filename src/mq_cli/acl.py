@@ -236,6 +236,10 @@ def _rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclRule]
 
 def _new_rules(principal: str, said: dict[str, Any], *, deny: bool) -> list[AclRule]:
     """Raises `click.UsageError` as well for a name that looks like a pattern and is none."""
+    from mq_broker.security.rules import check_new_principal
+
+    with checking_what_was_typed():
+        check_new_principal(principal)
     rules = _rules(principal, said, deny=deny)
     for rule in rules:
         if "*" in rule.name and not said.get("literal"):

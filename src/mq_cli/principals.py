@@ -21,11 +21,11 @@ ANONYMOUS: Final = "User:ANONYMOUS"
 def checked(_context: click.Context, _parameter: click.Parameter, text: str) -> str:
     """Of an argument: `User:NAME`, `Group:NAME`, `*` for everybody, or nothing if it may be left out. Raises
     `click.UsageError`: rules and quotas of what is no principal would be an empty list."""
-    from mq_broker.security.names import Principal
+    from mq_broker.security.names import kind_of_kept
 
     if text not in ("", EVERYBODY):
         with checking_what_was_typed():
-            Principal.parse(text)
+            kind_of_kept(text)
     return text
 
 

@@ -140,6 +140,7 @@ def test_rules_are_removed_only_with_yes(admin: Admin) -> None:
         ("allow User:etl --read --topic '*a'", r"topic '\*a': a \* stands for the rest of a name at its end alone"),
         ("deny User:etl --read --group 'a*b*'", r"group 'a\*b\*': .* If it is a letter of the name, give --literal"),
         ("deny User:etl --spark-sink 'a**'", "--literal"),
+        ("allow 'User:etl-*' --read --topic t", r"nobody: name one user, or Group:NAME .*, or \* alone for everybody"),
     ],
 )
 def test_words_that_go_with_nothing_are_refused(words: str, told: str, admin: Admin) -> None:

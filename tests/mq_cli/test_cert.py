@@ -159,7 +159,7 @@ def test_a_user_is_given_another_certificate_and_nobody_else_is(made: Path, caps
     assert "there is no certs/client.elt.crt to replace" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["ANONYMOUS", "a/b", "", "a\nb"])
+@pytest.mark.parametrize("name", ["ANONYMOUS", "a/b", "", "a\nb", "*", "etl-*"])
 def test_a_name_that_nobody_can_have_is_refused(made: Path, name: str) -> None:
     assert run(["cert", "create-client", name]) == 2
 

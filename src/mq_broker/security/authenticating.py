@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_broker.security.verified import Verified
-from mq_protocol.errors import InvalidSetting, NotAuthenticated
+from mq_protocol.errors import InvalidRequest, InvalidSetting, NotAuthenticated
 from mq_protocol.names import did_you_mean, quoted
 from mq_protocol.secrets import API_TOKEN_PREFIX
 
@@ -42,7 +42,10 @@ class ApiTokens:
         if isinstance(found, str):
             raise NotAuthenticated(found)
         number, known = found
-        return Verified(Principal("User", known.user), float(known.expires_s), api_token=number)
+        try:
+            return Verified(Principal("User", known.user), float(known.expires_s), api_token=number)
+        except InvalidRequest as error:
+            raise NotAuthenticated(f"API token {number}: {error}") from error
 
 
 def added(name: str) -> Authenticator:

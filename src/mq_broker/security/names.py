@@ -60,8 +60,8 @@ class Principal:
             if not _is_id(self.name):
                 raise InvalidRequest(f"{quoted(self.name)} is no broker's id: write Broker:ID, such as Broker:1")
         else:
-            if "*" in self.name:  # meant as a pattern, it would be a rule about nobody
-                raise InvalidRequest(f"nobody is called {quoted(str(self))}: write one name, or * alone for everybody")
+            if "*" in self.name:  # meant as a pattern, it would be one name
+                raise InvalidRequest(f"no name of a user or group has a *, as {quoted(str(self))} has: choose another")
             check_user_name(self.name)
 
     def __str__(self) -> str:
@@ -74,6 +74,12 @@ class Principal:
         if not colon or kind not in _KINDS:
             raise InvalidRequest(f"{quoted(text)} names no principal: write User:NAME, Group:NAME or Broker:ID")
         return cls(kind, name)  # type: ignore[arg-type]  # just looked up
+
+
+def kind_of_kept(text: str) -> Kind:
+    """Of a principal in a document that is kept: as `Principal.parse`, but a name may have a `*`, as it could once. Who
+    is called so is nobody, and what is kept of it can be listed and taken away. Raises `InvalidRequest`."""
+    return Principal.parse(text.replace("*", "x")).kind
 
 
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from mq_broker.security.names import Principal
+from mq_broker.security.names import Principal, kind_of_kept
 from mq_broker.security.quotas import Limits
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, shortened
 from mq_protocol.names import quoted
@@ -35,6 +35,8 @@ def edited(data: bytes | None, principal: str, set_: Mapping[str, int], unset: I
     """The document after a change; `data` None: there is none yet. Raises `InvalidRequest` and `InvalidSetting` for
     what cannot be set, `CoordinationUnavailable` for a document that cannot be read."""
     check_principal(principal)
+    if set_ and principal != EVERYBODY:
+        Principal.parse(principal)  # what is kept of others can be taken away alone
     for name, limit in set_.items():
         check_limit(parse_quota(name), limit)
     document: dict[str, Any] = {_QUOTAS: {}} if data is None else _read(data)
@@ -50,7 +52,7 @@ def edited(data: bytes | None, principal: str, set_: Mapping[str, int], unset: I
 
 def check_principal(principal: str) -> None:
     """Raises `InvalidRequest` for who cannot have quotas."""
-    if principal != EVERYBODY and Principal.parse(principal).kind != "User":
+    if principal != EVERYBODY and kind_of_kept(principal) != "User":
         raise InvalidRequest(f"quotas are for users, not for {quoted(principal)}: name User:NAME, or * for all others")
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from mq_broker.security.names import ANONYMOUS, Principal
+from mq_broker.security.names import ANONYMOUS, Principal, kind_of_kept
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, shortened
 from mq_protocol.names import quoted
 
@@ -54,21 +54,28 @@ class Revoked:
 def entry_of(text: str) -> str:
     """`User:NAME`, or a serial in hexadecimal as `tritonmq cert show` and OpenSSL tell it. Raises `InvalidRequest`."""
     if text.startswith(("User:", "Broker:", "Group:")):
-        principal = Principal.parse(text)
-        if principal.kind != "User":
+        if kind_of_kept(text) != "User":
             raise InvalidRequest(
-                f"{principal} is no user: a user is revoked by name. A broker that is not to be trusted any more needs "
+                f"{text} is no user: a user is revoked by name. A broker that is not to be trusted any more needs "
                 "another authority (docs/tls.md)"
             )
-        if principal == ANONYMOUS:
-            raise InvalidRequest(f"{principal} has no certificate: deny it something by a rule (tritonmq acl deny)")
-        return str(principal)
+        if text == str(ANONYMOUS):
+            raise InvalidRequest(f"{text} has no certificate: deny it something by a rule (tritonmq acl deny)")
+        return text
     serial = text.replace(":", "").lower().removeprefix("0x").lstrip("0")
     if not _SERIAL.fullmatch(serial):
         raise InvalidRequest(
             f"{quoted(text)} is neither User:NAME nor a certificate's serial: `tritonmq cert show` tells serials"
         )
     return serial
+
+
+def new_entry_of(text: str) -> str:
+    """The same of what is to be revoked. Raises `InvalidRequest` as well for a name that nobody can have."""
+    entry = entry_of(text)
+    if ":" in entry:
+        Principal.parse(entry)
+    return entry
 
 
 def load(data: bytes) -> Revoked:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from functools import partial, total_ordering
 from typing import Final, NamedTuple
 
-from mq_broker.security.names import Principal
+from mq_broker.security.names import kind_of_kept
 from mq_protocol.errors import InvalidRequest, InvalidTopicName
 from mq_protocol.limits import NAME_BYTES_MAX
 from mq_protocol.names import check_group_name, check_lock_name, check_topic_name, quoted
@@ -53,7 +53,7 @@ class Rule:
     prefix: bool = False
 
     def __post_init__(self) -> None:
-        if self.principal != EVERYBODY and Principal.parse(self.principal).kind == "Broker":
+        if self.principal != EVERYBODY and kind_of_kept(self.principal) == "Broker":
             raise InvalidRequest(
                 f"rules are for users, not for {quoted(self.principal)}: name User:NAME, Group:NAME, or * for all"
             )
@@ -82,9 +82,19 @@ _CHECKS: Final[Mapping[Kind, Callable[[str], None]]] = {
 """Whether a name can be one of that kind. A transaction's is the id of its query, which may be any text."""
 
 
+def check_new_principal(principal: str) -> None:
+    """For a rule that is to be made. Raises `InvalidRequest` for a pattern: the rule would be about nobody."""
+    if "*" in principal and principal != EVERYBODY:
+        raise InvalidRequest(
+            f"no name of a user or group has a *, so a rule for {quoted(principal)} would be about nobody: name one "
+            "user, or Group:NAME for those whose token names this group, or * alone for everybody"
+        )
+
+
 def check_new(rule: Rule) -> None:
     """For a rule that is to be made. One that is kept is read without this: its names were taken before. Raises
     `InvalidRequest` for a name that nothing of the kind can have, on which a rule that denies would deny nothing."""
+    check_new_principal(rule.principal)
     name = rule.name
     if not name or rule.kind not in _CHECKS:
         return

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from mq_broker.security.names import ANONYMOUS, Principal
+from mq_broker.security.names import ANONYMOUS, Principal, kind_of_kept
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, shortened
 from mq_protocol.limits import API_TOKEN_VALID_S_MAX, API_TOKENS_MAX
 from mq_protocol.names import quoted
@@ -142,7 +142,8 @@ def _of(document: Any) -> Tokens:
     users: dict[str, int] = {}
     by_id: dict[str, Token] = {}
     for name, user in document["users"].items():
-        if Principal("User", name) == ANONYMOUS:
+        kind_of_kept(f"User:{name}")
+        if name == ANONYMOUS.name:
             raise ValueError(f"{ANONYMOUS} has no tokens")
         users[name] = _time(user["created"])
         for number, token in user["tokens"].items():

@@ -10,6 +10,7 @@ from mq_broker.security.names import (
     broker_uri,
     client_uri,
     is_anothers,
+    kind_of_kept,
     member_of,
     of_auth_context,
     of_certificate,
@@ -45,6 +46,18 @@ def test_a_principal_is_written_and_read_the_same(text: str) -> None:
 def test_a_name_that_nobody_can_have_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         Principal.parse(text)
+
+
+def test_a_name_with_a_star_is_told_so_and_what_is_kept_of_one_can_be_read() -> None:
+    for name in ("*", "etl-*"):
+        with pytest.raises(
+            InvalidRequest, match=r"no name of a user or group has a \*, as 'User:.*' has: choose another"
+        ):
+            Principal("User", name)
+        assert (kind_of_kept(f"User:{name}"), kind_of_kept(f"Group:{name}")) == ("User", "Group")
+    for text in ("User:", "User:a/*", "Broker:*", "etl", "*"):
+        with pytest.raises(InvalidRequest):
+            kind_of_kept(text)
 
 
 def test_case_counts() -> None:

@@ -29,6 +29,13 @@ def test_what_is_set_is_read_again_and_the_rest_stays() -> None:
     assert edited(data, ETL, {}, ("produce",)) == data
 
 
+def test_what_an_earlier_release_set_for_a_pattern_is_read_and_can_be_taken_back() -> None:
+    data = b'{"quotas":{"User:etl-*":{"produce":5}}}'
+    assert load(data) == {"User:etl-*": {Quota.PRODUCE: 5}}
+    assert load(edited(data, "User:etl-*", {}, ("produce",))) == {}
+    assert load(edited(data, ETL, {"fetch": 1}, ())).keys() == {ETL, "User:etl-*"}
+
+
 def test_quotas_and_keys_of_a_newer_version_are_kept() -> None:
     newer = {"quotas": {ETL: {"produce": 5, "moonlight": 3}}, "since": 7}
     data = edited(json.dumps(newer).encode(), ETL, {"fetch": 1}, ())
@@ -40,6 +47,7 @@ def test_quotas_and_keys_of_a_newer_version_are_kept() -> None:
     ("principal", "limits", "unset"),
     [
         ("etl", {"produce": 1}, ()),
+        ("User:*", {"produce": 1}, ()),
         ("Broker:1", {"produce": 1}, ()),
         ("Group:g", {"produce": 1}, ()),
         ("", {"produce": 1}, ()),

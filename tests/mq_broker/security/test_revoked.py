@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from mq_broker.security.names import serial_of
-from mq_broker.security.revoked import ENTRIES_MAX, Revoked, dump, entry_of, load
+from mq_broker.security.revoked import ENTRIES_MAX, Revoked, dump, entry_of, load, new_entry_of
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotAuthenticated
 from tests.securing import Certs
 
@@ -26,6 +26,14 @@ def test_an_entry_is_a_user_or_a_serial_in_one_form() -> None:
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
         entry_of(text)
+
+
+def test_a_pattern_is_not_revoked_and_what_is_kept_of_one_is_read_and_taken_back() -> None:
+    kept = load(b'{"names":["User:etl-*"],"serials":[]}')
+    assert kept.changed([], [entry_of("User:etl-*")]) == Revoked()
+    with pytest.raises(InvalidRequest, match=r"no name of a user or group has a \*"):
+        new_entry_of("User:etl-*")
+    assert (new_entry_of("User:etl"), new_entry_of("0A:FF")) == ("User:etl", "aff")
 
 
 def test_what_is_revoked_is_found_by_name_and_by_serial_and_can_be_taken_back() -> None:

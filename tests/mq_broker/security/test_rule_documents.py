@@ -32,11 +32,19 @@ def test_what_is_written_is_read_again() -> None:
     rules = {rule(name=name) for name in ("a", "é", 'quote"', "\u3000")} | {
         rule(effect=Effect.DENY),
         rule(prefix=True, name=""),
+        rule(name="of/nothing"),
         rule(kind=Kind.CLUSTER, operation=Operation.ACLS, name="cluster"),
     }
     name = document_of("User:etl")
     assert load(name, dump(rules)) == rules
     assert dump(rules) == dump(sorted(rules, reverse=True)), "the same rules are the same bytes"
+
+
+def test_rules_for_patterns_of_an_earlier_release_are_read_and_can_be_removed() -> None:
+    name = document_of("User:etl-*")
+    data = b'{"rules":[["User:etl-*","deny","Read","Topic","t","literal"]]}'
+    [former] = load(name, data)
+    assert load(name, edited({name: (1, data)}, [], [former]).changes[name][1]) == frozenset()
 
 
 def test_rules_come_and_go_one_by_one_and_leave_the_others() -> None:

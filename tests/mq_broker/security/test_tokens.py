@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
+from mq_broker.security.authenticating import ApiTokens
+from mq_broker.security.authority import Authority
+from mq_broker.security.revoked import Revoked
+from mq_broker.security.rules import RuleBook
 from mq_broker.security.tokens import Tokens, dump, load
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotAuthenticated
 from mq_protocol.limits import API_TOKEN_VALID_S_MAX
 from mq_protocol.secrets import digest_of, new_api_token
 
@@ -48,6 +53,18 @@ def test_two_may_be_valid_at_once_and_expired_ones_do_not_count() -> None:
     assert "not known" in str(later.owner(text, NOW))
     revoked, _, _ = made(tokens.without_token(first), "etl", NOW + 2)
     assert len(revoked.by_id) == 2
+
+
+def test_a_user_of_an_earlier_release_whose_name_has_a_star_is_nobody_and_can_be_deleted() -> None:
+    tokens, number, text = made(Tokens().with_user("etl", NOW), "etl")
+    kept = load(dump(tokens).replace(b'"etl"', b'"etl-*"'))
+    authority = Authority()
+    authority.take(0, RuleBook(), Revoked(), kept)
+    with pytest.raises(NotAuthenticated, match=rf"API token {number}: no name of a user or group has a \*"):
+        asyncio.run(ApiTokens(authority, lambda: NOW).authenticate(text))
+    assert kept.without_user("etl-*").users == {}
+    with pytest.raises(InvalidRequest, match=r"no name of a user or group has a \*, as 'User:\*' has"):
+        Tokens().with_user("*", NOW)
 
 
 def test_with_its_user_a_token_is_gone() -> None:

@@ -18,7 +18,7 @@ from mq_broker.core.messages import CasOutcome
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
-from mq_broker.security.names import Principal
+from mq_broker.security.names import Principal, kind_of_kept
 from mq_broker.security.revoked import DOCUMENT as REVOKED
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
@@ -165,7 +165,7 @@ class Acls:
     async def acls(self, request: pb.AclsRequest, _deadline: float) -> pb.AclsResponse:
         """Rules in order, as many as fit one answer: those that are kept now, which are in force here as well."""
         if request.principal not in ("", EVERYBODY):
-            Principal.parse(request.principal)  # of what is none there are no rules, which would be told as an answer
+            kind_of_kept(request.principal)  # of what is none there are no rules, which would be told as an answer
         await self.refresh()
         answer = pb.AclsResponse(version=self._version, in_force=self._authority.version, judged=self._authority.on)
         after = rule_of(request.after) if request.HasField("after") else None

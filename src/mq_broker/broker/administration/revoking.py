@@ -13,7 +13,7 @@ from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import Principal
-from mq_broker.security.revoked import DOCUMENT, Revoked, dump, entry_of, load
+from mq_broker.security.revoked import DOCUMENT, Revoked, dump, entry_of, load, new_entry_of
 from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown
@@ -62,7 +62,7 @@ class Revoking:
     async def revoke(self, request: pb.RevokeRequest, _deadline: float) -> pb.RevokeResponse:
         """All of it or nothing; in force at this broker when it is answered, at the others within 2 s. May be asked
         again."""
-        add, remove = {entry_of(each) for each in request.add}, {entry_of(each) for each in request.remove}
+        add, remove = {new_entry_of(each) for each in request.add}, {entry_of(each) for each in request.remove}
         if not add and not remove:
             raise InvalidRequest("nothing is named: give User:NAME, or a certificate's serial")
         if add & {asker().text, asker().serial}:
