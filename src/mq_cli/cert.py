@@ -203,11 +203,16 @@ def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa
         from mq_dev.certificates import certificates_of
 
         limit = datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=within_days)
-        for path in _found(dir):
-            found = certificates_of(path)[0]
-            if path.name != CA_FILE and found.not_valid_after_utc <= limit:
+        made = {path: certificates_of(path)[0] for path in _found(dir) if path.name != CA_FILE}
+        for path, found in made.items():
+            if found.not_valid_after_utc <= limit:
                 authority.again(found, days).write(path.parent, path.stem)
                 click.echo(path)
+    first = min((found.not_valid_after_utc for found in made.values()), default=None)
+    if first is None:
+        say(f"{dir} holds no certificate but that of the authority")
+    elif first > limit:
+        say(f"nothing ends within {within_days} days: the first certificate ends on {first:%Y-%m-%d}")
 
 
 @cert.command()

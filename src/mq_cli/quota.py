@@ -91,6 +91,9 @@ def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: fl
     """Take back all that was set for PRINCIPAL, or with --default for everybody else."""
     who = _principal(principal, everybody)
     with open_admin(bootstrap, timeout_s) as admin:
+        if not any(each.principal == who and not each.built_in for each in admin.quotas()):
+            say(f"{_shown(who)}: nothing was set")
+            return 0
         late = admin.delete_quotas(who)
     write(f"{_shown(who)}: all that was set is taken back")
     return told_of_late(late)

@@ -130,6 +130,19 @@ def test_renew_makes_anew_what_ends_soon_for_the_same_names(made: Path, capsys: 
     assert run(["cert", "check"]) == 0
 
 
+def test_renew_says_that_nothing_ends_soon(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["cert", "create-ca", "--days", "3"]) == 0
+    assert run(["cert", "renew"]) == 0
+    assert capsys.readouterr().err == "certs holds no certificate but that of the authority\n"
+    for name, days in (("late", "90"), ("early", "60")):
+        assert run(["cert", "create-client", name, "--days", days]) == 0
+    capsys.readouterr()
+    assert run(["cert", "renew"]) == 0
+    [early] = certificates_of(here / "certs/client.early.crt")
+    first = early.not_valid_after_utc
+    assert capsys.readouterr() == ("", f"nothing ends within 30 days: the first certificate ends on {first:%Y-%m-%d}\n")
+
+
 def test_nothing_that_is_there_is_replaced(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words in (
         ["create-ca"],

@@ -90,6 +90,13 @@ def test_default_is_everybody_else(admin: Admin) -> None:
     assert admin.changed == [("*", {"fetch": 1 << 30}), ("*", {}), ("User:etl", {})]
 
 
+def test_where_nothing_was_set_nothing_is_taken_back(admin: Admin) -> None:
+    done = run("delete User:never")
+    assert (done.return_value, done.stderr, done.stdout) == (0, "User:never: nothing was set\n", "")
+    assert admin.changed == []
+    assert run("delete User:etl").output == "User:etl: all that was set is taken back\n"
+
+
 @pytest.mark.parametrize(
     "words",
     [
