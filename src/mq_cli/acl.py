@@ -49,6 +49,20 @@ def acl() -> None:
     """
 
 
+class _RightsCommand(click.Command):
+    """Who writes an operation in another way is told all of them."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            operations, kinds = (", ".join(f"--{each.lower()}" for each in words) for words in (Operation, Kind))
+            raise click.UsageError(
+                f"no such option: {error.option_name}. Operations are {operations}. What they are done with is {kinds}",
+                ctx,
+            ) from error
+
+
 def _rights(command: F) -> F:
     """The operations, and what they are done with."""
     for operation in reversed(Operation):
@@ -77,7 +91,7 @@ def _whole_options(command: F) -> F:
 _principal = click.argument("principal", metavar="PRINCIPAL", callback=checked)
 
 
-@acl.command()
+@acl.command(cls=_RightsCommand)
 @_principal
 @_rights
 @_whole_options
@@ -92,7 +106,7 @@ def allow(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
     return _change(bootstrap, timeout_s, add=_new_rules(principal, said, deny=False))
 
 
-@acl.command()
+@acl.command(cls=_RightsCommand)
 @_principal
 @_rights
 @_whole_options
@@ -107,7 +121,7 @@ def deny(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
     return _change(bootstrap, timeout_s, add=rules)
 
 
-@acl.command()
+@acl.command(cls=_RightsCommand)
 @_principal
 @_rights
 @_whole_options
@@ -162,7 +176,7 @@ def list_rules(principal: str, as_json: bool, bootstrap: str, timeout_s: float) 
     )
 
 
-@acl.command()
+@acl.command(cls=_RightsCommand)
 @_principal
 @_rights
 @json_option

@@ -151,6 +151,18 @@ def test_words_that_go_with_nothing_are_refused(words: str, told: str, admin: Ad
     assert admin.added == []
 
 
+@pytest.mark.parametrize(
+    "words", ["allow User:etl --consume --topic t", "deny User:etl --operation Read", "check User:etl --all"]
+)
+def test_an_operation_that_there_is_not_is_told_all_that_there_are(words: str, admin: Admin) -> None:
+    refused = run(words).exception
+    assert isinstance(refused, click.UsageError)
+    assert refused.message.startswith(
+        f"no such option: {words.split()[2]}. Operations are --describe, --read, --write,"
+    )
+    assert refused.message.endswith("is --topic, --group, --transaction, --lock, --cluster")
+
+
 def test_what_is_not_in_force_everywhere_is_said(admin: Admin) -> None:
     admin.late = ("b:1",)
     result = run("allow User:etl --read --topic t")
