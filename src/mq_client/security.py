@@ -150,8 +150,8 @@ def given(security: Security | None) -> Security | None:
     if token_file:
         if not certs:
             raise InvalidSetting(
-                f"{TOKEN_FILE_VARIABLE} is set, and {CERTS_VARIABLE} is not: a token is sent over TLS alone, so give a "
-                "directory with the cluster's ca.crt"
+                f"a file with a token is given (--token-file or {TOKEN_FILE_VARIABLE}), and no certificates: a token "
+                f"is sent over TLS alone, so give a directory with the cluster's ca.crt (--certs or {CERTS_VARIABLE})"
             )
         return Security(certs, token_file=token_file)
     return Security(certs, os.environ.get(USER_VARIABLE) or None) if certs else None
