@@ -21,7 +21,7 @@ from mq_cli.output import (
     write_json,
     write_table,
 )
-from mq_cli.principals import ANONYMOUS, checked
+from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float
         raise click.UsageError("say which quota, such as --produce 50MiB/s")
     with open_admin(bootstrap, timeout_s) as admin:
         late = admin.set_quotas(who, **limits)
-        _warn_where_nobody_has_a_name(admin, who)
+        _warn_of_who_is_not_bounded(admin, who)
     write(f"{_shown(who)}: {', '.join(_said(name, limit) for name, limit in limits.items())}")
     return told_of_late(late)
 
@@ -127,11 +127,18 @@ def _say_units(said: Mapping[str, str | None]) -> None:
             say(f"{text} is taken as {limit_text(quota_, parse_limit(quota_, text))}: sizes are powers of two")
 
 
-def _warn_where_nobody_has_a_name(admin: Admin, principal: str) -> None:
+def _warn_of_who_is_not_bounded(admin: Admin, principal: str) -> None:
+    """Where nobody has a name; else a superuser, and who is most likely misspelt."""
     if principal in (EVERYBODY, ANONYMOUS):
         return
     addresses = admin.without_names()
-    if addresses:
+    if not addresses:
+        if is_superuser(admin, principal):
+            say(f"warning: {principal} is a superuser, and has no quotas")
+        else:
+            for known in admin.known_to_brokers(principal):
+                say_if_unknown(known)
+    else:
         say(
             f"warning: at {', '.join(addresses)} everybody is {ANONYMOUS}, so nobody is bounded by what is set for "
             f"{principal}: set it for {ANONYMOUS} or with --default, or start the brokers with --certs (docs/tls.md)"

@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from mq_cli import quota as module
 from mq_cli.quota import quota
-from mq_client import QuotaDescription
+from mq_client import AclVerdict, QuotaDescription
+from mq_client.acl_admin import KnownEntry
 
 
 class Admin:
@@ -32,6 +33,12 @@ class Admin:
     def set_quotas(self, principal: str, **limits: int | None) -> tuple[str, ...]:
         self.changed.append((principal, limits))
         return self.late
+
+    def check_acl(self, principal: str, operation: str, kind: str) -> AclVerdict:
+        return AclVerdict(False, "no rule allows it")
+
+    def known_to_brokers(self, *who: str) -> list[KnownEntry]:
+        return [KnownEntry(each, each) for each in who]
 
     def without_names(self) -> tuple[str, ...]:
         return self.nameless

@@ -129,3 +129,24 @@ def test_to_deny_somebody_unknown_or_a_superuser_is_warned_of(tmp_path: Path) ->
         assert place.run("allow User:new --read --topic t").stderr == ""
 
     beside(tmp_path, job)
+
+
+def test_a_quota_of_somebody_unknown_or_of_a_superuser_is_warned_of(tmp_path: Path) -> None:
+    def job(place: Place) -> None:
+        with place.admin("etl") as mine:
+            mine.list_topics()
+            mine_may = AclRule(ETL, "Acls", "Cluster")
+        with place.admin() as admin:
+            admin.alter_acls(add=[mine_may])  # who may change rules by a rule is no superuser
+        near = "warning: no broker has seen User:elt since it started, and no rule names it: did you mean 'User:etl'?\n"
+        for who, warned in (
+            ("User:admin", "warning: User:admin is a superuser, and has no quotas\n"),
+            ("User:elt", near),
+            (ETL, ""),
+            ("User:ANONYMOUS", ""),
+            ("--default", ""),
+        ):
+            said = place.run(f"set {who} --produce 1MiB/s", quota)
+            assert (said.exception, said.stderr) == (None, warned), who
+
+    beside(tmp_path, job)
