@@ -80,6 +80,7 @@ def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float
         late = admin.set_quotas(who, **limits)
         _warn_of_who_is_not_bounded(admin, who)
     write(f"{_shown(who)}: {', '.join(_said(name, limit) for name, limit in limits.items())}")
+    _warn_of_low_rates(limits)
     return told_of_late(late)
 
 
@@ -125,6 +126,20 @@ def _say_units(said: Mapping[str, str | None]) -> None:
         if text is not None and _IN_TENS.fullmatch(text.strip()):
             quota_ = parse_quota(name)
             say(f"{text} is taken as {limit_text(quota_, parse_limit(quota_, text))}: sizes are powers of two")
+
+
+_FEW_BYTES = 1 << 10
+
+
+def _warn_of_low_rates(limits: Mapping[str, int | None]) -> None:
+    """They are not refused: it is a way to stop somebody without taking a right away, and Python sets them too."""
+    for name, limit in limits.items():
+        quota_ = parse_quota(name)
+        if quota_ in IN_BYTES and quota_ in RATES and limit is not None and 0 < limit < _FEW_BYTES:
+            say(
+                f"warning: {name} {limit_text(quota_, limit)} holds a batch back for so long that clients give up. "
+                "Write a unit if more was meant, such as 50MiB/s"
+            )
 
 
 def _warn_of_who_is_not_bounded(admin: Admin, principal: str) -> None:

@@ -438,7 +438,7 @@ KEY_NAME = re.compile(r"[0-9A-Za-z_.-]{1,64}")
 
 _DURATION = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|ms|s|m|h|d|w)", re.IGNORECASE)
 _DURATION_MS = {"": 1, "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
-_SIZE = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|[kmg]|[kmg]i?b)", re.IGNORECASE)
+_SIZE = re.compile(r"(?P<number>[0-9][0-9_]*)\s*(?P<unit>|b|[kmg]|[kmg]i?b)", re.IGNORECASE)
 
 
 def parse_settings(given: Mapping[str, str], replicas: int) -> TopicSettings:
@@ -534,11 +534,11 @@ def _on_total_loss(text: str | None, durability: Durability) -> OnTotalLoss:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `4096`, `64KiB`, `4m` or `1GiB`: powers of two always. Raises `ValueError` for anything else."""
+    """Bytes of `4096`, `100B`, `64KiB`, `4m` or `1GiB`: powers of two always. Raises `ValueError` for anything else."""
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise ValueError(text)
-    return int(found["number"]) << {"": 0, "k": 10, "m": 20, "g": 30}[found["unit"][:1].lower()]
+    return int(found["number"]) << {"": 0, "b": 0, "k": 10, "m": 20, "g": 30}[found["unit"][:1].lower()]
 
 
 def parse_duration(text: str) -> int:

@@ -109,7 +109,7 @@ def limit_text(quota: Quota, limit: int) -> str:
         return "unlimited"
     text = str(limit)
     if quota in IN_BYTES:
-        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)):
             if limit % size == 0:
                 text = f"{limit // size}{unit}"
                 break

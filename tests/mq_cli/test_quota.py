@@ -90,6 +90,23 @@ def test_powers_of_ten_are_told_to_be_powers_of_two(admin: Admin, text: str, tol
     assert done.stderr == (f"{text} is taken as {told}: sizes are powers of two\n" if told else "")
 
 
+@pytest.mark.parametrize(
+    ("words", "warned"),
+    [
+        ("--produce 1", "produce 1B/s"),
+        ("--fetch 1023/s", "fetch 1023B/s"),
+        ("--produce 1KiB/s", ""),
+        ("--produce unlimited --fetch default", ""),
+        ("--requests 1/s --staged-bytes 1 --streams 1", ""),
+    ],
+)
+def test_a_rate_of_few_bytes_is_set_with_a_warning(admin: Admin, words: str, warned: str) -> None:
+    done = run(f"set User:etl {words}")
+    assert done.return_value == 0
+    assert len(admin.changed) == 1
+    assert done.stderr.startswith(f"warning: {warned} holds a batch back") if warned else done.stderr == ""
+
+
 def test_default_is_everybody_else(admin: Admin) -> None:
     assert run("set --default --fetch 1GiB/s").return_value == 0
     assert run("delete --default").return_value == 0

@@ -27,6 +27,7 @@ from mq_protocol.quotas import (
         (Quota.PRODUCE, "50MiB/s", 50 << 20),
         (Quota.PRODUCE, "50MiB", 50 << 20),
         (Quota.FETCH, "1000/s", 1_000),
+        (Quota.FETCH, "1000B/s", 1_000),
         (Quota.REQUESTS, "500/s", 500),
         (Quota.REQUESTS, "500", 500),
         (Quota.STREAMS, "7", 7),
@@ -37,6 +38,12 @@ from mq_protocol.quotas import (
 def test_a_limit_is_read_and_written_alike(quota: Quota, text: str, limit: int) -> None:
     assert parse_limit(quota, text) == limit
     assert parse_limit(quota, limit_text(quota, limit)) == limit
+
+
+def test_bytes_are_told_with_their_unit_and_numbers_without() -> None:
+    told = [limit_text(quota, 1_000) for quota in (Quota.PRODUCE, Quota.STAGED_BYTES, Quota.REQUESTS, Quota.STREAMS)]
+    assert told == ["1000B/s", "1000B", "1000/s", "1000"]
+    assert [limit_text(Quota.FETCH, limit) for limit in (1, 1 << 10, 3 << 20)] == ["1B/s", "1KiB/s", "3MiB/s"]
 
 
 @pytest.mark.parametrize("quota", Quota)
