@@ -339,7 +339,7 @@ class _BrokerId(click.IntRange):
     default=300.0,
     show_default=True,
     metavar="SECONDS",
-    help="After this time the broker counts as ready although some of its replicas are not in sync.",
+    help="After this time the broker counts as ready although replicas are not in sync. Not while it lacks a key.",
 )
 @click.option(
     "--authorize",

@@ -145,12 +145,14 @@ def _nobody_listens(bootstrap: str) -> list[str]:
 
 def _missing(admin: Admin, brokers: int, *, in_sync: bool) -> list[str]:
     from mq_client import TritonMQError
+    from mq_client.looks import kept_closed
 
     try:
         described = admin.describe_cluster()
         found = [] if len(described.brokers) >= brokers else [f"{len(described.brokers)} of {brokers} brokers live"]
         if in_sync:
             observed = admin.observe("partitions")
+            found += [told for told, _ in kept_closed(observed.brokers)]
             found += ClusterSummary(described, admin.describe_topics(observed)).wrong(observed.silent)
     except TritonMQError as error:
         return [str(error)]

@@ -19,8 +19,8 @@ _CATCHING_UP_MS = 5_000
 
 
 class ClusterSummary:
-    """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in its
-    ISR."""
+    """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in sync.
+    Where nobody leads none is: the ISR says which logs were, and those may be closed."""
 
     def __init__(self, described: ClusterDescription, topics: Sequence[TopicDescription]) -> None:
         partitions = [partition for topic in topics for partition in topic.partitions]
@@ -29,14 +29,14 @@ class ClusterSummary:
         self._partitions = len(partitions)
         self._leads = Counter(partition.leader for partition in partitions)
         self._holds = Counter(broker for partition in partitions for broker in partition.replicas)
-        self._in_sync = Counter(broker for partition in partitions for broker in partition.isr)
+        self._in_sync = Counter(broker for partition in partitions for broker in _in_sync(partition))
         self._moving = sum(bool(partition.moving_to) for partition in partitions)
         self._absent = sorted(self._holds.keys() - {broker.id for broker in described.brokers})
         self.out_of_sync = [
-            (topic.name, partition, sorted(set(partition.replicas) - set(partition.isr)))
+            (topic.name, partition, sorted(set(partition.replicas) - _in_sync(partition)))
             for topic in topics
             for partition in topic.partitions
-            if not set(partition.replicas) <= set(partition.isr)
+            if not set(partition.replicas) <= _in_sync(partition)
         ]
 
     def counts(self) -> str:
@@ -135,6 +135,10 @@ class ClusterSummary:
                 for name, partition, brokers in self.out_of_sync
             ],
         }
+
+
+def _in_sync(partition: PartitionDescription) -> set[int]:
+    return set(partition.isr) if partition.leader else set()
 
 
 def absences(partition: PartitionDescription, brokers: list[int], absent: Collection[int] = ()) -> str:

@@ -57,7 +57,7 @@ class Look:
                 self.sizes[topic] = self.sizes.get(topic, 0) + each.size_bytes
         self.leads = Counter(each.told_by for each in self.partitions if each.leads)
         self.holds = Counter(broker for each in self.partitions for broker in each.replicas)
-        self.in_sync = Counter(broker for each in self.partitions for broker in each.isr)
+        self.in_sync = Counter(broker for each in self.partitions if each.leader for broker in each.isr)
         self.leaderless = [each for each in observed.partitions if not each.leader]
         self.behind = [each for each in observed.partitions if each.leads and not set(each.replicas) <= set(each.isr)]
 

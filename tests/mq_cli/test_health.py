@@ -86,5 +86,5 @@ def test_what_is_wrong_with_a_cluster_is_said() -> None:
         "broker 3 is absent, and holds 1 replicas",
         "1 partition not fully in sync",
     ]
-    assert summary(leader=0).wrong(()) == ["1 partition without a leader"]
+    assert summary(leader=0).wrong(()) == ["1 partition without a leader", "1 partition not fully in sync"]
     assert summary("suspended").wrong(()) == ["the broker that answered has no session with ZooKeeper"]

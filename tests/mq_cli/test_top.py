@@ -82,6 +82,11 @@ def test_topics_are_sorted_as_asked_for(order: str, names: list[str]) -> None:
     assert [row[0] for row in topics(after, before, Wish(order, only="b"))[1]] == ["b"]
 
 
+def test_no_replica_is_in_sync_where_nobody_leads() -> None:
+    closed = partition("b", leads=False, leader=0)
+    assert look(0.0, partition("a"), closed).in_sync == {1: 1}
+
+
 def test_groups_that_are_furthest_behind_come_first() -> None:
     lags = [("g1", 5, 100), ("g2", 1, 9_000_000), ("g3", 9, 0)]
     told = tuple(GroupObservation(name, "t", "spark", 1, lag, 0, lag_us, 0) for name, lag, lag_us in lags)

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import click
 import google_crc32c
 import pyarrow as pa
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from mq_broker.broker.host import shell
 from mq_broker.measured import ALARMS
@@ -22,6 +23,7 @@ from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.key_file import KeyFile, read_key_file, write_key_file
 from mq_broker.storage.keyring import Keyring
 from mq_cli.cluster import cluster
+from mq_cli.health import health
 from mq_client import Admin, Producer
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
@@ -40,6 +42,10 @@ def keys(tmp_path: Path) -> Path:
     content.add("orders")
     write_key_file(tmp_path / "keys.json", content)
     return tmp_path / "keys.json"
+
+
+async def command(to_run: click.Command, *words: str) -> Result:
+    return await asyncio.to_thread(CliRunner().invoke, to_run, list(words), standalone_mode=False)
 
 
 def without(keys: Path, name: str) -> Callable[[], None]:
@@ -95,8 +101,16 @@ def test_a_partition_without_its_key_waits_and_others_are_served(
         async with standalone(data) as broker:  # and without --encrypt
             with pytest.raises(NotLeader, match="opening"):
                 await broker.fetch("plain-name", 0, 2)
-            looked = await asyncio.to_thread(CliRunner().invoke, cluster, ["status", "--bootstrap", broker.address])
-            assert (looked.exit_code, "lacks the key of 2 partitions" in looked.output) == (0, True), looked.output
+            looked = await command(cluster, "status", "--bootstrap", broker.address)
+            assert (looked.return_value, "lacks the key of 2 partitions" in looked.output) == (0, True), looked.output
+            assert "2 without a leader, 2 not fully in sync" in looked.output
+            looked = await command(cluster, "status", "--json", "--bootstrap", broker.address)
+            (counted,) = json.loads(looked.stdout)["brokers"]
+            assert (counted["replicas"], counted["in_sync"]) == (2, 0)
+            waited = await command(cluster, "wait", "--in-sync", "--for", "0", "--bootstrap", broker.address)
+            assert (waited.return_value, "lacks the key of 2 partitions" in waited.output) == (1, True), waited.output
+            ready = await command(health, broker.address, "--ready")
+            assert (ready.return_value, "it is not ready" in ready.output) == (1, True), ready.output
             with Admin(broker.address) as admin:
                 await asyncio.to_thread(admin.delete_topic, "orders")
             await keeps_closed(broker, 1, 0)

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
@@ -187,6 +187,17 @@ class Shell:
         if self._in_order is None:
             self._in_order = sorted(self._partitions.values(), key=lambda each: (each.topic.spec.name, each.number))
         return self._in_order
+
+    def assigned(self) -> Iterator[tuple[Topic, int]]:
+        """Topic and number of every replica that is to be here, open or not."""
+        for topic in list(self._wanted.values()):
+            for number, brokers in enumerate(topic.spec.assignment):
+                if self.broker in brokers:
+                    yield topic, number
+
+    def why_closed(self, topic: Topic, number: int) -> SealedAway | None:
+        """Why a replica does not open. None: it is open, or on its way."""
+        return self._sealed_away.get((topic.spec.topic_id, number))
 
     def partitions_of(self, topic_ids: Collection[str] | None) -> list[Partition]:
         """Those of these topics; None: every one. To be asked at each change of a topic, among thousands."""

@@ -1,7 +1,8 @@
 """Whether this broker is to be sent work, and who is told: HTTP, gRPC's health service and systemd ask the same object.
 
-A broker is ready once all that is assigned to it is open and in sync again. So whoever restarts brokers one after
-another, and waits for each to be ready, never takes a second replica away before the first is back.
+A broker is ready once all that is assigned to it is open and in sync again: what stays closed is neither. So whoever
+restarts brokers one after another, and waits for each to be ready, never takes a second replica away before the first
+is back.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.measured import ALARMS
+from mq_broker.storage.sealed import Altered, SealedAway
 from mq_protocol.errors import CoordinationUnavailable
 
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
-LOOKED_AT_ONCE: Final = 50
 READS_AT_ONCE: Final = 16
 
 
@@ -30,12 +32,14 @@ class Readiness:
     or a follower that falls behind later, must not take every broker out of service. `state`: of the broker."""
 
     def __init__(self, shell: Shell, state: Callable[[], str], timeout_s: float) -> None:
-        """`timeout_s`: after so long it is ready whatever is not in sync, which is an alarm."""
+        """`timeout_s`: after so long it is ready whatever is not in sync, which is an alarm. While it lacks a key it
+        is not: whoever gave it the wrong keys would give them to the next broker too."""
         self.ready = asyncio.Event()
         self._shell = shell
         self._state = state
         self._timeout_s = timeout_s
         self._behind: list[str] = []
+        self._without_key = False
         self._in_sync: set[Partition] = set()
 
     def why_not(self) -> str:
@@ -58,7 +62,7 @@ class Readiness:
             self._behind = await self._look()
             if not self._behind:
                 break
-            if loop.time() >= deadline:
+            if loop.time() >= deadline and not self._without_key:
                 ALARMS.add("ready_without_sync")
                 log.warning(
                     "this broker counts as ready although %d of its replicas are not in sync after %g s: %s",
@@ -69,20 +73,25 @@ class Readiness:
                 break
             await asyncio.sleep(LOOK_S)
         self.ready.set()
-        log.info("ready: everything assigned to this broker is open%s", "" if self._behind else " and in sync")
+        log.info("ready%s", "" if self._behind else ": everything assigned to this broker is open and in sync")
 
     async def _look(self) -> list[str]:
-        """The names of those that are not in sync. One that has been found to be is not looked at again."""
+        """Those that are not open, and why, then those that are not in sync. One that has been found to be is not
+        looked at again."""
+        behind: list[str] = []
         doubtful: list[Partition] = []
-        for count, partition in enumerate(self._shell.partitions(), 1):
-            if partition not in self._in_sync and not partition.closed:
+        self._without_key = False
+        async for topic, number in in_turns(self._shell.assigned()):
+            partition = self._shell.hosted(topic, number)
+            if partition is None or partition.closed:
+                error = self._shell.why_closed(topic, number)
+                self._without_key |= error is not None and not isinstance(error, Altered)
+                behind.append(f"{topic.spec.name}-{number} ({_closed(error)})")
+            elif partition not in self._in_sync:
                 if partition.serving:  # a leader is in sync with itself
                     self._in_sync.add(partition)
                 else:
                     doubtful.append(partition)
-            if count % LOOKED_AT_ONCE == 0:
-                await asyncio.sleep(0)
-        behind: list[str] = []
         for first in range(0, len(doubtful), READS_AT_ONCE):
             some = doubtful[first : first + READS_AT_ONCE]
             for partition, named in zip(some, await asyncio.gather(*map(self._named, some)), strict=True):
@@ -103,6 +112,12 @@ class Readiness:
             return False
         logs = dict(found[1].isr)
         return logs.get(self._shell.broker) in ("", partition.replica.identity.log_id)
+
+
+def _closed(error: SealedAway | None) -> str:
+    if error is None:
+        return "not open yet"
+    return "closed: altered on its disk" if isinstance(error, Altered) else "closed: its key is missing or wrong"
 
 
 class Systemd:

@@ -13,11 +13,16 @@ import pytest
 from mq_broker.broker.metrics import health
 from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.measured import ALARMS
+from mq_broker.storage.sealed import Altered, KeyAbsent, SealedAway
 from mq_protocol.errors import CoordinationUnavailable
 
 
 class Part(SimpleNamespace):
     __hash__ = object.__hash__
+
+
+def topic(name: str) -> Any:
+    return SimpleNamespace(spec=SimpleNamespace(topic_id=name, name=name))
 
 
 class World:
@@ -27,15 +32,21 @@ class World:
         self.state = "serving"
         self.nodes: dict[str, Any] = {}
         self.asked: list[str] = []
-        self.replicas: list[Any] = []
-        self.shell: Any = SimpleNamespace(broker=1, partitions=lambda: self.replicas, coordination=self)
+        self.replicas: dict[str, Any] = {}
+        self.closed: dict[str, SealedAway] = {}
+        self.shell: Any = SimpleNamespace(
+            broker=1,
+            coordination=self,
+            assigned=lambda: [(topic(name), 0) for name in sorted(self.replicas)],
+            hosted=lambda topic, _number: self.replicas[topic.spec.name],
+            why_closed=lambda topic, _number: self.closed.get(topic.spec.name),
+        )
 
     def holds(self, name: str, node: Any, *, serving: bool = False) -> Any:
         self.nodes[name] = node
         replica = SimpleNamespace(identity=SimpleNamespace(log_id="mine"))
-        topic = SimpleNamespace(spec=SimpleNamespace(topic_id=name))
-        part = Part(name=name, closed=False, serving=serving, replica=replica, topic=topic, number=0)
-        self.replicas.append(part)
+        part = Part(name=name, closed=False, serving=serving, replica=replica, topic=topic(name), number=0)
+        self.replicas[name] = part
         return part
 
     async def read_state(self, topic_id: str, _number: int) -> Any:
@@ -103,6 +114,34 @@ def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm(
         await asyncio.wait_for(readiness.watch(), 10)
         assert readiness.why_not() == ""
         assert ALARMS.rows()["ready_without_sync",] == before + 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("hurry")
+def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_either() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.holds("led", None, serving=True)
+        world.replicas |= {"keyless": None, "opening": None}
+        world.closed["keyless"] = KeyAbsent("no key", "k")
+        readiness = world.readiness(timeout_s=0.0)
+        watching = asyncio.create_task(readiness.watch())
+        told = "not in sync yet: keyless-0 (closed: its key is missing or wrong), opening-0 (not open yet)"
+        await asyncio.wait_for(_until(lambda: readiness.why_not() == told), 10)
+        world.holds("opening", {1: "mine"})
+        told = "not in sync yet: keyless-0 (closed: its key is missing or wrong)"
+        await asyncio.wait_for(_until(lambda: readiness.why_not() == told), 10)
+        world.holds("keyless", {1: "mine"})
+        await asyncio.wait_for(watching, 10)
+        assert readiness.why_not() == ""
+        world.replicas["altered"] = None
+        world.closed["altered"] = Altered("altered", "k")
+        other = world.readiness(timeout_s=60.0)
+        watching = asyncio.create_task(other.watch())
+        await asyncio.wait_for(_until(lambda: other.why_not().endswith("altered-0 (closed: altered on its disk)")), 10)
+        watching.cancel()
+        await asyncio.wait_for(world.readiness(timeout_s=0.0).watch(), 10)  # no other broker has it from this one
 
     asyncio.run(scenario())
 
