@@ -44,7 +44,8 @@ def coordination(zookeeper: str, data: Path, number: int, tls: Files | None) -> 
     server.start()
     _log.info("ZooKeeper runs on %s, for brokers of this machine; it ends with this broker", server.hosts)
     try:
-        yield server.hosts
+        with _kept(server, restarted=False):
+            yield server.hosts
     finally:
         server.stop()
 
@@ -67,24 +68,33 @@ def _in_ensemble(text: str, data: Path, number: int, tls: Files | None) -> Itera
     _log.info(
         "ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port
     )
-    over = threading.Event()
-    keeper = threading.Thread(target=_keep_running, args=(server, over), name="tritonmq-zookeeper", daemon=True)
     try:
         server.start()
         _log.info("ZooKeeper %d runs, with most of its ensemble; it ends with this broker", number)
-        keeper.start()
-        yield server.hosts
+        with _kept(server, restarted=True):
+            yield server.hosts
     finally:
-        over.set()
-        if keeper.ident is not None:
-            keeper.join()
         server.stop()
 
 
-def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
-    """Start the server again whenever it ends by itself."""
+@contextlib.contextmanager
+def _kept(server: EmbeddedZooKeeper, *, restarted: bool) -> Iterator[None]:
+    """As long as the block, the server is given certificates that are replaced. `restarted`: and is started again
+    whenever it ends by itself."""
+    over = threading.Event()
+    keeper = threading.Thread(target=_keep, args=(server, over, restarted), name="tritonmq-zookeeper", daemon=True)
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
+
+
+def _keep(server: EmbeddedZooKeeper, over: threading.Event, restarted: bool) -> None:
+    fault = ""
     while not over.wait(_LOOK_AT_ZOOKEEPER_S):
-        if server.pid is None:
+        if restarted and server.pid is None:
             _log.error(
                 "ZooKeeper on %s:%d has ended, and is started again: see %s", server.host, server.port, server.log_path
             )
@@ -92,3 +102,11 @@ def _keep_running(server: EmbeddedZooKeeper, over: threading.Event) -> None:
                 server.launch()
             except TritonMQError as error:
                 _log.error("ZooKeeper cannot be started: %s", error)
+        try:
+            if server.renew():
+                _log.info("ZooKeeper on %s:%d takes the new certificate and authorities", server.host, server.port)
+            fault = ""
+        except (TritonMQError, OSError) as error:
+            if str(error) != fault:
+                _log.error("ZooKeeper goes on with its former certificate and authorities: %s", error)
+            fault = str(error)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, context, read
+from mq_protocol.pem import Files, context, examine, read
 
 START_TIMEOUT_S = 30.0
 ENSEMBLE_TIMEOUT_S = 300.0
@@ -77,10 +77,12 @@ serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory
 secureClientPort={port}
 secureClientPortAddress={host}
 ssl.clientAuth=need
+client.certReload=true
 {stores}"""
 
 _TLS_AMONG_SERVERS = """\
 sslQuorum=true
+sslQuorumReloadCertFiles=true
 ssl.quorum.clientAuth=need
 {stores}"""
 
@@ -123,7 +125,8 @@ class EmbeddedZooKeeper:
 
     `port` 0 takes a free one, kept from then on. The log is `zookeeper.log` in the data directory. `ensemble`: the
     servers of which this one is number `number`, which says its address too. `tls`: a certificate, its key and an
-    authority, as of a broker; then all is over TLS, and a certificate of that authority is demanded.
+    authority, as of a broker; then all is over TLS, and a certificate of that authority is demanded. `renew` gives it
+    what has been replaced.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class EmbeddedZooKeeper:
         self.log_path = self.data_dir / "zookeeper.log"
         self._number = number
         self._tls = tls
+        self._given: tuple[tuple[int, int, int], ...] = ()
         self._ensemble = tuple(ensemble)
         self._process: subprocess.Popen[bytes] | None = None
         self._pid_path = self.data_dir / "zookeeper.pid"
@@ -232,6 +236,17 @@ class EmbeddedZooKeeper:
         with contextlib.suppress(OSError):
             self._pid_path.write_text(f"{self._process.pid} {os.getpid()} {_started(os.getpid())}")
 
+    def renew(self) -> bool:
+        """Give the server its certificate and the authorities anew if their files were replaced, and return whether
+        they were: it takes them for the connections to come. Raises `InvalidSetting` for files of no use, once for each
+        time that they are replaced; the former ones stay."""
+        if self._tls is None or self._tls.generation() == self._given:
+            return False
+        self._given = self._tls.generation()
+        examine(read(self._tls), server=True)
+        self._write_stores(self._tls)
+        return True
+
     def _end_what_was_left(self) -> None:
         """End the server that a former owner of this directory left running when it was killed. One whose owner lives
         is not."""
@@ -290,19 +305,27 @@ class EmbeddedZooKeeper:
         return "\n".join([f"initLimit={10_000 // TICK_MS}", f"syncLimit={5_000 // TICK_MS}", *lines, ""])
 
     def _ports(self) -> str:
-        """The lines about the clients' port, and about TLS. Java takes a certificate and its key from one file."""
+        """The lines about the clients' port, and about TLS."""
         if self._tls is None:
             return _PLAIN.format(port=self.port, host=self.host)
-        pem = read(self._tls)
-        pair = self.data_dir / "zookeeper.pem"
-        pair.unlink(missing_ok=True)
-        with open(os.open(pair, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(pem.key + b"\n" + pem.certificate)
-        stores = [
-            _STORES.format(prefix=prefix, pair=pair, ca=self._tls.ca.absolute()) for prefix in ("ssl", "ssl.quorum")
-        ]
+        self._given = self._tls.generation()
+        pair, ca = self._write_stores(self._tls)
+        stores = [_STORES.format(prefix=prefix, pair=pair, ca=ca) for prefix in ("ssl", "ssl.quorum")]
         among = _TLS_AMONG_SERVERS.format(stores=stores[1]) if self._ensemble else ""
         return _TLS.format(port=self.port, host=self.host, stores=stores[0]) + among
+
+    def _write_stores(self, tls: Files) -> tuple[Path, Path]:
+        """What Java reads: a certificate and its key in one file, and the authorities. They are copies, each put in
+        place whole: the server sees when they change, and not when what a link in their path points to does."""
+        pem = read(tls)
+        stores = self.data_dir / "zookeeper.pem", self.data_dir / "zookeeper-ca.pem"
+        for path, data in zip(stores, (pem.key + b"\n" + pem.certificate, pem.ca), strict=True):
+            beside = path.with_suffix(".new")
+            beside.unlink(missing_ok=True)
+            with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+            beside.replace(path)
+        return stores
 
     def _command(self) -> list[str]:
         java, jars = _find_java(), _find_jars()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import shutil
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -18,7 +21,7 @@ from kazoo.exceptions import KazooException
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, parse_ensemble
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, context, files_of_broker, read
+from mq_protocol.pem import Files, context, examine, files_of_broker, read
 from tests.securing import Certs
 
 pytestmark = pytest.mark.cluster
@@ -237,5 +240,88 @@ def test_an_ensemble_of_three_over_tls_goes_on_without_one_and_takes_it_back(tmp
     finally:
         client.stop()
         client.close()
+        for server in servers:
+            server.stop()
+
+
+def serial_shown(port: int, tls: Files) -> str:
+    with (
+        socket.create_connection(("127.0.0.1", port), 5.0) as plain,
+        context(read(tls), server=False).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        return str((secured.getpeercert() or {})["serialNumber"])
+
+
+def answers(port: int, tls: Files) -> bool:
+    """Whether the server speaks with whoever shows that certificate: it ends the connections of others."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), 5.0) as plain,
+        context(read(tls), server=False).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
+    ):
+        secured.sendall(b"srvr")
+        return b"Mode:" in secured.recv(4096)
+    return False
+
+
+def until(what: Callable[[], bool], told: str) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert time.monotonic() < deadline, told
+        time.sleep(0.05)
+
+
+def test_servers_that_run_take_new_certificates_and_authorities_and_among_each_other_too(tmp_path: Path) -> None:
+    former, new = Certs(tmp_path / "former", 1, 2, 3), Certs(tmp_path / "new", 1, 2, 3)
+    old, young = ([files_of_broker(certs.path, n) for n in (1, 2, 3)] for certs in (former, new))
+    here = [Files(*(tmp_path / f"{n}-{name}" for name in ("ca", "crt", "key"))) for n in (1, 2, 3)]
+    for mine, theirs in zip(here, old, strict=True):
+        for to, source in zip(mine.all, theirs.all, strict=True):
+            shutil.copy(source, to)
+    members = parse_ensemble(",".join(f"{n}@127.0.0.1:{free_port()}:{free_port()}:{free_port()}" for n in (1, 2, 3)))
+    servers = [
+        EmbeddedZooKeeper(tmp_path / str(member.number), number=member.number, ensemble=members, tls=tls)
+        for member, tls in zip(members, here, strict=True)
+    ]
+    try:
+        for server in servers:
+            server.launch()
+        for server in servers:
+            server.start()
+        pids, ports = [server.pid for server in servers], [member.client_port for member in members]
+        assert [server.renew() for server in servers] == [False] * 3
+        assert not answers(ports[0], replace(young[0], ca=here[0].ca))
+
+        for tls in here:
+            tls.ca.write_bytes(former.ca + new.ca)
+        assert [server.renew() for server in servers] == [True] * 3
+        for port in ports:
+            until(
+                lambda port=port: answers(port, replace(young[0], ca=here[0].ca)), "the new authority is not believed"
+            )
+
+        here[0].certificate.write_bytes(young[0].certificate.read_bytes())
+        with pytest.raises(InvalidSetting, match="do not belong together"):
+            servers[0].renew()
+        for mine, theirs in zip(here, young, strict=True):
+            mine.certificate.write_bytes(theirs.certificate.read_bytes())
+            mine.key.write_bytes(theirs.key.read_bytes())
+        assert [server.renew() for server in servers] == [True] * 3
+        for port, theirs in zip(ports, young, strict=True):
+            told = examine(read(theirs), server=True).serial
+            until(lambda port=port, told=told: serial_shown(port, here[0]) == told, "it shows the former certificate")
+
+        for tls in here:
+            tls.ca.write_bytes(new.ca)
+        assert [server.renew() for server in servers] == [True] * 3
+        for port in ports:
+            until(
+                lambda port=port: not answers(port, replace(old[0], ca=here[0].ca)), "the former one is believed still"
+            )
+        assert [server.pid for server in servers] == pids
+        servers[2].kill()
+        servers[2].start()  # it joins the two that run since before, with new certificates alone
+        assert answers(ports[2], young[0])
+    finally:
         for server in servers:
             server.stop()

@@ -155,8 +155,8 @@ class KazooSession:
             advice = "start it, or correct --zookeeper"
             if handler is None:
                 advice += "; or does it demand TLS? give --zookeeper-certs"
-            elif handler.fault:
-                advice = handler.fault
+            elif fault := handler.fault or await asyncio.to_thread(handler.ending):
+                advice = fault
             raise CoordinationUnavailable(
                 f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: {advice}"
             ) from None

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import socket
 import ssl
-from typing import Any
+from typing import Any, Final
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.pem import Files, context, open_to_others, read, verdict
+
+_ENDING_S: Final = 1.0
 
 
 class TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
@@ -27,6 +29,7 @@ class TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has
         super().__init__()
         self.fault = ""
         self._files = files
+        self._dialled: tuple[tuple[str, int], str] | None = None
         self._context()
 
     def _context(self) -> ssl.SSLContext:
@@ -37,6 +40,7 @@ class TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has
     def create_connection(self, *, address: tuple[str, int], hostname: str, timeout: float, **_: Any) -> ssl.SSLSocket:
         """In kazoo's thread. Raises `OSError`, which makes kazoo try again."""
         self.fault = ""
+        self._dialled = address, hostname
         try:
             trusted = self._context()
             plain = socket.create_connection(address, timeout)
@@ -55,6 +59,32 @@ class TlsHandler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has
         except InvalidSetting as error:
             self.fault = str(error)
             raise OSError(self.fault) from error
+
+    def ending(self) -> str:
+        """How the server that was dialled last ends a connection after its handshake; empty if it does not. In TLS 1.3
+        a server refuses a certificate only then. Dials anew and waits for it, so in a thread."""
+        if self._dialled is None:
+            return ""
+        address, hostname = self._dialled
+        try:
+            with self.create_connection(address=address, hostname=hostname, timeout=_ENDING_S) as connection:
+                connection.settimeout(_ENDING_S)
+                connection.recv(1)  # it says nothing before it is asked
+                how = "says nothing more"
+        except TimeoutError:
+            return ""
+        except ssl.SSLError as error:
+            how = str(error.reason or error)
+        except OSError as error:
+            if self.fault or not isinstance(error, ConnectionResetError):
+                return self.fault
+            how = "reset"
+        return (
+            f"{hostname}:{address[1]} answers, and ends the connection over TLS ({how}). It does not take "
+            f"{self._files.certificate}, or most of its ensemble is missing. If the authority that signed it is a new "
+            "one, ZooKeeper must trust it: put it into the authorities of ZooKeeper, and start that again unless it "
+            "takes files that are replaced"
+        )
 
     def select(
         self, rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None

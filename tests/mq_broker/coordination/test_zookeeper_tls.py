@@ -132,7 +132,10 @@ def test_a_server_with_another_name_is_not_believed(secured: Secured, root: str)
 def test_strangers_are_not_served(secured: Secured, root: str, tmp_path: Path) -> None:
     other = Certs(tmp_path / "other", 2)
     theirs = replace(files_of_broker(other.path, 2), ca=secured.certs.path / "ca.crt")
-    assert "no ZooKeeper answers" in refusal(secured.server.hosts, root, theirs, 1_500)
+    told = refusal(secured.server.hosts, root, theirs, 1_500)
+    assert "no ZooKeeper answers" in told
+    assert f"{secured.server.hosts} answers, and ends the connection over TLS" in told
+    assert f"It does not take {theirs.certificate}" in told
     assert "does it demand TLS? give --zookeeper-certs" in refusal(secured.server.hosts, root, None, 1_500)
     stranger = KazooClient(secured.server.hosts, use_ssl=True, ca=str(secured.certs.path / "ca.crt"))
     with pytest.raises(stranger.handler.timeout_exception):
