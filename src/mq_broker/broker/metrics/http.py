@@ -115,8 +115,8 @@ class Pages:
         except NotAuthenticated as error:
             return 401, _TEXT, [f"{error}\n".encode()]
         except PermissionDenied as error:
-            if principal() == ANONYMOUS:
-                return 401, _TEXT, [f"show a client's certificate: {error}\n".encode()]
+            if principal() == ANONYMOUS:  # no words on how to allow it: those would allow everybody
+                return 401, _TEXT, [b"show the certificate of a user who has the right Metrics on the cluster\n"]
             return 403, _TEXT, [f"{error}\n".encode()]
         return None
 
