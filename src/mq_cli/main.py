@@ -3,6 +3,8 @@
     0   done
     1   the cluster said no, or could not be asked: the reason is on standard error
     2   used wrongly: the nearest right word is on standard error
+    3   not every broker can do what was asked for (cluster upgrade, cluster security raise)
+    4   done, and not yet known to be in force at every broker (acl, quota, user, token, cert revoke)
     130 interrupted in the middle of something
 
 Commands live in modules of their own and are imported when they are asked for: `tritonmq --help` loads neither Arrow

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.in_force import told_of_brokers
+from mq_cli.in_force import told_of_brokers, told_of_late
 from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
@@ -227,11 +227,7 @@ class _Out:
                 "warning: no broker has a port for tokens now, so nothing takes this one. Start brokers with --certs "
                 "DIR and --listen-token HOST:PORT; in a trial, `tritonmq dev --secure --tokens`"
             )
-        if made.late:
-            say(
-                f"not yet known at {', '.join(made.late)}: a broker reads changes within 2 s, once it reaches ZooKeeper"
-            )
-        return 1 if made.late else 0
+        return told_of_late(made.late)
 
 
 def _day(time: datetime) -> str:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from mq_cli import acl as module
 from mq_cli.acl import acl
+from mq_cli.in_force import NOT_EVERYWHERE
 from mq_client import AclChange, AclRule, AclVerdict
 from mq_client.acl_admin import KnownEntry
 from mq_protocol.rights import CLUSTER_NAME, Kind, Operation, command
@@ -166,8 +167,8 @@ def test_an_operation_that_there_is_not_is_told_all_that_there_are(words: str, a
 def test_what_is_not_in_force_everywhere_is_said(admin: Admin) -> None:
     admin.late = ("b:1",)
     result = run("allow User:etl --read --topic t")
-    assert result.return_value == 1
-    assert "not yet known to be in force at b:1" in result.output
+    assert result.return_value == NOT_EVERYWHERE
+    assert "it is done, and not yet known to be in force at b:1" in result.output
 
 
 def test_a_check_says_why_and_its_exit_code_whether(admin: Admin) -> None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq_cli import quota as module
+from mq_cli.in_force import NOT_EVERYWHERE
 from mq_cli.quota import quota
 from mq_client import AclVerdict, QuotaDescription
 from mq_client.acl_admin import KnownEntry
@@ -142,8 +143,8 @@ def test_what_says_too_little_or_too_much_is_refused(admin: Admin, words: str) -
 def test_brokers_that_do_not_answer_are_named(admin: Admin) -> None:
     admin.late = ("h:1",)
     done = run("set User:etl --produce 5")
-    assert done.return_value == 1
-    assert "not yet known to be in force at h:1" in done.output
+    assert done.return_value == NOT_EVERYWHERE
+    assert "it is done, and not yet known to be in force at h:1" in done.output
 
 
 def test_lists_are_tables_and_json(admin: Admin) -> None:

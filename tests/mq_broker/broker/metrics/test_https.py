@@ -85,7 +85,10 @@ def test_numbers_need_the_right_and_whether_the_broker_lives_is_told_to_everybod
                 assert await get(port, page, nobody) == (200, "ok\n")
             for page in ("/metrics", "/observation?detail=partition"):
                 status, told = await get(port, page, nobody)
-                assert (status, told) == (401, "show the certificate of a user who has the right Metrics on the cluster\n")
+                assert (status, told) == (
+                    401,
+                    "show the certificate of a user who has the right Metrics on the cluster\n",
+                )
                 status, told = await get(port, page, etl)
                 assert status == 403
                 assert "tritonmq acl allow User:etl --metrics --cluster" in told
