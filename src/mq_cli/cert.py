@@ -29,6 +29,7 @@ from mq_protocol.pem import BROKER_NAME, CA_FILE, open_to_others
 if TYPE_CHECKING:
     from cryptography import x509
 
+    from mq_client import Security
     from mq_client.acl_admin import KnownEntry
     from mq_dev.certificates import Authority
 
@@ -39,6 +40,7 @@ CA_KEY: Final = Path("ca.key")
 CREDENTIAL: Final = "zookeeper.auth"
 RENEW_DAYS: Final = 30
 
+_ASK_MS: Final = 5_000
 _LEAF_DAYS: Final = 365
 _CA_DAYS: Final = 3_650
 
@@ -163,7 +165,9 @@ def show(dir: Path) -> None:  # noqa: A002
 
 @cert.command()
 @_dir
-@click.option("--bootstrap", metavar="HOST:PORT,…", help=f"Try a handshake there too, such as {DEFAULT_BOOTSTRAP}.")
+@click.option(
+    "--bootstrap", metavar="HOST:PORT,…", help=f"Ask brokers a question there too, such as {DEFAULT_BOOTSTRAP}."
+)
 @click.option("--user", metavar="NAME", help="As this user. Default: the only one.")
 def check(dir: Path, bootstrap: str | None, user: str | None) -> int:  # noqa: A002
     """Find what is wrong with the certificates: keys open to others, pairs that do not match, dates, authorities."""
@@ -351,4 +355,19 @@ def _tried(directory: Path, bootstrap: str, user: str | None) -> list[tuple[str,
     from mq_client.security import Security
 
     security = Security(directory, user)
-    return [(address, why_unreachable(address) or fault(address, security)) for address in parse_bootstrap(bootstrap)]
+    return [
+        (address, why_unreachable(address) or fault(address, security) or _refusal(address, security))
+        for address in parse_bootstrap(bootstrap)
+    ]
+
+
+def _refusal(address: str, security: Security) -> str | None:
+    """Why a question is not answered; None if it is. A handshake does not say who is revoked."""
+    from mq_client import Admin, TritonMQError
+
+    try:
+        with Admin(address, timeout_ms=_ASK_MS, security=security) as admin:
+            admin.list_topics()
+    except TritonMQError as error:
+        return str(error)
+    return None

@@ -263,6 +263,8 @@ def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(
             root.create_topic("t", partitions=1, replicas=1)
             root.alter_acls(add=[AclRule("User:etl", "Write", "Topic", "t")])
             assert producer.publish("t", "before").result(10).offset == 0
+            check = ["check", "--dir", str(certs.path), "--bootstrap", address, "--user", "etl"]
+            assert f"{address}: good" in CliRunner().invoke(cert, check, standalone_mode=False).output
             done = root.revoke(serial)
             assert (done.added, done.late, done.not_judging) == (1, (), ())
             with pytest.raises(NotAuthenticated):
@@ -270,6 +272,8 @@ def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(
             with pytest.raises(NotAuthenticated):
                 topics(address, former)
             assert topics(address, renewed) == ["t"]
+            checked = CliRunner().invoke(cert, check, standalone_mode=False)
+            assert (checked.return_value, f"{address}: not authenticated: this user" in checked.output) == (1, True)
             assert root.revoked() == [serial.lower()]
             root.revoke("User:etl")
             with pytest.raises(NotAuthenticated):
