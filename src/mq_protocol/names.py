@@ -70,6 +70,16 @@ def did_you_mean(word: str, words: Iterable[str]) -> str:
     return f": did you mean {found!r}?" if found else ""
 
 
+OR_NO_RIGHT: Final = "; or you have no right to it: an administrator looks by `tritonmq acl list`"
+"""What else may be the reason that a topic is unknown: brokers do not say that there is one that is hidden."""
+
+
+def no_such_topic(name: str) -> str:
+    """What brokers say of a topic that is not there, and in the same words of one that is hidden from whoever asks."""
+    shown = f"`tritonmq topic list` shows those that exist, `topic create` makes one{OR_NO_RIGHT}"
+    return f"there is no topic {quoted(name)}: {shown}"
+
+
 def check_topic_name(name: str, *, internal: bool = False) -> None:
     """Whether there can be a topic of that name. Raises `InvalidTopicName`, saying which character or rule. `internal`:
     names beginning with `__` are meant. A new topic must also pass `check_new_topic_name`."""

@@ -34,7 +34,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidTopicName, NotAuthenticated, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.methods import Method
-from mq_protocol.names import check_topic_name
+from mq_protocol.names import check_topic_name, no_such_topic
 from mq_protocol.rights import Kind, Need, Operation, command, row_of
 
 Grant: TypeAlias = tuple[Operation, Kind, str | None]
@@ -359,9 +359,7 @@ def _not_there(topic: str) -> TritonMQError:
         check_topic_name(topic, internal=True)
     except InvalidTopicName as error:
         return error
-    return UnknownTopic(
-        f"there is no topic {topic!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
-    )
+    return UnknownTopic(no_such_topic(topic))
 
 
 def _nobody() -> NotAuthenticated:

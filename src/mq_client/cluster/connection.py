@@ -42,7 +42,15 @@ from mq_client.security import Security, given
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
-from mq_protocol.names import INTERNAL_PREFIX, SETTINGS, TopicSettings, check_topic_name, did_you_mean, parse_settings
+from mq_protocol.names import (
+    INTERNAL_PREFIX,
+    OR_NO_RIGHT,
+    SETTINGS,
+    TopicSettings,
+    check_topic_name,
+    did_you_mean,
+    parse_settings,
+)
 from mq_protocol.transport import MethodUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap
 
@@ -265,7 +273,7 @@ class Connection:
             return ": check its name"
         names = [topic.name for topic in response.topics if not topic.name.startswith(INTERNAL_PREFIX)]
         if near := did_you_mean(name, names):
-            return near
+            return near + self.or_no_right
         if not names:
             return f": there is no topic yet; `tritonmq topic create` makes one{self.or_no_right}"
         some = ", ".join(sorted(names)[:_NAMED_MAX]) + (", ..." if len(names) > _NAMED_MAX else "")
@@ -273,10 +281,10 @@ class Connection:
 
     @property
     def or_no_right(self) -> str:
-        """What else may be the reason that a topic is unknown: brokers do not say that there is one that is hidden."""
+        """`OR_NO_RIGHT` on a secured connection; empty where nobody has a name."""
         if self.client.security is None:
             return ""
-        return "; or you have no right to it: an administrator looks by `tritonmq acl list`"
+        return OR_NO_RIGHT
 
     def metadata(
         self, deadline: Deadline, *, topics: Iterable[str] = (), all_topics: bool = False

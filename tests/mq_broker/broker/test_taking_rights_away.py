@@ -76,7 +76,9 @@ def test_a_producers_next_batch_is_refused_and_its_stream_goes_on(tmp_path: Path
                 await stream.send("t", encode_batch(rows(2)), 1)
                 await stream.send("u", encode_batch(rows(3)), 1)
                 first, second = await stream.result(), await stream.result()
-                assert isinstance(from_wire(first.error), UnknownTopic), "nothing of it may be described any more"
+                refused = from_wire(first.error)
+                assert isinstance(refused, UnknownTopic), "nothing of it may be described any more"
+                assert "or you have no right to it: an administrator looks by `tritonmq acl list`" in str(refused)
                 assert not second.HasField("error")
                 await root.allow(rule("Describe"))
                 await stream.send("t", encode_batch(rows(4)), 1)
@@ -310,6 +312,12 @@ def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_pat
                         await etl.ask(method, kind(name=name))
                     told.append(str(error.value).replace(name, "NAME"))
                 assert told[0] == told[1]
+            async with etl.producing() as stream:
+                told = []
+                for name in ("secret-1", "secret-3"):
+                    await stream.send(name, encode_batch(rows(1)), 1)
+                    told.append((await stream.result()).error.message.replace(name, "NAME"))
+                assert told[0] == told[1] != ""
             with pytest.raises(UnknownTopic) as near:
                 await etl.ask("DeleteTopic", pb.DeleteTopicRequest(name="secret-2"))
             assert "secret-1" not in str(near.value)

@@ -307,7 +307,7 @@ def test_a_topic_that_nobody_knows_is_told_with_the_nearest_name(scripted: Scrip
 
 def test_who_has_a_certificate_is_told_that_a_right_may_be_missing(scripted: Scripted) -> None:
     scripted.client = dataclasses.replace(scripted.client, security=Security(certs="certs"))
-    for known in ((), (topic_info(1, name="rows"),)):
+    for known in ((), (topic_info(1, name="rows"),), (topic_info(1, name="zebras"),)):
         scripted.brokers_say = {
             "b:1": lambda request, known=known: (
                 told(*known, brokers=1) if request.all_topics else told(unknown=("zebra",), brokers=1)

@@ -50,7 +50,7 @@ from mq_protocol.flight import (
 )
 from mq_protocol.ipc_message import codec_of, node_count, read_record_batch_message
 from mq_protocol.limits import ANSWER_BYTES_MAX, FLIGHT_GATHER_BYTES
-from mq_protocol.names import did_you_mean, quoted
+from mq_protocol.names import did_you_mean, no_such_topic, quoted
 
 GATHERED_DECODED_BYTES_MAX: Final = 16 << 20
 """Of small batches that are joined: they may be compressed."""
@@ -92,10 +92,7 @@ class Flights:
         for each partition."""
         answer = await self._admin.metadata(pb.MetadataRequest(topics=[wanted.topic]), deadline)
         if not answer.topics:
-            raise UnknownTopic(
-                f"there is no topic {quoted(wanted.topic)}: `tritonmq topic list` shows those that exist, "
-                "`topic create` makes one"
-            )
+            raise UnknownTopic(no_such_topic(wanted.topic))
         return await self._told(await self._topics.meant(wanted.topic, wanted.topic_id), answer.topics[0], wanted)
 
     async def schema(self, wanted: Wanted, _deadline: float) -> bytes:

@@ -21,7 +21,15 @@ from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TritonMQError, UnknownTopic
 from mq_protocol.evolution import versions
-from mq_protocol.names import INTERNAL_PREFIX, Durability, TopicSettings, check_topic_name, parse_settings, quoted
+from mq_protocol.names import (
+    INTERNAL_PREFIX,
+    Durability,
+    TopicSettings,
+    check_topic_name,
+    no_such_topic,
+    parse_settings,
+    quoted,
+)
 from mq_protocol.sql.ddl import check_schema
 
 log = logging.getLogger(__name__)
@@ -121,9 +129,7 @@ class Topics:
             topic = self._by_name.get(name)
         if topic is None:
             self._check_readable(name)
-            raise UnknownTopic(
-                f"there is no topic {name!r}: `tritonmq topic list` shows those that exist, `topic create` makes one"
-            )
+            raise UnknownTopic(no_such_topic(name))
         return topic
 
     async def renewed(self, topic: Topic) -> Topic:
