@@ -12,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -35,6 +35,8 @@ from mq_protocol.errors import TritonMQError
 
 if TYPE_CHECKING:
     from mq_client import Admin
+
+T = TypeVar("T")
 
 _ASK_S: Final = 20.0
 _SYNCS: Final = 50
@@ -186,7 +188,21 @@ def _of_all_brokers(admin: Admin, seen: dict[str, Any]) -> list[Line]:
     reasons = {address: _why_unreachable(address) for address in observed.silent}
     topics = admin.describe_topics(observed)
     seen |= {"observation": observed, "topics": topics}
-    return list(diagnosis.of_cluster(observed, reasons, topics, admin.moves(), admin.transactions(), now_us))
+    denied: list[Line] = []
+    moves = _if_allowed(admin.moves, "partitions on the move", denied)
+    transactions = _if_allowed(admin.transactions, "transactions", denied)
+    return [*diagnosis.of_cluster(observed, reasons, topics, moves, transactions, now_us), *denied]
+
+
+def _if_allowed(ask: Callable[[], list[T]], what: str, denied: list[Line]) -> list[T]:
+    """What an administrator may ask. Whoever may not is told so, beside all else."""
+    from mq_client import PermissionDenied
+
+    try:
+        return ask()
+    except PermissionDenied as error:
+        denied.append(Line("note", f"{what} were not looked at: {error}"))
+        return []
 
 
 # ------------------------------------------------------------------ what is here

@@ -27,6 +27,7 @@ from mq_client import (
 )
 from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_broker.broker.cluster import standalone
+from tests.mq_broker.broker.principals import judging
 
 NOW_US = 1_700_000_000_000_000
 HOUR_US = 3_600_000_000
@@ -192,6 +193,20 @@ def test_a_broker_that_is_well_and_addresses_that_are_none(tmp_path: Path) -> No
         gone = await asked("--bootstrap", broker.address)
         assert gone.return_value == 1
         assert "-> start that broker" in gone.output
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.usefixtures("well_here")
+def test_whoever_is_no_administrator_is_told_all_else(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with judging(tmp_path) as broker:
+            result = await asked("--bootstrap", broker.address, "--json")
+        assert (result.return_value, found(result)) == (0, []), result.output
+        told = [line["what"] for line in json.JSONDecoder().raw_decode(result.stdout)[0]]
+        assert any(line.startswith("1 broker of cluster") for line in told)
+        (denied,) = (line for line in told if "no right" in line)
+        assert denied.startswith("partitions on the move were not looked at: User:ANONYMOUS has no right Describe on")
 
     asyncio.run(scenario())
 
