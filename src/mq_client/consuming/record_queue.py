@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming.shared_batch import SharedBatch
-from mq_client.errors import TritonMQError
+from mq_client.errors import OutcomeUnknown, TritonMQError
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class PartitionPlace:
     with. Of the stream it is opened on, whose broker is at `address`: `pushed`: what came, again perhaps; `settled`:
     what the broker knows to be done with. -1: not known yet. `active`: the broker pushes it to this member. `answered`:
     the broker has said where it begins, or that another member has it. `in_use`: it has said that another process has
-    this member's id; until when that is waited for. `feed`: where it waits to be fed, or is, `fed` (feeds.py); not
-    before `apart_until`, by the monotonic clock.
+    this member's id; until when that is waited for. `refused`: what it has said last in place of opening it. `feed`:
+    where it waits to be fed, or is, `fed` (feeds.py); not before `apart_until`, by the monotonic clock.
     """
 
     topic: str
@@ -93,6 +93,7 @@ class PartitionPlace:
     added: bool = False
     asked: int | None = None
     in_use: tuple[TritonMQError, Deadline] | None = None
+    refused: TritonMQError | None = None
     feed: Feed | None = None
     fed: bool = False
     apart_until: float = 0.0
@@ -107,6 +108,20 @@ class PartitionPlace:
         """Another member has it, or stands before this one."""
         self.began = self.position = self.taken = self.processed = self.pushed = self.settled = -1
         self.active = False
+
+
+def not_subscribed(places: Sequence[PartitionPlace], timeout_ms: float) -> OutcomeUnknown:
+    """What is said of places that were not answered in time, and why as far as it is known."""
+    names = ", ".join(f"{place.topic}-{place.partition}" for place in places[:10])
+    refused = next((place.refused for place in places if place.refused is not None), None)
+    if refused is not None:
+        why = str(refused)
+    elif any(place.address is None for place in places):
+        why = "no leader is known"
+    else:
+        why = "their leaders have not answered"
+    told = f"{names} could not be subscribed to within {timeout_ms:.0f} ms: {why}"
+    return OutcomeUnknown(f"{told}; `tritonmq doctor` looks for what is wrong")
 
 
 @dataclass(eq=False, slots=True)

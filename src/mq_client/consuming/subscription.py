@@ -20,14 +20,13 @@ from mq_client.cluster.deadline import Backoff, Deadline, attempts
 from mq_client.cluster.requests import move_cursors
 from mq_client.consuming.feeding import Feeding
 from mq_client.consuming.health import Health
-from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped
+from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, Skipped, not_subscribed
 from mq_client.consuming.session import Session
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.errors import (
     MemberInUse,
     NotAuthenticated,
     NotLeader,
-    OutcomeUnknown,
     PermissionDenied,
     QuotaExceeded,
     TritonMQError,
@@ -182,16 +181,14 @@ class Subscriptions:
                     if waiting is not None and waiting.error is not None:
                         raise waiting.error
                 wanted = [place for place in self.places.values() if place.topic in topics]
-                missing = [f"{place.topic}-{place.partition}" for place in wanted if not place.answered]
+                missing = [place for place in wanted if not place.answered]
                 if not missing:
                     return
                 if deadline.expired:
                     for place in wanted:
                         if place.in_use is not None:
                             raise place.in_use[0]
-                    raise OutcomeUnknown(
-                        f"{', '.join(missing[:10])} could not be subscribed to within {deadline.timeout_ms:.0f} ms"
-                    )
+                    raise not_subscribed(missing, deadline.timeout_ms)
                 self.changed.wait(deadline.remaining_s)
 
     # ------------------------------------------------------------------ the thread
@@ -415,7 +412,7 @@ class Subscriptions:
         if isinstance(error, NotLeader):
             self.connection.note_leader(place.topic, place.partition, error)
         self._feeding.leave(place)
-        place.address = None
+        place.address, place.refused = None, error
         if not (error.retriable or self._waits_for_id(place, error)):
             self.fail(place.topic, error)  # which raises it for whoever takes records
         self._failed = True

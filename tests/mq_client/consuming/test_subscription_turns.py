@@ -163,8 +163,12 @@ def test_it_is_waited_for_until_all_partitions_are_opened(client: Client) -> Non
     with pytest.raises(OutcomeUnknown, match="t-0, t-1 could not be subscribed to within 0 ms"):
         client.subscriptions.wait_opened(["t"], Deadline(0))
     client.opened(client.stream(1), 0)
-    with pytest.raises(OutcomeUnknown, match=r"^t-1 could not"):
+    with pytest.raises(OutcomeUnknown, match=r"^t-1 could not be subscribed to within 0 ms: their leaders have not"):
         client.subscriptions.wait_opened(["t"], Deadline(0))
+    client.opened(client.stream(2), 1, active=False, error=NotLeader("broker 2 keeps its replica closed"))
+    with pytest.raises(OutcomeUnknown, match=r"0 ms: broker 2 keeps its replica closed; `tritonmq doctor` looks for"):
+        client.subscriptions.wait_opened(["t"], Deadline(0))
+    client.look()
     client.opened(client.stream(2), 1, active=False)
     client.subscriptions.wait_opened(["t"], Deadline(0))
     client.subscriptions.wait_opened(["u"], Deadline(0))

@@ -218,6 +218,11 @@ class Shell:
             return found
         if not 0 <= number < topic.partitions:
             raise UnknownPartition(f"topic {topic.spec.name} has partitions 0 to {topic.partitions - 1}, not {number}")
+        if self.why_closed(topic, number) is not None:
+            raise NotLeader(
+                f"broker {self.broker} keeps its replica of {topic.spec.name}-{number} closed: its key is missing or "
+                "wrong there, or it was altered on the disk"
+            )
         if self.broker in topic.spec.assignment[number]:
             raise NotLeader(f"broker {self.broker} is opening its replica of {topic.spec.name}-{number}: ask again")
         raise NotLeader(
