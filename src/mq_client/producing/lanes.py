@@ -27,6 +27,11 @@ from mq_client.producing.futures import BatchPlace, Outcome
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import PRIORITY_USUAL
 
+_HELD_BACK: Final = (
+    ", and the broker has answered nothing: perhaps it holds this user back, whom a quota bounds "
+    "(`tritonmq quota list`, and the broker's log)"
+)
+
 
 class Due(NamedTuple):
     """When the broker is to publish a batch: at a time, in microseconds since 1970, or so long after it has it. Both 0:
@@ -193,6 +198,7 @@ class Lane:
 
     def give_up(self, batch: OutgoingBatch) -> TritonMQError:
         """Take it out of the lane, in flight or not. The error that says what is known of it."""
+        silent = batch.correlation is not None and batch.last_error is None
         if batch.correlation is not None:
             batch.in_doubt = True
             self._landed(batch)
@@ -200,7 +206,7 @@ class Lane:
         spent = f"after {batch.attempts} attempts and the timeout_ms and retries allowed"
         where = f"{batch.topic!r} partition {batch.partition}"
         if batch.in_doubt:
-            reason = f", last: {batch.last_error}" if batch.last_error else ""
+            reason = f", last: {batch.last_error}" if batch.last_error else _HELD_BACK if silent else ""
             return OutcomeUnknown(
                 f"batch for {where} was sent and not acknowledged {spent}{reason}; what is published with a uuid can "
                 "be sent again"
@@ -218,7 +224,10 @@ class Lane:
         if batch.last_error is not None:
             return str(batch.last_error)
         if self.attempts > batch.lane_attempts:
-            return "the batches before it took all of that time. Publish more slowly, or give a longer timeout_ms"
+            return (
+                "the batches before it took all of that time. Publish more slowly, or give a longer timeout_ms; a "
+                "quota may hold this user back (`tritonmq quota list`)"
+            )
         return "no leader was known"
 
     def _pause(self, now: float) -> None:

@@ -15,6 +15,7 @@ from grpc import aio
 
 from mq_broker.measured import QUOTA_REFUSALS, QUOTA_WAITS
 from mq_broker.rpc.service import path
+from mq_client import OutcomeUnknown, Producer
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import (
@@ -103,6 +104,23 @@ def test_a_greedy_producer_waits_and_a_modest_one_does_not(tmp_path: Path) -> No
             assert sorted(others)[len(others) // 2] < 0.5
             assert QUOTA_WAITS.rows()["produce",] - waited > 1
             assert await root.end("t") == 12 + len(others), "nothing was refused, lost or doubled"
+
+    asyncio.run(main())
+
+
+def test_a_producer_that_is_held_back_until_its_time_is_over_is_told_of_quotas(tmp_path: Path) -> None:
+    def publish(address: str) -> None:
+        with Producer(address, linger_ms=0, timeout_ms=3_000) as producer:
+            producer.publish("t", "taken").result(DEADLINE_S)  # and paid for by a pause
+            with pytest.raises(OutcomeUnknown, match=r"it holds this user back, whom a quota bounds \(`tritonmq quota"):
+                producer.publish("t", "held back").result(DEADLINE_S)
+
+    async def main() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t", schema=None)
+            await limit(broker, "User:ANONYMOUS", produce=1)
+            await asyncio.to_thread(publish, broker.address)
+            await unlimit(broker, "User:ANONYMOUS", "produce")
 
     asyncio.run(main())
 
