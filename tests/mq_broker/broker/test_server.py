@@ -47,7 +47,7 @@ def test_a_leader_goes_on_serving_while_zookeeper_is_away(tmp_path: Path) -> Non
                 "127.0.0.1:0",
                 tmp_path / "1",
                 coordination=lambda: ZooKeeperCoordination(
-                    zookeeper.hosts, session_timeout_ms=3_000, request_timeout_ms=2_000
+                    zookeeper.hosts, session_timeout_ms=3_000, request_timeout_ms=6_000
                 ),
             )
         )
