@@ -46,7 +46,7 @@ def member(cluster: LocalCluster, topic: str, priority: int = 0, **options: int)
 def publish(cluster: LocalCluster, topic: str, *values: str) -> None:
     with Producer(cluster.bootstrap) as producer:
         for value in values:
-            producer.publish(topic, value).result(10)
+            producer.publish(topic, value).result(30)
 
 
 def taken(consumer: Consumer, count: int) -> list[str]:

@@ -155,7 +155,7 @@ def test_dead_letters_are_sent_back(cluster: LocalCluster, caplog: pytest.LogCap
     assert (wrong.returncode, b"holds no dead letters" in wrong.stderr) == (REFUSED, True)
     assert run(cluster, "queue", "redrive", "orders.dead", "-n", "1").stdout == b"topic\tletters\norders\t1\n"
     with Producer(cluster.bootstrap) as producer:
-        producer.publish("orders.dead", "no letter").result(10)
+        producer.publish("orders.dead", "no letter").result(30)
     rest = run(cluster, "queue", "redrive", "orders.dead", "--json")
     assert rest.returncode == 1
     told = json.loads(rest.stdout)

@@ -25,15 +25,15 @@ def test_what_is_stored_has_nulls_and_old_and_new_producers_write_side_by_side(
 ) -> None:
     admin.create_topic(topic, schema=FIRST)
     with Producer(bootstrap) as old, Producer(bootstrap, compression="zstd") as new, Reader(bootstrap) as reader:
-        old.publish_batch(topic, table(0)).result(10)
+        old.publish_batch(topic, table(0)).result(30)
         altered = admin.alter_topic(topic, add_columns="word string, tags array<string>")
         assert altered.schema == parse_schema(f"{FIRST}, word string, tags array<string>")
-        old.publish(topic, {"n": 1}).result(10)
-        old.publish_batch(topic, table(2)).result(10)
-        new.publish(topic, {"n": 3, "word": "w"}).result(10)
-        new.publish_batch(topic, table(4)).result(10)
-        old.publish(topic, {"n": 5, "tags": ["a"]}).result(10)
-        old.publish_batch(topic, table(6, word=["v"])).result(10)
+        old.publish(topic, {"n": 1}).result(30)
+        old.publish_batch(topic, table(2)).result(30)
+        new.publish(topic, {"n": 3, "word": "w"}).result(30)
+        new.publish_batch(topic, table(4)).result(30)
+        old.publish(topic, {"n": 5, "tags": ["a"]}).result(30)
+        old.publish_batch(topic, table(6, word=["v"])).result(30)
         found = rows(reader, topic)
         assert [row["n"] for row in found] == list(range(7))
         assert [row["word"] for row in found] == [None, None, None, "w", None, None, "v"]
@@ -46,10 +46,10 @@ def test_what_is_stored_has_nulls_and_old_and_new_producers_write_side_by_side(
 def test_brokers_filter_and_project_batches_that_lack_the_column(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, schema=FIRST)
     with Producer(bootstrap, compression="lz4") as producer, Reader(bootstrap) as reader:
-        producer.publish_batch(topic, table(0, 1)).result(10)
+        producer.publish_batch(topic, table(0, 1)).result(30)
         assert rows(reader, topic, columns=["n"]) == [{"n": 0}, {"n": 1}]
         admin.alter_topic(topic, add_columns="word string")
-        producer.publish_batch(topic, table(2, 3, word=["w", None])).result(10)
+        producer.publish_batch(topic, table(2, 3, word=["w", None])).result(30)
         assert rows(reader, topic, columns=["word"]) == [{"word": word} for word in (None, None, "w", None)]
         assert rows(reader, topic, filter="word = 'w'", columns=["n"]) == [{"n": 2}]
         assert rows(reader, topic, filter="NOT word = 'w'") == []
@@ -60,12 +60,12 @@ def test_a_consumer_that_runs_hands_out_columns_that_were_added(admin: Admin, bo
     admin.create_topic(topic, schema=FIRST)
     with Producer(bootstrap) as producer, Consumer(bootstrap, start="earliest") as consumer:
         consumer.subscribe(topic)
-        producer.publish(topic, {"n": 0}).result(10)
+        producer.publish(topic, {"n": 0}).result(30)
         first = consumer.take(10_000)
         assert first is not None
         assert first.value == {"n": 0, "s": None}
         admin.alter_topic(topic, add_columns="word string")
-        producer.publish(topic, {"n": 1, "word": "w"}).result(10)
+        producer.publish(topic, {"n": 1, "word": "w"}).result(30)
         second = consumer.take(10_000)
         assert second is not None
         assert second.value == {"n": 1, "s": None, "word": "w"}
@@ -92,14 +92,14 @@ def test_staged_batches_of_any_version_are_published(admin: Admin, bootstrap: st
 def test_columns_can_be_added_again_and_again(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, schema=FIRST)
     with Producer(bootstrap) as oldest, Reader(bootstrap) as reader:
-        oldest.publish(topic, {"n": 0}).result(10)
+        oldest.publish(topic, {"n": 0}).result(30)
         admin.alter_topic(topic, add_columns="a int")
         with Producer(bootstrap) as middle:
-            middle.publish(topic, {"n": 1, "a": 1}).result(10)
+            middle.publish(topic, {"n": 1, "a": 1}).result(30)
             admin.alter_topic(topic, add_columns="b double, c boolean")
-            oldest.publish(topic, {"n": 2}).result(10)
-            middle.publish(topic, {"n": 3, "a": 3}).result(10)
-            middle.publish(topic, {"n": 4, "c": True}).result(10)
+            oldest.publish(topic, {"n": 2}).result(30)
+            middle.publish(topic, {"n": 3, "a": 3}).result(30)
+            middle.publish(topic, {"n": 4, "c": True}).result(30)
         found = [(row["a"], row["b"], row["c"]) for row in rows(reader, topic)]
         assert found == [(None, None, None), (1, None, None), (None, None, None), (3, None, None), (None, None, True)]
 

@@ -17,12 +17,12 @@ DEADLINE_S = 60.0
 def test_a_producer_uses_added_partitions_after_a_bounded_time(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap, metadata_age_ms_max=50, linger_ms=0) as producer:
-        assert producer.publish(topic, "a", key=KEY).result(10).partition == 0
+        assert producer.publish(topic, "a", key=KEY).result(30).partition == 0
         admin.alter_topic(topic, partitions=4)
         deadline = time.monotonic() + DEADLINE_S
-        while producer.publish(topic, "b", key=KEY).result(10).partition != 3:
+        while producer.publish(topic, "b", key=KEY).result(30).partition != 3:
             assert time.monotonic() < deadline
-        spread = {producer.publish(topic, "c").result(10).partition for _ in range(40)}
+        spread = {producer.publish(topic, "c").result(30).partition for _ in range(40)}
         assert spread == {0, 1, 2, 3}
 
 
@@ -31,14 +31,14 @@ def test_a_partition_that_is_named_is_asked_for_before_it_is_an_error(admin: Adm
     admin.create_topic(f"{topic}-typed", schema="n long")
     with Producer(bootstrap) as producer, TransactionClient(bootstrap) as client:
         for name, value in ((topic, "a"), (f"{topic}-typed", {"n": 1})):
-            producer.publish(name, value, partition=0).result(10)
+            producer.publish(name, value, partition=0).result(30)
             admin.alter_topic(name, partitions=2)
-            assert producer.publish(name, value, partition=1).result(10).partition == 1
-        assert producer.publish(topic, "b", key=KEY).result(10).partition == partition_for_key(KEY.encode(), 2), (
+            assert producer.publish(name, value, partition=1).result(30).partition == 1
+        assert producer.publish(topic, "b", key=KEY).result(30).partition == partition_for_key(KEY.encode(), 2), (
             "it knows by now"
         )
         admin.alter_topic(topic, partitions=3)
-        assert producer.publish(topic, "c", partition=2, uuid=b"u" * 16).result(10).partition == 2
+        assert producer.publish(topic, "c", partition=2, uuid=b"u" * 16).result(30).partition == 2
         client.stage(f"{topic}-typed", 0, [], ("q", topic), 0, "run")
         for wrong in (-1, 7):
             with pytest.raises(UnknownPartition, match="0 to 2"):
@@ -53,7 +53,7 @@ def test_order_within_a_partition_is_kept_while_partitions_are_added(admin: Admi
             futures.append(producer.publish(topic, b"%d" % number, partition=0))
             if number in (500, 1500):
                 admin.alter_topic(topic, partitions=2 if number == 500 else 3)
-    assert [future.result(10).offset for future in futures] == list(range(3_000))
+    assert [future.result(30).offset for future in futures] == list(range(3_000))
 
 
 def test_a_consumer_that_runs_is_pushed_all_of_an_added_partition(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -67,7 +67,7 @@ def test_a_consumer_that_runs_is_pushed_all_of_an_added_partition(admin: Admin, 
             consumer.subscribe(topic)
         admin.alter_topic(topic, partitions=3)
         with Producer(bootstrap) as producer:
-            sent = [producer.publish(topic, b"%d" % n, partition=n % 3).result(10) for n in range(30)]
+            sent = [producer.publish(topic, b"%d" % n, partition=n % 3).result(30) for n in range(30)]
         assert len(sent) == 30
         taken = [record for _ in range(30) if (record := alone.take(DEADLINE_S * 1000)) is not None]
         assert sorted(int(record.value) for record in taken) == list(range(30))
@@ -86,9 +86,9 @@ def test_partitions_that_were_there_before_a_topic_was_subscribed_to_are_no_adde
         consumer.subscribe(topic)
         consumer.unsubscribe(topic)
         admin.alter_topic(topic, partitions=2)
-        producer.publish(topic, "before", partition=1).result(10)
+        producer.publish(topic, "before", partition=1).result(30)
         consumer.subscribe(topic)
-        producer.publish(topic, "after", partition=1).result(10)
+        producer.publish(topic, "after", partition=1).result(30)
         record = consumer.take(10_000)
         assert record is not None
         assert record.value == b"after"

@@ -49,14 +49,14 @@ def test_a_topic_is_what_it_was_made_to_be(admin: Admin, topic: str) -> None:
 def test_a_topic_is_altered_while_it_is_in_use(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, partitions=2, batch_bytes_max="1MiB")
     with Producer(bootstrap) as producer:
-        producer.publish(topic, b"before", partition=1).result(10)
+        producer.publish(topic, b"before", partition=1).result(30)
         altered = admin.alter_topic(topic, partitions=4, batch_bytes_max="64KiB", record_bytes_max=100)
         assert altered.settings == {"batch_bytes_max": "64KiB", "record_bytes_max": "100"}
         assert [(p.partition, p.leader, p.replicas) for p in altered.partitions] == [(n, 1, (1,)) for n in range(4)]
     with Producer(bootstrap) as producer:
-        producer.publish(topic, b"after", partition=3).result(10)
+        producer.publish(topic, b"after", partition=3).result(30)
         with pytest.raises(BatchTooLarge):
-            producer.publish(topic, b"x" * 200, partition=0).result(10)
+            producer.publish(topic, b"x" * 200, partition=0).result(30)
     assert admin.offsets(topic) == {0: (0, 0), 1: (0, 1), 2: (0, 0), 3: (0, 1)}
     assert admin.alter_topic(topic, record_bytes_max=None).settings == {"batch_bytes_max": "64KiB"}
     with pytest.raises(InvalidRequest, match="has 4 partitions and cannot have fewer"):
@@ -175,7 +175,7 @@ def test_the_cluster_names_its_brokers(admin: Admin, bootstrap: str) -> None:
 def test_offsets_are_found_by_time(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
-        stamps = [producer.publish(topic, b"x").result(10).timestamp for _ in range(3)]
+        stamps = [producer.publish(topic, b"x").result(30).timestamp for _ in range(3)]
     assert admin.offsets_at(topic, 0) == {0: 0}
     assert admin.offsets_at(topic, stamps[2]) == {0: 2}
     assert admin.offsets_at(topic, stamps[2] + 10**9) == {0: 3}

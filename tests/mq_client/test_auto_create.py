@@ -80,7 +80,7 @@ def settle_with_an_output(bootstrap: str, source: str, target: str) -> None:
         assert record is not None
         outputs = queue.outputs()
         outputs.publish(target, "done")
-        record.ack(outputs=outputs).result(10)
+        record.ack(outputs=outputs).result(30)
 
 
 def test_outputs_of_an_ack_make_their_topic_where_brokers_are_set_to_do_so(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_outputs_of_an_ack_make_their_topic_where_brokers_are_set_to_do_so(tmp_p
 
 def redrive_into_a_topic_that_is_deleted_meanwhile(bootstrap: str) -> None:
     with Producer(bootstrap) as producer:
-        producer.publish("jobs", "a").result(10)
+        producer.publish("jobs", "a").result(30)
         for _ in range(3):
-            producer.publish("jobs.dead", "letter", headers={HEADERS["topic"]: b"jobs"}).result(10)
+            producer.publish("jobs.dead", "letter", headers={HEADERS["topic"]: b"jobs"}).result(30)
     with Admin(bootstrap) as admin, Admin(bootstrap) as other:
         assert admin.redrive_topic("jobs.dead", limit=1).sent == {"jobs": 1}
         other.delete_topic("jobs")  # which the first one has looked at, and does not know of

@@ -89,11 +89,11 @@ def test_a_start_outside_the_log_is_moved_to_its_end_and_told_once_for_a_topic(
     admin.create_topic(topic, partitions=3)
     with Producer(bootstrap) as producer:
         for partition in range(3):
-            producer.publish(topic, "early", partition=partition).result(10)
+            producer.publish(topic, "early", partition=partition).result(30)
         with Consumer(bootstrap, start=99) as consumer, Consumer(bootstrap, start=1) as fitting:
             consumer.subscribe(topic)
             fitting.subscribe(topic)
-            producer.publish(topic, "late", partition=1).result(10)
+            producer.publish(topic, "late", partition=1).result(30)
             for each in (consumer, fitting):
                 record = each.take(10_000)
                 assert record is not None
@@ -107,8 +107,8 @@ def test_a_start_below_what_is_kept_is_told(
 ) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
-        producer.publish(topic, "early").result(10)
-        producer.publish(topic, "late").result(10)
+        producer.publish(topic, "early").result(30)
+        producer.publish(topic, "late").result(30)
     admin.purge(topic, before=1)
     with Consumer(bootstrap, start=0) as consumer:
         consumer.subscribe(topic)
@@ -171,7 +171,7 @@ def test_a_small_buffer_holds_back_the_broker_not_the_records(admin: Admin, boot
 def test_a_topic_with_a_schema_gives_rows(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, schema="a long, b string")
     with Producer(bootstrap) as producer:
-        producer.publish_batch(topic, pa.table({"a": [1, 2], "b": ["x", None]})).result(10)
+        producer.publish_batch(topic, pa.table({"a": [1, 2], "b": ["x", None]})).result(30)
     consumer = Consumer(bootstrap, start="earliest")
     consumer.subscribe(topic)
     with consumer:
@@ -209,7 +209,7 @@ def test_each_topic_has_its_queue(admin: Admin, bootstrap: str, topic: str) -> N
     consumer.subscribe(names)
     with consumer:
         queues = consumer.records()
-        assert [queues[name].get(timeout=10).value for name in names] == [b"0", b"1"]
+        assert [queues[name].get(timeout=30).value for name in names] == [b"0", b"1"]
         with pytest.raises(queue.Empty):
             queues[names[0]].get_nowait()
 

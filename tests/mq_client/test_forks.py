@@ -44,11 +44,11 @@ import mq_client.producer
 bootstrap, topic, used = sys.argv[1], sys.argv[2], sys.argv[3] == "used"
 if used:
     parents = Producer(bootstrap)
-    parents.publish(topic, b"parent").result(10)
+    parents.publish(topic, b"parent").result(30)
 child = os.fork()
 if child == 0:
     try:
-        print(Producer(bootstrap).publish(topic, b"child").result(10).topic == topic, flush=True)
+        print(Producer(bootstrap).publish(topic, b"child").result(30).topic == topic, flush=True)
     except InvalidRequest as error:
         print(error, flush=True)
     os._exit(0)

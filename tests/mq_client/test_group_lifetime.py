@@ -22,7 +22,7 @@ from tests.mq_broker.broker.test_three_brokers import three
 def publish(bootstrap: str, topic: str, *values: str) -> None:
     with Producer(bootstrap) as producer:
         for value in values:
-            producer.publish(topic, value, partition=0).result(10)
+            producer.publish(topic, value, partition=0).result(30)
 
 
 def consume(bootstrap: str, topic: str, count: int, **options: Any) -> list[bytes]:

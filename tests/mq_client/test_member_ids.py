@@ -31,7 +31,7 @@ def test_a_second_consumer_with_the_same_member_id_is_told_and_takes_nothing(
 ) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer, consumer(bootstrap, topic) as first:
-        producer.publish(topic, "a").result(10)
+        producer.publish(topic, "a").result(30)
         assert first.take(10_000) is not None
         impatient = refused(bootstrap, topic)
         with pytest.raises(MemberInUse, match="choose another member id"):
@@ -43,7 +43,7 @@ def test_a_second_consumer_with_the_same_member_id_is_told_and_takes_nothing(
             second.start()
         assert time.monotonic() - began < 15, "as long as it is patient, not as long as it may wait for an answer"
         second.stop()
-        producer.publish(topic, "b").result(10)
+        producer.publish(topic, "b").result(30)
         record = first.take(10_000)
         assert record is not None
         assert record.value == b"b"
@@ -54,7 +54,7 @@ def test_a_consumer_that_is_started_again_under_its_id_waits_until_the_former_is
 ) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
-        producer.publish(topic, "a").result(10)
+        producer.publish(topic, "a").result(30)
     former = consumer(bootstrap, topic)
     former.start()
     again = refused(bootstrap, topic)
@@ -74,7 +74,7 @@ def test_a_consumer_whose_broker_still_keeps_its_former_stream_reconnects_at_onc
     with Producer(bootstrap) as producer, consumer(bootstrap, topic) as broken:
         [session] = broken._subscriptions._sessions.values()
         broken._subscriptions.session_ended(session)  # as after a network break: the broker has not heard of it
-        producer.publish(topic, "a").result(10)
+        producer.publish(topic, "a").result(30)
         assert broken.take(10_000) is not None
         assert not [words for words in caplog.messages if "another key" in words]
         session._stream.cancel()

@@ -80,7 +80,7 @@ def test_a_record_is_where_its_future_says(bootstrap: str, admin: Admin, topic: 
     admin.create_topic(topic, partitions=3)
     with Producer(bootstrap) as producer:
         future = producer.publish(topic, "hello", key="k", headers={"h": b"1"}, timestamp=7)
-        placed = future.result(10)
+        placed = future.result(30)
     assert placed.partition == partition_for_key(b"k", 3)
     assert (placed.topic, placed.offset, placed.duplicate) == (topic, 0, False)
     with Reader(bootstrap) as reader:
@@ -106,9 +106,9 @@ def test_with_acks_leader_a_record_is_where_its_future_says(bootstrap: str, admi
     admin.create_topic(topic)
     began_us = time.time_ns() // 1000
     with Producer(bootstrap, acks="leader", linger_ms=0, batch_bytes_max=500) as producer:
-        producer.publish(topic, b"0").result(10)
-        places = [future.result(10) for future in [producer.publish(topic, b"%d" % n) for n in range(1, 500)]]
-        table = producer.publish_batch(topic, pa.table({"value": [b"500", b"501"]})).result(10)
+        producer.publish(topic, b"0").result(30)
+        places = [future.result(30) for future in [producer.publish(topic, b"%d" % n) for n in range(1, 500)]]
+        table = producer.publish_batch(topic, pa.table({"value": [b"500", b"501"]})).result(30)
     assert [place.offset for place in places] == list(range(1, 500))
     assert table.base_offset == 500
     assert all(began_us <= place.timestamp <= time.time_ns() // 1000 for place in places)
@@ -169,7 +169,7 @@ def test_a_uuid_makes_one_copy_whoever_sends_it(bootstrap: str, admin: Admin, to
     placed = []
     for given in (once, once.bytes, str(once)):
         with Producer(bootstrap) as producer:
-            placed.append(producer.publish(topic, b"x", uuid=given).result(10))
+            placed.append(producer.publish(topic, b"x", uuid=given).result(30))
     assert [place.duplicate for place in placed] == [False, True, True]
     assert len({(place.partition, place.offset) for place in placed}) == 1
     with Producer(bootstrap) as producer:
@@ -222,7 +222,7 @@ def test_rows_go_to_a_topic_with_a_schema(bootstrap: str, admin: Admin, topic: s
     admin.create_topic(topic, schema="a long NOT NULL, b string")
     with Producer(bootstrap) as producer:
         producer.publish(topic, {"a": 1, "b": "x"})
-        assert producer.publish(topic, {"a": 2}, key="k", uuid=uuid.uuid4()).result(10).offset == 1
+        assert producer.publish(topic, {"a": 2}, key="k", uuid=uuid.uuid4()).result(30).offset == 1
         with pytest.raises(SchemaMismatch, match="'b' of topic"):
             producer.publish(topic, {"a": 1, "b": 5})
         for wrong in (b"bytes", None):
@@ -266,7 +266,7 @@ def test_what_can_be_refused_at_once_is(bootstrap: str, admin: Admin, topic: str
             producer.publish("__transactions", b"x")
         with pytest.raises(InvalidRequest, match="value is int"):
             producer.publish(topic, 5)  # type: ignore[arg-type]
-        assert producer.publish(topic, b"x" * 1_000, partition=1).result(10).offset == 0
+        assert producer.publish(topic, b"x" * 1_000, partition=1).result(30).offset == 0
 
 
 def test_the_largest_record_fits_its_batch(bootstrap: str, admin: Admin, topic: str) -> None:
@@ -274,8 +274,8 @@ def test_the_largest_record_fits_its_batch(bootstrap: str, admin: Admin, topic: 
     most = 65_536 - 4_096
     assert made.settings == {"batch_bytes_max": "65536"}
     with Producer(bootstrap) as producer:
-        assert producer.publish(topic, b"x" * most, uuid=uuid.uuid4()).result(10).offset == 0
-        assert producer.publish(topic, b"x" * most).result(10).offset == 1
+        assert producer.publish(topic, b"x" * most, uuid=uuid.uuid4()).result(30).offset == 0
+        assert producer.publish(topic, b"x" * most).result(30).offset == 1
         with pytest.raises(BatchTooLarge):
             producer.publish(topic, b"x" * (most + 1))
 
@@ -302,11 +302,11 @@ def test_a_table_of_records_is_spread_by_its_keys_if_it_has_any(bootstrap: str, 
     with Producer(bootstrap) as producer:
         keyed = producer.publish_batch(
             topic, pa.table({"key": [b"a", b"b", b"c", None], "value": [b"1", b"2", b"3", b"4"]})
-        ).result(10)
+        ).result(30)
         whole = producer.publish_batch(
             topic, pa.table({"value": ["no bytes"]}).cast(pa.schema([("value", pa.large_binary())])), partition=2
         )
-        assert whole.result(10).partition == 2
+        assert whole.result(30).partition == 2
     assert sum(place.record_count for place in keyed.places) == 4
     assert b"1" in values(bootstrap, topic, partition_for_key(b"a", 3))
 
@@ -317,7 +317,7 @@ def test_a_table_sent_again_under_its_uuid_is_there_once(bootstrap: str, admin: 
     placed = []
     for _ in range(2):
         with Producer(bootstrap, batch_bytes_max=40_000) as producer:
-            placed.append(producer.publish_batch(topic, table, uuid=once).result(10))
+            placed.append(producer.publish_batch(topic, table, uuid=once).result(30))
     assert len(placed[0].places) > 2
     assert [place.duplicate for place in placed[1].places] == [True] * len(placed[1].places)
     assert [place[:3] for place in placed[0].places] == [place[:3] for place in placed[1].places]
@@ -333,7 +333,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_is_sent(bootstrap:
             producer.publish_batch(topic, pa.table({"a": [1], "b": ["x"]}), key_column="bb")
         assert (
             producer.publish_batch(topic, pa.table({"a": pa.array([], pa.int64()), "b": pa.array([], pa.string())}))
-            .result(5)
+            .result(30)
             .places
             == ()
         )
@@ -358,7 +358,7 @@ def test_a_full_buffer_is_told_to_who_publishes_while_the_brokers_are_paused(tmp
         with Producer(
             cluster.bootstrap, timeout_ms=2_000, batch_bytes_max=10_000, buffer_bytes_max=100_000
         ) as producer:
-            producer.publish("t", b"before").result(10)
+            producer.publish("t", b"before").result(30)
             cluster.brokers[1].send_if_running(signal.SIGSTOP)
             began, futures = time.monotonic(), []
 
@@ -371,7 +371,7 @@ def test_a_full_buffer_is_told_to_who_publishes_while_the_brokers_are_paused(tmp
             assert 700 <= len(futures) < 1_000
             assert 0.9 < time.monotonic() - began < 15  # it waits half of its time; the rest is for a busy machine
             cluster.brokers[1].send_if_running(signal.SIGCONT)
-            producer.publish("t", b"after").result(10)
+            producer.publish("t", b"after").result(30)
             for future in futures:
                 future.exception(10)
 
@@ -405,7 +405,7 @@ def test_a_producer_whose_thread_failed_tells_everyone(
 def test_an_error_that_is_looked_at_after_it_came_is_not_raised_again(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=1)
     with Producer(bootstrap) as producer:
-        producer.publish(topic, b"x").result(10)
+        producer.publish(topic, b"x").result(30)
         admin.delete_topic(topic)
         failed = producer.publish(topic, b"y")
         wait_until(lambda: producer._sender.failures, "the error")
@@ -415,7 +415,7 @@ def test_an_error_that_is_looked_at_after_it_came_is_not_raised_again(bootstrap:
 def test_to_ask_whether_it_is_done_is_not_to_look_at_its_error(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=1)
     producer = Producer(bootstrap)
-    producer.publish(topic, b"x").result(10)
+    producer.publish(topic, b"x").result(30)
     admin.delete_topic(topic)
     lost = producer.publish(topic, b"y")
     wait_until(lost.done, "the answer")
@@ -426,18 +426,18 @@ def test_to_ask_whether_it_is_done_is_not_to_look_at_its_error(bootstrap: str, a
 def test_a_topic_made_anew_is_met_anew(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, schema="a long")
     with Producer(bootstrap) as producer:
-        producer.publish(topic, {"a": 1}).result(10)
+        producer.publish(topic, {"a": 1}).result(30)
         admin.delete_topic(topic)
         admin.create_topic(topic, schema="b string")
         with pytest.raises(TritonMQError):
-            producer.publish(topic, {"a": 1}).result(10)
-        assert producer.publish(topic, {"b": "x"}).result(10).offset == 0
+            producer.publish(topic, {"a": 1}).result(30)
+        assert producer.publish(topic, {"b": "x"}).result(30).offset == 0
 
 
 def test_an_error_that_nobody_looks_at_is_raised_by_flush_once(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
     producer = Producer(bootstrap)
-    producer.publish(topic, b"x").result(10)
+    producer.publish(topic, b"x").result(30)
     admin.delete_topic(topic)
     ignored = producer.publish(topic, b"x")
     with pytest.raises(UnknownTopic):
@@ -453,7 +453,7 @@ def test_a_broker_that_dies_and_comes_back_loses_and_repeats_nothing(tmp_path: P
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("t")
         futures = [producer.publish("t", b"%d" % number) for number in range(2_000)]
-        futures[100].result(10)
+        futures[100].result(30)
         cluster.kill(1)
         futures += [producer.publish("t", b"%d" % number) for number in range(2_000, 3_000)]
         cluster.restart(1)
@@ -483,7 +483,7 @@ def test_what_has_no_answer_in_time_is_unknown_and_what_never_left_is_not_sent(t
         assert not unknown.definite
         cluster.brokers[1].send_if_running(signal.SIGCONT)
         with Producer(cluster.bootstrap) as another:
-            another.publish("t", b"x", uuid=once).result(10)
+            another.publish("t", b"x", uuid=once).result(30)
         assert values(cluster.bootstrap, "t") == [b"before", b"x"]
 
         cluster.kill(1)

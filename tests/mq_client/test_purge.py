@@ -20,7 +20,7 @@ def values(bootstrap: str, topic: str, partition: int = 0) -> list[int]:
 def publish(bootstrap: str, topic: str, numbers: range, partition: int = 0) -> None:
     with Producer(bootstrap) as producer:
         for number in numbers:
-            producer.publish(topic, {"n": number}, partition=partition).result(10)
+            producer.publish(topic, {"n": number}, partition=partition).result(30)
 
 
 def test_purge_drops_what_is_below_an_offset_and_says_where_the_log_starts(

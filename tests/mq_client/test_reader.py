@@ -40,7 +40,7 @@ def filled(admin: Admin, bootstrap: str, topic: str) -> str:
         with Producer(bootstrap, compression=random_.choice((None, "lz4"))) as producer:
             producer.publish_batch(
                 topic, pa.table({"n": range(at, at + count), "s": [f"s{i}" for i in range(at, at + count)]})
-            ).result(10)
+            ).result(30)
         at += count
     return topic
 
@@ -83,7 +83,7 @@ def test_columns_that_are_not_asked_for_never_leave_the_broker(admin: Admin, boo
             table = pa.table(
                 {"n": range(500), "text": [f"{i:0200}" for i in range(500)], "s": [str(i) for i in range(500)]}
             )
-            producer.publish_batch(topic, table, partition=0).result(10)
+            producer.publish_batch(topic, table, partition=0).result(30)
     cost: dict[str, int] = {}
     for columns in (None, ["n", "text", "s"], ["s", "n"], ["n"], []):
         with Reader(bootstrap) as reader:
@@ -153,7 +153,7 @@ def test_a_filter_that_cannot_be_is_refused_before_anything_is_sent(
         ):
             reader.read_stored(topic + "d", 0, filter="d = 1" + "0" * 400)
         with Producer(bootstrap) as producer:
-            producer.publish(topic + "r", b"x").result(10)
+            producer.publish(topic + "r", b"x").result(30)
         with pytest.raises(InvalidRequest, match="filter needs a topic with columns of its own"):
             list(reader.read(topic + "r", 0, filter="key is null"))
 
@@ -195,10 +195,10 @@ def test_a_read_that_begins_beyond_the_end_is_out_of_range_at_once(filled: str, 
 def test_a_read_past_the_end_gives_what_is_published_while_it_waits(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic, schema="n long")
     with Producer(bootstrap) as producer, Reader(bootstrap) as reader:
-        producer.publish_batch(topic, pa.table({"n": [0]})).result(10)
+        producer.publish_batch(topic, pa.table({"n": [0]})).result(30)
         read = reader.read(topic, 0, 0, 3)
         assert numbers([next(read)]) == [0]
-        producer.publish_batch(topic, pa.table({"n": [1, 2, 3]})).result(10)
+        producer.publish_batch(topic, pa.table({"n": [1, 2, 3]})).result(30)
         assert numbers(read) == [1, 2]
 
 
@@ -255,7 +255,7 @@ def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
         admin.create_topic(topic, schema="n long")
         with Producer(bootstrap) as producer:
             for n in numbers:
-                producer.publish_batch(topic, pa.table({"n": [n]})).result(10)
+                producer.publish_batch(topic, pa.table({"n": [n]})).result(30)
 
     class Broken:
         """A stream that ends after its first message."""
@@ -287,5 +287,5 @@ def test_a_partition_that_has_been_added_is_read_by_who_knew_the_topic_before(
         assert reader.offsets(topic) == {0: (0, 0)}
         admin.alter_topic(topic, partitions=2)
         with Producer(bootstrap) as producer:
-            producer.publish(topic, b"x", partition=1).result(10)
+            producer.publish(topic, b"x", partition=1).result(30)
         assert [batch.column("value").to_pylist() for batch in reader.read(topic, 1)] == [[b"x"]]

@@ -26,7 +26,7 @@ from mq_client import (
 def fill(bootstrap: str, topic: str, partition: int, numbers: range) -> None:
     with Producer(bootstrap) as producer:
         table = pa.table({"n": numbers, "s": [f"s{n}" for n in numbers]})
-        producer.publish_batch(topic, table, partition=partition).result(10)
+        producer.publish_batch(topic, table, partition=partition).result(30)
 
 
 @pytest.fixture
@@ -118,8 +118,8 @@ def test_a_time_is_a_bound(admin: Admin, bootstrap: str, topic: str, reader: Rea
 def test_a_topic_of_records_is_a_table_too(admin: Admin, bootstrap: str, topic: str, reader: Reader) -> None:
     admin.create_topic(topic)
     with Producer(bootstrap) as producer:
-        producer.publish(topic, b"one", key="k", headers={"h": b"v"}).result(10)
-        producer.publish(topic, None).result(10)
+        producer.publish(topic, b"one", key="k", headers={"h": b"v"}).result(30)
+        producer.publish(topic, None).result(30)
     assert reader.rows(topic, columns=["value", "key"]).to_arrow().to_pydict() == {
         "value": [b"one", None],
         "key": [b"k", None],
@@ -187,7 +187,7 @@ def test_a_notebook_shows_the_first_rows_and_no_markup_of_strangers(
         }
     )
     with Producer(bootstrap) as producer:
-        producer.publish_batch(topic, values).result(10)
+        producer.publish_batch(topic, values).result(30)
     html = reader.rows(topic)._repr_html_()
     assert "<script>" not in html
     assert "<b>" not in html

@@ -13,7 +13,7 @@ SILENCE_MS = 200
 def published(bootstrap: str, topic: str, values: list[bytes]) -> list[int]:
     """The offsets of those values, once each is acknowledged."""
     with Producer(bootstrap) as producer:
-        return [future.result(10).offset for future in [producer.publish(topic, value) for value in values]]
+        return [future.result(30).offset for future in [producer.publish(topic, value) for value in values]]
 
 
 def taken(consumer: Consumer, count: int) -> list[ConsumerRecord]:
@@ -83,7 +83,7 @@ def test_a_producer_that_closes_leaves_the_batches_of_another_alone(admin: Admin
     flushed = closing.publish(topic, b"closes")
     closing.close()
     assert flushed.done()
-    assert sorted([waiting.result(10).offset, flushed.result(10).offset]) == [0, 1]
+    assert sorted([waiting.result(30).offset, flushed.result(30).offset]) == [0, 1]
     staying.close()
 
 

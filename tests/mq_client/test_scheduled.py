@@ -26,11 +26,11 @@ def test_records_and_tables_are_published_when_they_are_due(admin: Admin, bootst
     admin.create_topic(topic, schema="n long")
     later, name = datetime.now(UTC) + timedelta(seconds=1.5), uuid.uuid4()
     with Producer(bootstrap, acks="none") as producer:
-        assert producer.publish(topic, {"n": 1}, deliver_at=later).result(10).offset == -1
-        assert producer.publish(topic, {"n": 9}, delay_ms=3_600_000, uuid=name).result(10).offset == -1
+        assert producer.publish(topic, {"n": 1}, deliver_at=later).result(30).offset == -1
+        assert producer.publish(topic, {"n": 9}, delay_ms=3_600_000, uuid=name).result(30).offset == -1
         table = pa.table({"n": pa.array([2, 3], pa.int64())})
         after = later + timedelta(milliseconds=1)
-        assert producer.publish_batch(topic, table, deliver_at=after).result(10).base_offset == -1
+        assert producer.publish_batch(topic, table, deliver_at=after).result(30).base_offset == -1
         assert values(bootstrap, topic) == []
         assert producer.cancel(topic, 0, name) == (True, False, -1)
         deadline = time.monotonic() + 20
@@ -45,7 +45,7 @@ def test_a_record_without_a_schema_keeps_its_key_and_headers(admin: Admin, boots
     admin.create_topic(topic)
     name = uuid.uuid4()
     with Producer(bootstrap, key_serializer="string") as producer:
-        producer.publish(topic, b"v", key="k", headers={"h": b"1"}, timestamp=7, delay_ms=1, uuid=name).result(10)
+        producer.publish(topic, b"v", key="k", headers={"h": b"1"}, timestamp=7, delay_ms=1, uuid=name).result(30)
     deadline = time.monotonic() + 20
     while not (rows := records(bootstrap, topic)) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -40,7 +40,7 @@ def test_what_a_producer_serializes_a_consumer_gives_back(
     assert (first.key, first.value, second.key, second.value) == ([7], value, None, None)
     with Consumer(bootstrap, start="earliest") as consumer:
         consumer.subscribe(topic)
-        raw = consumer.records()[topic].get(timeout=10)
+        raw = consumer.records()[topic].get(timeout=30)
     assert (raw.key, raw.value) == (b"[7]", data)
 
 
@@ -49,7 +49,7 @@ def test_callables_are_called_and_rows_keep_their_types(bootstrap: str, admin: A
     with Producer(
         bootstrap, value_serializer=lambda value: b"never", key_serializer=lambda key: b"%d" % key
     ) as producer:
-        producer.publish(topic, {"n": 1}, key=5).result(10)
+        producer.publish(topic, {"n": 1}, key=5).result(30)
     with Consumer(bootstrap, start="earliest", value_deserializer=lambda data: "never") as consumer:
         consumer.subscribe(topic)
         record = consumer.take(10_000)
@@ -87,11 +87,11 @@ def test_a_record_that_cannot_be_read_is_named_and_the_next_one_follows(
     with Consumer(bootstrap, group=f"g-{topic}", start="earliest", value_deserializer="json") as consumer:
         consumer.subscribe(topic)
         queue = consumer.records()[topic]
-        assert queue.get(timeout=10).value == 1
+        assert queue.get(timeout=30).value == 1
         with pytest.raises(
             NotDeserialized, match=f"the value of offset 1 of '{topic}' partition 0 .* JSONDecodeError"
         ) as failed:
-            queue.get(timeout=10)
+            queue.get(timeout=30)
         assert failed.value.record.value == b"{"
         assert [record.value for record in (consumer.take(10_000),) if record] == [3]
         with pytest.raises(NotDeserialized, match="offset 3"):

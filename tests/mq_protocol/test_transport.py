@@ -128,6 +128,6 @@ def test_pushes_to_clients_with_other_credentials_share_no_connection(certs: Cer
                 found.append(channel)
         return found
 
-    same, again, other, nobody = asyncio.run_coroutine_threadsafe(opened(), loop._loop).result(10)
+    same, again, other, nobody = asyncio.run_coroutine_threadsafe(opened(), loop._loop).result(30)
     assert same is again
     assert len({id(same), id(other), id(nobody)}) == 3

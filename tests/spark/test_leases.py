@@ -66,7 +66,7 @@ def test_a_batch_read_leases_its_rows_once_and_settle_is_what_settles_them(
     assert counts() == (4, 6, 0), "one lease for one load"
     rows = {row.value for row in jobs.collect()}
     assert len(rows) == 6
-    producer.publish(topic, b"later", key=b"later").result(10)
+    producer.publish(topic, b"later", key=b"later").result(30)
     odd = jobs.where("cast(cast(value as string) as int) % 2 = 1").select("value")
     assert {row.value for row in odd.collect()} == {value for value in rows if int(value) % 2}
     assert jobs.count() == 6

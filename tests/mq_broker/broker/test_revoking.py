@@ -262,13 +262,13 @@ def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(
         with Admin(address, security=admin) as root, Producer(address, security=former, linger_ms=0) as producer:
             root.create_topic("t", partitions=1, replicas=1)
             root.alter_acls(add=[AclRule("User:etl", "Write", "Topic", "t")])
-            assert producer.publish("t", "before").result(10).offset == 0
+            assert producer.publish("t", "before").result(30).offset == 0
             check = ["check", "--dir", str(certs.path), "--bootstrap", address, "--user", "etl"]
             assert f"{address}: good" in CliRunner().invoke(cert, check, standalone_mode=False).output
             done = root.revoke(serial)
             assert (done.added, done.late, done.not_judging) == (1, (), ())
             with pytest.raises(NotAuthenticated):
-                producer.publish("t", "after").result(10)
+                producer.publish("t", "after").result(30)
             with pytest.raises(NotAuthenticated):
                 topics(address, former)
             assert topics(address, renewed) == ["t"]

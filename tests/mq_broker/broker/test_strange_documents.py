@@ -29,7 +29,7 @@ MINE = 1
 @contextlib.contextmanager
 def stranger(hosts: str) -> Iterator[KazooClient]:
     client = KazooClient(hosts=hosts)
-    client.start(timeout=10)
+    client.start(timeout=30)
     try:
         yield client
     finally:

@@ -58,7 +58,7 @@ def test_every_client_speaks_by_a_token_in_a_file(tmp_path: Path) -> None:
         file.write_text(prepared(place) + "\n")
         security = place.security(file=file)
         with Producer(place.tokens, security=security) as producer:
-            assert producer.publish("t", "hello").result(10).offset == 0
+            assert producer.publish("t", "hello").result(30).offset == 0
             with pytest.raises(PermissionDenied, match="User:etl"), Admin(place.tokens, security=security) as admin:
                 admin.alter_topic("t", retention_ms="1000")
         with Reader(place.tokens, security=security) as reader:
@@ -442,11 +442,11 @@ def test_a_producer_goes_on_with_the_token_that_takes_the_place_of_the_former(tm
         former = file.read_text()[4:20]
         security = place.security(file=file)
         with place.admin() as admin, Producer(place.tokens, security=security, linger_ms=0) as producer:
-            assert producer.publish("t", "before").result(10).offset == 0
+            assert producer.publish("t", "before").result(30).offset == 0
             other = admin.create_token("etl")
             file.write_text(other.secret.reveal())
             admin.revoke_token(former)
-            assert producer.publish("t", "after").result(10).offset == 1
+            assert producer.publish("t", "after").result(30).offset == 1
             with Admin(place.tokens, security=security) as by_token:
                 assert by_token.list_topics()
             admin.revoke_token(other.id)

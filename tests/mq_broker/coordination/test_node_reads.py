@@ -58,7 +58,7 @@ class KazooClientOf:
         self._client = KazooClient(hosts=hosts)
 
     def __enter__(self) -> KazooClient:
-        self._client.start(timeout=10)
+        self._client.start(timeout=30)
         return self._client
 
     def __exit__(self, *_error: object) -> None:

@@ -527,7 +527,7 @@ def test_a_broken_connection_alone_ends_nothing(zookeeper: str, root: str) -> No
 @contextmanager
 def stranger(hosts: str) -> Iterator[KazooClient]:
     client = KazooClient(hosts=hosts)
-    client.start(timeout=10)
+    client.start(timeout=30)
     try:
         yield client
     finally:

@@ -41,7 +41,7 @@ async def session(hosts: str, root: str, credential: Credential | None = None) -
 @contextmanager
 def kazoo(hosts: str, credential: Credential | None = None) -> Iterator[KazooClient]:
     client = KazooClient(hosts, auth_data=[credential.auth] if credential is not None else None)
-    client.start(timeout=10)
+    client.start(timeout=30)
     try:
         yield client
     finally:

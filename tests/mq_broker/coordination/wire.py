@@ -58,7 +58,7 @@ def end_session_of(service: ZooKeeperCoordination) -> None:
     connection._connect_attempt = later
     other = KazooClient(hosts=service._session.hosts, client_id=client.client_id)
     try:
-        other.start(timeout=10)
+        other.start(timeout=30)
         other.stop()
         other.close()
     finally:

@@ -31,7 +31,7 @@ def test_every_partition_is_known_and_news_is_pushed(admin: Admin, bootstrap: st
     admin.create_topic(topic, partitions=3)
     with OffsetWatch(bootstrap, [topic]) as watch, Producer(bootstrap) as producer:
         assert watch.wait_first(Deadline(10_000)) == {topic: {0: (0, 0), 1: (0, 0), 2: (0, 0)}}
-        producer.publish(topic, b"x", partition=1).result(10)
+        producer.publish(topic, b"x", partition=1).result(30)
         eventually(lambda: watch.latest()[topic][1] == (0, 1))
         assert watch.latest()[topic][0] == (0, 0)
 
@@ -49,8 +49,8 @@ def test_of_a_topic_only_some_partitions_may_be_watched(admin: Admin, bootstrap:
     admin.create_topic(topic, partitions=3)
     with OffsetWatch(bootstrap, [topic], {topic: [2, 0]}) as watch, Producer(bootstrap) as producer:
         assert watch.wait_first(Deadline(10_000)) == watch.ask(Deadline(10_000)) == {topic: {0: (0, 0), 2: (0, 0)}}
-        producer.publish(topic, b"x", partition=1).result(10)
-        producer.publish(topic, b"x", partition=2).result(10)
+        producer.publish(topic, b"x", partition=1).result(30)
+        producer.publish(topic, b"x", partition=2).result(30)
         eventually(lambda: watch.latest()[topic][2] == (0, 1))
         assert 1 not in watch.latest()[topic]
 
@@ -91,7 +91,7 @@ def test_a_topic_that_was_made_again_is_heard_of_though_it_has_had_fewer_leaders
         watch.wait_first(Deadline(10_000))
         watch._learn(topic, pb.PartitionOffsets(partition=0, leader_epoch=7, log_end_offset=9))
         watch._learn(topic, pb.PartitionOffsets(partition=1, leader_epoch=7, log_end_offset=9))
-        producer.publish(topic, b"x").result(10)
+        producer.publish(topic, b"x").result(30)
         monkeypatch.setattr(connection, "refresh", lambda *asked: replace(refresh(*asked), topic_id="another"))
         eventually(lambda: watch.latest() == {topic: {0: (0, 1)}})
 
@@ -99,7 +99,7 @@ def test_a_topic_that_was_made_again_is_heard_of_though_it_has_had_fewer_leaders
 def test_asking_gives_the_same_as_being_told(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
     with OffsetWatch(bootstrap, [topic]) as watch, Producer(bootstrap) as producer:
-        producer.publish(topic, b"x").result(10)
+        producer.publish(topic, b"x").result(30)
         assert watch.ask(Deadline(5_000)) == {topic: {0: (0, 1)}}
 
 
@@ -117,7 +117,7 @@ def test_offsets_are_measured_in_stored_bytes(admin: Admin, bootstrap: str, topi
     admin.create_topic(topic, partitions=2, schema="n long")
     with Producer(bootstrap) as producer:
         for _ in range(10):
-            producer.publish_batch(topic, pa.table({"n": range(100)}), partition=1).result(10)
+            producer.publish_batch(topic, pa.table({"n": range(100)}), partition=1).result(30)
     connection, deadline = Connection(bootstrap), Deadline(10_000)
 
     def measured(start: int, end: int, bytes_max: int) -> pb.SpanMeasure:
@@ -141,7 +141,7 @@ def test_a_broker_that_comes_back_is_watched_again(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
         admin.create_topic("t")
         with OffsetWatch(cluster.bootstrap, ["t"]) as watch, Producer(cluster.bootstrap) as producer:
-            producer.publish("t", b"x").result(10)
+            producer.publish("t", b"x").result(30)
             eventually(lambda: watch.latest()["t"].get(0) == (0, 1))
             cluster.kill(1)
             assert watch.latest() == {"t": {0: (0, 1)}}, "what is known stays known"

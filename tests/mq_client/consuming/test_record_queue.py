@@ -70,7 +70,7 @@ def test_a_record_is_done_with_when_the_next_is_asked_for_even_if_there_is_none(
 def test_get_waits_for_what_is_pushed() -> None:
     pushed, place = Pushed(), PartitionPlace("t", 0)
     threading.Timer(0.05, pushed.push, (place, 7, 1)).start()
-    assert pushed.queue.get(timeout=5).offset == 7
+    assert pushed.queue.get(timeout=30).offset == 7
     began = time.monotonic()
     with pytest.raises(queue.Empty):
         pushed.queue.get(timeout=0.05)
@@ -97,7 +97,7 @@ def test_a_subscription_that_ended_raises_once_its_records_are_taken() -> None:
     pushed.queue.error = UnknownTopic("deleted")
     assert pushed.queue.get_nowait().offset == 0
     with pytest.raises(UnknownTopic):
-        pushed.queue.get(timeout=5)
+        pushed.queue.get(timeout=30)
 
 
 def test_a_closed_queue_does_not_wait() -> None:

@@ -22,7 +22,7 @@ def spread(
     with Producer(bootstrap, partitioner=partitioner, linger_ms=1_000) as producer:
         futures = [producer.publish(topic, b"x", key=key) for _ in range(count)]
         producer.flush()
-        return Counter(future.result(10).partition for future in futures)
+        return Counter(future.result(30).partition for future in futures)
 
 
 def install(folder: Path, group: str, name: str, code: str) -> None:
@@ -72,12 +72,12 @@ def test_a_callable_decides_of_records_and_tables(bootstrap: str, admin: Admin, 
         return 0 if key is None else key[-1] % 3
 
     with Producer(bootstrap, partitioner=by_last_digit) as producer:
-        assert producer.publish(topic, b"x", key="5").result(10).partition == ord("5") % 3
-        assert producer.publish(topic, b"x").result(10).partition == 0
-        assert producer.publish(topic, b"x", key="5", partition=1).result(10).partition == 1
+        assert producer.publish(topic, b"x", key="5").result(30).partition == ord("5") % 3
+        assert producer.publish(topic, b"x").result(30).partition == 0
+        assert producer.publish(topic, b"x", key="5", partition=1).result(30).partition == 1
         table = producer.publish_batch(
             topic, pa.table({"key": [b"1", b"2", b"1"], "value": [b"a", b"b", b"c"]})
-        ).result(10)
+        ).result(30)
     assert {place.partition: place.record_count for place in table.places} == {ord("1") % 3: 2, ord("2") % 3: 1}
     assert asked[:2] == [(topic, b"5", 3), (topic, None, 3)]
 
@@ -103,7 +103,7 @@ def test_a_record_sent_again_by_its_uuid_meets_its_first_copy(
     for again in (False, True):
         with Producer(bootstrap, partitioner=partitioner) as producer:
             placed = [producer.publish(topic, b"x", key="k", uuid=name) for name in names]
-            assert [place.result(10).duplicate for place in placed] == [again] * 20
+            assert [place.result(30).duplicate for place in placed] == [again] * 20
 
 
 def test_an_installed_package_brings_a_partitioner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

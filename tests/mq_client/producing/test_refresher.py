@@ -47,7 +47,7 @@ class Metadata:
 
     def refresh(self, topic: str, deadline: Deadline, doubted: frozenset[str]) -> None:
         self.calls.put((topic, set(doubted)))
-        answer = self.answers.get(timeout=5)
+        answer = self.answers.get(timeout=30)
         if answer is not None:
             raise answer
 
@@ -72,14 +72,14 @@ def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(
     refresher: Refresher, metadata: Metadata
 ) -> None:
     refresher.ask("a", "b:1")
-    assert metadata.calls.get(timeout=5) == ("a", {"b:1"})
+    assert metadata.calls.get(timeout=30) == ("a", {"b:1"})
     refresher.ask("b", "b:1")
     refresher.ask("b", "b:2")  # asked for already: one more broker is doubted
     metadata.answers.put(None)
-    metadata.told.get(timeout=5)
-    assert metadata.calls.get(timeout=5) == ("b", {"b:1", "b:2"})
+    metadata.told.get(timeout=30)
+    assert metadata.calls.get(timeout=30) == ("b", {"b:1", "b:2"})
     metadata.answers.put(Unreachable("nobody"))  # is no refusal
-    metadata.told.get(timeout=5)
+    metadata.told.get(timeout=30)
     assert refresher.refusal("a") is None
     assert refresher.refusal("b") is None
     assert metadata.calls.empty()
@@ -88,7 +88,7 @@ def test_topics_are_refreshed_one_after_the_other_and_each_end_is_told(
 def test_a_refusal_is_told_once(refresher: Refresher, metadata: Metadata) -> None:
     refresher.ask("a")
     metadata.answers.put(UnknownTopic("gone"))
-    metadata.told.get(timeout=5)
+    metadata.told.get(timeout=30)
     assert isinstance(refresher.refusal("a"), UnknownTopic)
     assert refresher.refusal("a") is None
 
@@ -105,7 +105,7 @@ def test_it_is_logged_once_that_no_broker_answers_and_once_that_one_does_again(
         caplog.clear()
         refresher.ask("a")
         metadata.answers.put(answer)
-        metadata.told.get(timeout=5)
+        metadata.told.get(timeout=30)
         now[0] += 3.0
         mine = [record for record in caplog.records if record.name == refresher_module.__name__]
         return [(record.levelname, record.getMessage()) for record in mine]
@@ -141,7 +141,7 @@ def test_no_thread_of_a_producer_keeps_the_process(turns: Turns, refresher: Refr
     assert refresher._thread is not None
     assert refresher._thread.daemon
     metadata.answers.put(None)
-    metadata.told.get(timeout=5)
+    metadata.told.get(timeout=30)
 
 
 def test_a_look_at_all_topics_is_due_once_the_refresher_is_done(made: type[Turns]) -> None:

@@ -48,7 +48,7 @@ def test_outcomes_are_gathered_and_their_futures_end_when_they_are_committed(mon
     assert not acks[0].done()
     asked.answer(done(asked))
     for future in (*acks, failing):
-        assert future.result(10) is None
+        assert future.result(30) is None
     for record, first in ((records[0], "ack"), (records[1], "fail")):
         with pytest.raises(InvalidRequest, match=rf"has an outcome already: .* was given {first}\(\)"):
             record.release()
@@ -68,7 +68,7 @@ def test_a_member_never_holds_more_than_it_may_over_all_partitions(monkeypatch: 
     future = first[0].ack()
     asked = leaders.next("Settle", partition=0)
     asked.answer(done(asked))
-    future.result(10)
+    future.result(30)
     leaders.nothing_within(0.1)  # less than half is free, and there is something to work on
     [member.take() for _ in range(6)]
     watches = [leaders.next("Lease", records_max=0) for _ in range(3)]
@@ -92,7 +92,7 @@ def test_outcomes_without_an_answer_go_to_the_next_leader_and_nothing_held_is_dr
     leaders.lead(2, epoch=2)
     asked.answer(Unreachable("gone"))
     waiting.answer(NotLeader("another", leader=2, leader_epoch=2))
-    questions = [leaders.questions.get(timeout=10) for _ in range(2)]
+    questions = [leaders.questions.get(timeout=30) for _ in range(2)]
     assert {question.address for question in questions} == {"b:2"}
     again = next(question for question in questions if question.method == "Settle")
     lease = next(question for question in questions if question.method == "Lease")
@@ -100,13 +100,13 @@ def test_outcomes_without_an_answer_go_to_the_next_leader_and_nothing_held_is_dr
     assert said(again) == [(A, [0, 1]), (R, [1, 1])]
     # The first attempt was committed: what it released is not this member's any more, which is no loss
     again.answer(pb.SettleResponse(answers=[pb.SettleAnswer(), pb.SettleAnswer(lost=[1, 1])]))
-    assert ack.result(10) is None
-    assert release.result(10) is None
+    assert ack.result(30) is None
+    assert release.result(30) is None
     last = records[2].ack()
     asked = leaders.next("Settle")
     assert asked.address == "b:2"
     asked.answer(done(asked))
-    assert last.result(10) is None
+    assert last.result(30) is None
     member.close()
 
 
@@ -120,7 +120,7 @@ def test_a_lost_lease_is_told_by_the_future_and_by_the_next_use(monkeypatch: pyt
     asked = leaders.next("Settle")
     asked.answer(done(asked, 0, 1))
     with pytest.raises(LeaseLost, match="offset 0"):
-        future.result(10)
+        future.result(30)
     with pytest.raises(LeaseLost):
         first.ack()
     waiting.answer(pb.LeaseResponse(gone=[pb.LeaseId(leader_epoch=1, entry=5)]))
@@ -165,7 +165,7 @@ def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back(monkeypa
     asked = leaders.next("Settle")
     asked.answer(done(asked, 1, 1))
     with pytest.raises(LeaseLost, match="3 of these records"):
-        future.result(10)
+        future.result(30)
     asked = leaders.next("Settle")
     assert said(asked) == [(pb.OUTCOME_RELEASE, [0, 3])]
     asked.answer(done(asked, 1, 1))
@@ -176,7 +176,7 @@ def test_a_lease_whose_answer_was_lost_is_not_claimed_even_without_any_credit(mo
     leaders = Leaders(1, 1)
     member = Member(leaders, monkeypatch, in_flight_max=2)
     leaders.next("Lease", partition=0).answer(OutcomeUnknown("no answer"))
-    asked = [leaders.questions.get(timeout=10) for _ in range(2)]
+    asked = [leaders.questions.get(timeout=30) for _ in range(2)]
     by_partition = {question.request.partition: question for question in asked}
     assert by_partition[1].request.records_max == 2, "the credit goes to the next leader meanwhile"
     assert by_partition[0].request.records_max == 0
@@ -238,7 +238,7 @@ def test_extending_by_hand_names_the_record(monkeypatch: pytest.MonkeyPatch) -> 
     assert said(asked) == [(pb.OUTCOME_EXTEND, [0, 1])]
     asked.answer(done(asked, 0, 1))
     with pytest.raises(LeaseLost):
-        future.result(10)
+        future.result(30)
     with pytest.raises(LeaseLost):
         record.ack()
     member.close()
@@ -256,7 +256,7 @@ def test_closing_gives_back_what_has_no_outcome_and_asks_for_nothing_more(monkey
     asked = leaders.next("Settle")
     assert said(asked) == [(R, [1, 2])]
     asked.answer(done(asked))
-    assert ack.result(10) is None
+    assert ack.result(30) is None
     with pytest.raises(LeaseLost, match="closed"):
         records[1].ack()
     member.keeper.join()
@@ -271,7 +271,7 @@ def test_what_has_no_answer_at_the_end_is_said_to_be_unknown(monkeypatch: pytest
     leaders.next("Settle")
     member.close(timeout_ms=100)
     with pytest.raises(OutcomeUnknown, match="closed before"):
-        future.result(10)
+        future.result(30)
 
 
 def test_a_deleted_group_ends_the_queue_once_every_leader_must_have_heard_of_it(
@@ -306,8 +306,8 @@ def test_a_batch_settles_rows_by_a_mask(monkeypatch: pytest.MonkeyPatch) -> None
         told += said(asked)
     assert told == [(F, [12, 1, 2, 1]), (A, [10, 2, 1, 2])]
     asked.answer(done(asked))
-    failing.result(10)
-    rest.result(10)
+    failing.result(30)
+    rest.result(30)
     assert batch.ack().result(0) is None, "there is nothing left to say"
     with pytest.raises(InvalidRequest, match="have an outcome already: leave them out of the mask"):
         batch.reject(bad, "again")

@@ -57,7 +57,7 @@ def test_when_a_record_goes_back_nothing_of_its_key_is_begun_before_the_answer_a
     answer = done(asked)
     answer.answers[0].pulled.add(lease=pb.LeaseId(leader_epoch=1, entry=5), ranges=[1, 2])
     asked.answer(answer)
-    assert future.result(10) is None
+    assert future.result(30) is None
     again = leaders.next("Lease", records_max=3)
     assert [held.entry for held in again.request.held] == [5]
     assert member.take().offset == 3, "what it was not told to let go it has still"
@@ -77,7 +77,7 @@ def test_after_a_lost_record_the_leader_is_asked_which_of_the_others_are_left(mo
     third = member.take()
     asked.answer(done(asked, 0, 1))
     with pytest.raises(LeaseLost):
-        future.result(10)
+        future.result(30)
     extension = question(leaders, pb.OUTCOME_EXTEND)
     assert said(extension) == [(pb.OUTCOME_EXTEND, [3, 1])]
     third.ack()
@@ -85,7 +85,7 @@ def test_after_a_lost_record_the_leader_is_asked_which_of_the_others_are_left(mo
     extension.answer(done(extension, 3, 1))
     asked = question(leaders, A)
     asked.answer(done(asked))
-    assert second_future.result(10) is None
+    assert second_future.result(30) is None
     assert not free(member)
     member.close()
 
@@ -102,7 +102,7 @@ def test_records_lent_before_a_loss_was_told_are_asked_about_before_they_are_wor
     asked = question(leaders, A)
     asked.answer(done(asked, 0, 1))
     with pytest.raises(LeaseLost):
-        future.result(10)
+        future.result(30)
     extension = question(leaders, pb.OUTCOME_EXTEND)
     assert said(extension) == [(pb.OUTCOME_EXTEND, [1, 1])]
     lending.answer(in_order(6, 2, 1))
@@ -124,7 +124,7 @@ def test_after_a_return_whose_first_answer_was_lost_the_leader_is_asked_too(monk
     again = question(leaders, F)
     assert said(again) == [(F, [0, 1])]
     again.answer(done(again, 0, 1))
-    assert future.result(10) is None, "it was said before"
+    assert future.result(30) is None, "it was said before"
     extension = question(leaders, pb.OUTCOME_EXTEND)
     assert said(extension) == [(pb.OUTCOME_EXTEND, [1, 3])]
     assert not free(member)

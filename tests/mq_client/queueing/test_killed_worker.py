@@ -33,7 +33,7 @@ def test_of_what_an_ended_worker_held_the_record_that_it_had_begun_is_charged_if
     admin.declare_queue(topic, "g", lease_ms=lease)
     with Producer(bootstrap) as producer:
         for number in range(18):
-            producer.publish(topic, f"{number}").result(10)
+            producer.publish(topic, f"{number}").result(30)
     worker = subprocess.Popen([sys.executable, "-c", WORKER, bootstrap, topic], stdout=subprocess.PIPE, text=True)
     try:
         assert worker.stdout is not None

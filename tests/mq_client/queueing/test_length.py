@@ -13,10 +13,10 @@ def test_a_full_queue_refuses_records_until_some_are_worked_off(admin: Admin, bo
     admin.declare_queue(topic, "g", length_max=3)
     with Producer(bootstrap) as producer:
         for number in range(3):
-            producer.publish(topic, f"{number}").result(10)
+            producer.publish(topic, f"{number}").result(30)
     with Producer(bootstrap, timeout_ms=2_000, retries=1) as producer:
         with pytest.raises(QueueFull, match="queue group 'g' keeps 3 records of this partition"):
-            producer.publish(topic, "too much").result(10)
+            producer.publish(topic, "too much").result(30)
         assert admin.describe_queue(topic, "g").ready == 3
     with Producer(bootstrap, timeout_ms=10_000) as producer:
         late = producer.publish(topic, "late")
@@ -25,11 +25,11 @@ def test_a_full_queue_refuses_records_until_some_are_worked_off(admin: Admin, bo
                 record = queue.take(10_000)
                 assert record is not None
                 record.ack()
-        late.result(10)
+        late.result(30)
     admin.alter_queue(topic, "g", overflow="drop_head")
     with Producer(bootstrap) as producer:
         for number in range(10, 15):
-            producer.publish(topic, f"{number}").result(10)
+            producer.publish(topic, f"{number}").result(30)
     wait_until(
         lambda: admin.describe_queue(topic, "g").partitions[0].dropped == {"length": 2}, "the oldest are dropped"
     )
@@ -48,11 +48,11 @@ def test_a_queue_keeps_so_many_bytes_and_what_is_too_much_becomes_dead_letters(
     load = b"x" * 20_000
     with Producer(bootstrap, timeout_ms=2_000, retries=1) as producer:
         for _ in range(4):
-            producer.publish(topic, load).result(10)
+            producer.publish(topic, load).result(30)
         with pytest.raises(QueueFull, match="queue group 'g' keeps 65536 bytes of this partition"):
-            producer.publish(topic, load).result(10)
+            producer.publish(topic, load).result(30)
         admin.alter_queue(topic, "g", overflow="drop_head", dropped="dead")
-        producer.publish(topic, b"new").result(10)
+        producer.publish(topic, b"new").result(30)
     wait_until(lambda: admin.describe_queue(topic, "g").dead == 1, "the oldest is a dead letter")
     assert admin.describe_queue(topic, "g").ready == 4
     with Queue(bootstrap, f"{topic}.dead", "look") as letters:

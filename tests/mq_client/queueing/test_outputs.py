@@ -34,7 +34,7 @@ def test_outputs_are_seen_once_their_records_are_acknowledged(admin: Admin, boot
             if record.value == b"c":
                 record.release() if record.deliveries == 1 else record.ack()
                 continue
-            record.ack(outputs=outputs).result(10)
+            record.ack(outputs=outputs).result(30)
             with pytest.raises(InvalidRequest, match="given to an ack before"):
                 outputs.publish(done, "again")
     wait_until(lambda: read(admin, done) == ["b'A'", "b'B'"], "the outputs of a and b, and nothing of c")
@@ -54,7 +54,7 @@ def test_rows_are_acknowledged_together_with_a_table(admin: Admin, bootstrap: st
         outputs.publish(sums, {"n": 45, "name": "sum"}, key="k")
         with pytest.raises(SchemaMismatch):
             outputs.publish(sums, {"n": 45, "nam": "sum"})
-        batch.ack(outputs=outputs).result(10)
+        batch.ack(outputs=outputs).result(30)
         assert admin.describe_queue(topic, "g").partitions[0].base == 10
     wait_until(lambda: len(read(admin, sums)) == 11, "all rows")
 
@@ -73,13 +73,13 @@ def test_a_lost_lease_publishes_nothing_and_gives_back_what_is_held(admin: Admin
         outputs = queue.outputs()
         outputs.publish(done, "A")
         with pytest.raises(LeaseLost):
-            record.ack(outputs=outputs).result(10)
+            record.ack(outputs=outputs).result(30)
     with Queue(bootstrap, topic, "g") as queue:
         record = queue.take(WAIT_MS)
         assert record is not None
         outputs = queue.outputs()
         outputs.publish(done, "A2")
-        record.ack(outputs=outputs).result(10)
+        record.ack(outputs=outputs).result(30)
     wait_until(lambda: read(admin, done) == ["b'A2'"], "what the second lease published, alone")
 
 
@@ -125,7 +125,7 @@ def test_of_a_record_that_is_another_members_nothing_is_published(admin: Admin, 
             assert theirs.offset == mine.offset
             outputs = quick.outputs()
             outputs.publish(done, "in time")
-            theirs.ack(outputs=outputs).result(10)
+            theirs.ack(outputs=outputs).result(30)
         with pytest.raises(LeaseLost):
-            mine.ack(outputs=late).result(10)
+            mine.ack(outputs=late).result(30)
     wait_until(lambda: read(admin, done) == ["b'in time'"], "the output of the member that had it")

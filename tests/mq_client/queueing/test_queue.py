@@ -96,7 +96,7 @@ def test_members_share_the_records_of_one_partition_and_closing_gives_back_uncha
             assert record is not None
             record.ack()
             done[record.value] += 1
-        first.ack().result(10)
+        first.ack().result(30)
         done[first.value] += 1
         assert idle.take(WAIT_MS) is not None, "in hand, and without an outcome"
         idle.close()
@@ -179,16 +179,16 @@ def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
         with Queue(bootstrap, topic, "g", in_flight_max=1) as other:
             again = None
             while again is None:
-                long.extend().result(10)
+                long.extend().result(30)
                 again = other.take(100)
             assert (again.value, again.deliveries, again.failures) == (b"forgotten", 2, 1)
             assert again.lease > forgotten.lease
             with pytest.raises(LeaseLost):
-                forgotten.ack().result(10)
+                forgotten.ack().result(30)
             with pytest.raises(LeaseLost):
                 forgotten.release()
-            again.ack().result(10)
-        long.ack().result(10)
+            again.ack().result(30)
+        long.ack().result(30)
         waits = queue.take(WAIT_MS)
         assert waits is not None
         assert (waits.value, waits.deliveries) == (b"waits", 1)
@@ -276,7 +276,7 @@ def test_a_record_that_cannot_be_read_can_be_rejected(admin: Admin, bootstrap: s
         record.ack()
         with pytest.raises(NotDeserialized, match=r"settle it by `error.record.reject\(\)`") as told:
             queue.take(WAIT_MS)
-        told.value.record.reject("no JSON").result(10)  # type: ignore[attr-defined]
+        told.value.record.reject("no JSON").result(30)  # type: ignore[attr-defined]
     found = admin.describe_queue(topic, "g")
     assert (found.accepted, found.parked + found.doomed) == (1, 1)
 
@@ -310,7 +310,7 @@ def test_a_deleted_queue_ends_its_members_and_a_new_one_begins_anew(
     queue = Queue(bootstrap, topic, "g")
     record = queue.take(WAIT_MS)
     assert record is not None
-    record.ack().result(10)
+    record.ack().result(30)
     admin.delete_queue(topic, "g")
     with pytest.raises(UnknownQueue):
         queue.take(WAIT_MS)

@@ -48,7 +48,7 @@ def test_letters_go_back_to_where_they_came_from_as_they_were(admin: Admin, boot
     with Producer(bootstrap) as producer:
         for number in range(3):
             producer.publish(topic, f"keyless {number}", partition=number, headers={"a": b"b"}, timestamp=77)
-        keyed = producer.publish(topic, "keyed", key="k").result(10)
+        keyed = producer.publish(topic, "keyed", key="k").result(30)
     reject_all(bootstrap, admin, topic, 4)
     told: list[int] = []
     assert admin.redrive_topic(f"{topic}.dead", on_sent=told.append) == Redriven({topic: 4}, {})
@@ -90,7 +90,7 @@ def test_rows_go_back_without_the_column_that_says_why(admin: Admin, bootstrap: 
     admin.create_topic(topic, partitions=2, schema="n long")
     with Producer(bootstrap) as producer:
         for number in (0, 1):
-            producer.publish_batch(topic, pa.table({"n": [number] * 3}), partition=number).result(10)
+            producer.publish_batch(topic, pa.table({"n": [number] * 3}), partition=number).result(30)
     reject_all(bootstrap, admin, topic, 6)
     assert admin.redrive_topic(f"{topic}.dead").sent == {topic: 6}
     wait_until(lambda: len(read(admin, topic)) == 12, "all that came back")
@@ -108,13 +108,13 @@ def test_letters_that_cannot_be_sent_are_left_with_the_reason_and_tried_again(
     admin.declare_queue(gone, GROUP, dead_letter=dead)
     with Producer(bootstrap) as producer:
         for number in range(5):
-            producer.publish(topic, "x" * (1_500 if number == 2 else 3)).result(10)
-            producer.publish(gone, "of a topic that will be gone").result(10)
+            producer.publish(topic, "x" * (1_500 if number == 2 else 3)).result(30)
+            producer.publish(gone, "of a topic that will be gone").result(30)
     reject_all(bootstrap, admin, topic, 5)
     reject_all(bootstrap, admin, gone, 5)
     with Producer(bootstrap) as producer:
-        producer.publish(dead, "no letter").result(10)
-        producer.publish(dead, "goes round", headers={HEADERS["topic"]: dead.encode()}).result(10)
+        producer.publish(dead, "no letter").result(30)
+        producer.publish(dead, "goes round", headers={HEADERS["topic"]: dead.encode()}).result(30)
     admin.delete_topic(gone)
     admin.alter_topic(topic, record_bytes_max="1000")
     found = admin.redrive_topic(dead)
@@ -145,7 +145,7 @@ def test_another_group_is_to_be_declared_and_what_others_have_settled_is_told(
     admin.create_topic(dead)
     with Producer(bootstrap) as producer:
         for number in range(4):
-            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(10)
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(30)
     assert len(admin.pop_queue(dead, admin.declare_queue(dead, "menders").group, 3)) == 3
     with pytest.raises(UnknownQueue, match=r"did you mean 'menders'\? its groups are menders\. .*declare=True"):
         admin.redrive_topic(dead, group="mender")
@@ -168,10 +168,10 @@ def test_letters_that_come_while_it_runs_are_let_alone(admin: Admin, bootstrap: 
     admin.create_topic(dead)
     with Producer(bootstrap) as producer:
         for number in range(3):
-            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(10)
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(30)
 
         def on_sent(_: int) -> None:
-            producer.publish(dead, "later", headers={HEADERS["topic"]: topic.encode()}).result(10)
+            producer.publish(dead, "later", headers={HEADERS["topic"]: topic.encode()}).result(30)
 
         assert admin.redrive_topic(dead, rate=20, on_sent=on_sent) == Redriven({topic: 3}, {})
     assert admin.describe_queue(dead, "redrive").accepted == 3
@@ -214,13 +214,13 @@ def test_what_is_no_dead_letter_topic_is_refused_before_anything_is_lent(
     admin.create_topic(topic)
     assert admin.redrive_topic(topic) == Redriven({}, {}), "it is empty"
     with Producer(bootstrap) as producer:
-        producer.publish(topic, "a").result(10)
+        producer.publish(topic, "a").result(30)
     with pytest.raises(InvalidRequest, match="holds no dead letters"):
         admin.redrive_topic(topic)
     typed = f"{topic}-typed"
     admin.create_topic(typed, schema="n long")
     with Producer(bootstrap) as producer:
-        producer.publish_batch(typed, pa.table({"n": [1]})).result(10)
+        producer.publish_batch(typed, pa.table({"n": [1]})).result(30)
     with pytest.raises(InvalidRequest, match="holds no dead letters"):
         admin.redrive_topic(typed)
     with pytest.raises(UnknownTopic, match=f"did you mean '{topic}'"):
@@ -239,7 +239,7 @@ def test_a_group_that_would_not_keep_what_cannot_be_sent_is_refused(admin: Admin
     dead = f"{topic}.dead"
     admin.create_topic(dead)
     with Producer(bootstrap) as producer:
-        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(10)
+        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(30)
     admin.declare_queue(dead, "drops", dead_letter="drop")
     with pytest.raises(InvalidRequest, match="set it to park"):
         admin.redrive_topic(dead, group="drops")
@@ -255,7 +255,7 @@ def test_what_another_member_holds_is_left_to_it(admin: Admin, bootstrap: str, t
     admin.create_topic(dead)
     with Producer(bootstrap) as producer:
         for number in range(3):
-            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(10)
+            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(30)
     admin.declare_queue(dead, "redrive")
     with Queue(bootstrap, dead, "redrive", in_flight_max=1) as other:
         held = other.take(WAIT_MS)
@@ -270,7 +270,7 @@ def test_letters_that_were_lent_and_do_not_come_end_it_in_time(
     admin.create_topic(topic)
     admin.create_topic(dead)
     with Producer(bootstrap) as producer:
-        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(10)
+        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(30)
     monkeypatch.setattr(Queue, "_take_batch", lambda *_: None)
     with Admin(bootstrap, timeout_ms=1_500) as hasty, pytest.raises(redriving.OutcomeUnknown, match="none was lent"):
         hasty.redrive_topic(dead)

@@ -14,7 +14,7 @@ def test_of_two_processes_of_one_name_the_older_one_is_told_and_the_newer_one_wo
     admin.declare_queue(topic, "g", retry_ms="0", delivery_limit="0")
     with Producer(bootstrap) as producer:
         for number in range(20):
-            producer.publish(topic, f"{number}", partition=number % 2).result(10)
+            producer.publish(topic, f"{number}", partition=number % 2).result(30)
     with Queue(bootstrap, topic, "g", member_id="worker") as older:
         assert older.take(10_000) is not None
         with Queue(bootstrap, topic, "g", member_id="worker") as newer:
@@ -23,7 +23,7 @@ def test_of_two_processes_of_one_name_the_older_one_is_told_and_the_newer_one_wo
                 record = newer.take(10_000)
                 assert record is not None
                 values.add(record.value)
-                record.ack().result(10)
+                record.ack().result(30)
             words = "another process works as member 'worker'.*give each process a member_id of its own"
             with pytest.raises(MemberInUse, match=words):
                 older.take(20_000)

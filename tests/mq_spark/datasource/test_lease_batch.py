@@ -84,7 +84,7 @@ def test_a_read_has_the_same_rows_however_often_it_is_evaluated_and_settles_noth
     assert counts(admin, topic) == (0, 5, 0)
     assert read.rows() == list("abcde")
     with Producer(bootstrap) as producer:
-        producer.publish(topic, b"f").result(10)
+        producer.publish(topic, b"f").result(30)
     assert read.rows() == list("abcde")
     assert counts(admin, topic) == (1, 5, 0)
     assert Read(bootstrap, topic).rows() == ["f"], "another read is lent what is left"
