@@ -28,8 +28,8 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import PRIORITY_USUAL
 
 _HELD_BACK: Final = (
-    ", and the broker has answered nothing: perhaps it holds this user back, whom a quota bounds "
-    "(`tritonmq quota list`, and the broker's log)"
+    ", and the broker has answered nothing: it hangs (`tritonmq doctor`), or a quota holds this user back "
+    "(`tritonmq quota list`)"
 )
 
 

@@ -112,7 +112,7 @@ def test_a_producer_that_is_held_back_until_its_time_is_over_is_told_of_quotas(t
     def publish(address: str) -> None:
         with Producer(address, linger_ms=0, timeout_ms=3_000) as producer:
             producer.publish("t", "taken").result(DEADLINE_S)  # and paid for by a pause
-            with pytest.raises(OutcomeUnknown, match=r"it holds this user back, whom a quota bounds \(`tritonmq quota"):
+            with pytest.raises(OutcomeUnknown, match=r"a quota holds this user back \(`tritonmq quota"):
                 producer.publish("t", "held back").result(DEADLINE_S)
 
     async def main() -> None:
