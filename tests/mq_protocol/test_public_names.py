@@ -19,7 +19,8 @@ PUBLIC = {
     "check_column_name check_group_name check_id check_label check_member_id check_member_key check_lock_name "
     "check_user_name check_new_group_name check_new_topic_name "
     "check_rack check_topic_name quoted "
-    "did_you_mean parse_duration parse_flag parse_size nearest parse_settings usable_label user_named",
+    "did_you_mean no_such_topic OR_NO_RIGHT "
+    "parse_duration parse_flag parse_size nearest parse_settings usable_label user_named",
     "mq_protocol.partitioner": "coordinator_partition murmur2 partition_for_key key_bytes partitions_for_keys",
     "mq_process.polling": "BETWEEN_CALLS BETWEEN_CALLS_MS FIRST_VERSION LAST_VERSION VARIABLE WITHOUT_EVENT_ENGINE "
     "wait_without_event_engine",
