@@ -21,7 +21,7 @@ def program(name: str) -> str:
     """Its path. Where it is not there the test is skipped, but `make monitoring` demands it."""
     found = PROGRAMS / name
     if not found.exists():
-        message = f"{found} is not there: `make monitoring` fetches it"
+        message = f"{found.relative_to(HOME)} is not there: `make monitoring` fetches it"
         pytest.fail(message) if os.environ.get("TRITONMQ_TEST_MONITORING") else pytest.skip(message)
     return str(found)
 
