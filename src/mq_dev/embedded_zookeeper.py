@@ -239,12 +239,17 @@ class EmbeddedZooKeeper:
     def renew(self) -> bool:
         """Give the server its certificate and the authorities anew if their files were replaced, and return whether
         they were: it takes them for the connections to come. Raises `InvalidSetting` for files of no use, once for each
-        time that they are replaced; the former ones stay."""
+        time that they are replaced; the former ones stay. Raises `OSError` if they cannot be written now: the next
+        call tries again."""
         if self._tls is None or self._tls.generation() == self._given:
             return False
-        self._given = self._tls.generation()
+        former, self._given = self._given, self._tls.generation()
         examine(read(self._tls), server=True)
-        self._write_stores(self._tls)
+        try:
+            self._write_stores(self._tls)
+        except OSError:
+            self._given = former
+            raise
         return True
 
     def _end_what_was_left(self) -> None:

@@ -189,6 +189,21 @@ def test_an_ensemble_is_written_as_ids_hosts_and_ports() -> None:
             parse_ensemble(wrong)
 
 
+def test_a_renewal_that_could_not_be_written_is_made_later_and_what_it_left_is_no_hindrance(tmp_path: Path) -> None:
+    files = files_of_broker(Certs(tmp_path / "certs", 1).path, 1)
+    server = EmbeddedZooKeeper(tmp_path / "zookeeper", tls=files)
+    with pytest.raises(FileNotFoundError):  # as a full disk would
+        server.renew()
+    server.data_dir.mkdir()
+    pair, authorities = server.data_dir / "zookeeper.pem", server.data_dir / "zookeeper-ca.pem"
+    for path in (pair, authorities):
+        path.with_suffix(".new").write_bytes(b"half of wh")  # of a broker that was killed meanwhile
+    assert server.renew()
+    assert pair.read_bytes() == files.key.read_bytes() + b"\n" + files.certificate.read_bytes()
+    assert authorities.read_bytes() == files.ca.read_bytes()
+    assert not server.renew()
+
+
 def version_of_tls(port: int, tls: Files) -> str | None:
     with (
         socket.create_connection(("127.0.0.1", port), 5.0) as plain,
