@@ -100,7 +100,7 @@ def _keep(server: EmbeddedZooKeeper, over: threading.Event, restarted: bool) -> 
             )
             try:
                 server.launch()
-            except TritonMQError as error:
+            except (TritonMQError, OSError) as error:
                 _log.error("ZooKeeper cannot be started: %s", error)
         try:
             if server.renew():
