@@ -146,6 +146,24 @@ def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_
     asyncio.run(scenario())
 
 
+@pytest.mark.usefixtures("hurry")
+def test_once_no_key_is_missing_any_more_others_are_not_waited_for_beyond_the_time_out() -> None:
+    async def scenario() -> None:
+        world = World()
+        world.holds("behind", {2: "b"})
+        world.replicas["keyless"] = None
+        world.closed["keyless"] = KeyAbsent("no key", "k")
+        readiness = world.readiness(timeout_s=0.0)
+        watching = asyncio.create_task(readiness.watch())
+        await asyncio.wait_for(_until(lambda: "its key is missing" in readiness.why_not()), 10)
+        del world.closed["keyless"]
+        world.holds("keyless", {1: "mine"})
+        await asyncio.wait_for(watching, 10)
+        assert readiness.why_not() == ""
+
+    asyncio.run(scenario())
+
+
 def test_systemd_is_told_when_the_broker_is_ready_lives_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
