@@ -37,6 +37,7 @@ class Played:
         self.refusals: list[TritonMQError] = []
         self.looks = 0
         self.known = {"t"}
+        self.partitions = self.partitions_now = 2  # of `t`, as this process has read it, and as it is
         self.holding = Holding(hold_max)
         me = SimpleNamespace(broker=9)
         cluster: Any = SimpleNamespace(me=me, brokers=dict.fromkeys((1, 2, 3)), is_live=lambda b, _i: b in self.reached)
@@ -52,12 +53,14 @@ class Played:
     # -- topics, the coordination service
 
     def find(self, name: str) -> Any:
-        return SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=2) if name in self.known else None
+        found = SimpleNamespace(spec=SimpleNamespace(topic_id="id"), partitions=self.partitions)
+        return found if name in self.known else None
 
     async def looked_for(self, name: str) -> Any:
         if name not in ("t", "new"):
             raise UnknownTopic(name)
         self.known.add(name)
+        self.partitions = self.partitions_now
         return self.find(name)
 
     async def read_state(self, topic_id: str, _partition: int) -> tuple[int, NodeState]:
@@ -177,6 +180,18 @@ def test_a_topic_that_was_made_a_moment_ago_is_led() -> None:
         await made.settle(topic="missing")  # another broker says what is wrong
         assert made.asked[0] == (2, "Settle")
         assert len(made.asked) == 2
+
+    played(scenario)
+
+
+def test_a_partition_that_was_added_a_moment_ago_is_led() -> None:
+    """The first of those that were added too: its number is the number of those that were known."""
+
+    async def scenario(made: Played) -> None:
+        made.leader, made.partitions_now = 2, 3
+        await made.settle(partition=2)
+        assert made.asked == [(2, "Settle")]
+        assert made.looks == 1, "it is asked who leads that partition"
 
     played(scenario)
 
