@@ -163,6 +163,21 @@ def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_start_k
     asyncio.run(main())
 
 
+@pytest.mark.usefixtures("named")
+def test_a_pattern_that_an_earlier_release_revoked_is_taken_back_and_no_other_is_revoked(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FileCoordination(tmp_path)
+        async with served(tmp_path, coordination=lambda: store) as (root, _):
+            await store.security.write({"revoked": (-1, b'{"names":["User:etl-*"],"serials":[]}')})
+            with pytest.raises(InvalidRequest, match=r"no name of a user or group has a \*"):
+                await root.ask("Revoke", pb.RevokeRequest(add=["User:other-*"]))
+            told = await root.ask("Revoke", pb.RevokeRequest(remove=["User:etl-*"]))
+            assert (told.added, told.removed) == (0, 1)
+            assert not (await root.ask("Revoked", pb.RevokedRequest())).entries
+
+    asyncio.run(main())
+
+
 def test_the_commands_say_where_rights_are_not_judged(tmp_path: Path) -> None:
     async def main() -> None:
         broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()

@@ -21,7 +21,7 @@ from mq_broker.security.rule_documents import document_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import InvalidTopicName, PermissionDenied, TritonMQError, UnknownTopic
+from mq_protocol.errors import InvalidRequest, InvalidTopicName, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
@@ -444,6 +444,24 @@ def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(
         async with judging(tmp_path) as broker:
             assert not (await As(broker, ETL).metadata("t")).topics
             assert (await As(broker, ROOT).metadata("t")).topics
+
+    asyncio.run(main())
+
+
+def test_rules_about_what_nothing_can_be_that_an_earlier_release_took_are_listed_and_removed(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = FileCoordination(tmp_path)
+        async with served(tmp_path, coordination=lambda: store) as (root, _):
+            former = [rule("Read", who="User:etl-*"), rule("Read", name="a/b")]
+            for each in former:
+                kept = json.dumps({"rules": [[each.principal, "allow", "Read", "Topic", each.name, "literal"]]})
+                await store.security.write({document_of(each.principal): (-1, kept.encode())})
+                with pytest.raises(InvalidRequest, match="would be about no"):
+                    await root.allow(each)
+            listed = (await root.ask("Acls", pb.AclsRequest())).rules
+            assert sorted(each.principal for each in listed) == [ETL, "User:etl-*"]
+            await root.take_away(*former)
+            assert not (await root.ask("Acls", pb.AclsRequest())).rules
 
     asyncio.run(main())
 
