@@ -8,6 +8,7 @@ import re
 import shutil
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -142,6 +143,26 @@ def test_strangers_are_not_served(secured: Secured, root: str, tmp_path: Path) -
         stranger.start(timeout=1.5)
     stranger.stop()
     stranger.close()
+
+
+def test_the_loop_goes_on_while_it_is_looked_how_the_server_ends_connections(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That waits for a server, and a broker has other things to answer meanwhile."""
+    files, asked = files_of_broker(Certs(tmp_path / "certs", 1).path, 1), []
+
+    def away(_self: TlsHandler, **_how: object) -> None:
+        raise OSError("away")
+
+    def ending(_self: TlsHandler) -> str:
+        asked.append(threading.get_ident())
+        return "it ends the connection"
+
+    monkeypatch.setattr(TlsHandler, "create_connection", away)
+    monkeypatch.setattr(TlsHandler, "ending", ending)
+    assert refusal(f"{HOST}:1", root, files, connect_timeout_ms=50).endswith("it ends the connection")
+    assert len(asked) == 1
+    assert asked != [threading.get_ident()]
 
 
 def test_a_port_without_tls_is_said(zookeeper: str, secured: Secured, root: str) -> None:
