@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -22,6 +23,7 @@ from mq_cli.output import (
     write_table,
 )
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
+from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
 if TYPE_CHECKING:
@@ -78,7 +80,9 @@ def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float
         raise click.UsageError("say which quota, such as --produce 50MiB/s")
     with open_admin(bootstrap, timeout_s) as admin:
         late = admin.set_quotas(who, **limits)
-        _warn_of_who_is_not_bounded(admin, who)
+        if any(limit is not None for limit in limits.values()):
+            with contextlib.suppress(TritonMQError):  # it is done, whatever can be said of it
+                _warn_of_who_is_not_bounded(admin, who)
     write(f"{_shown(who)}: {', '.join(_said(name, limit) for name, limit in limits.items())}")
     _warn_of_low_rates(limits)
     return told_of_late(late)
