@@ -169,6 +169,12 @@ def test_everything_has_a_rule_that_may_name_it() -> None:
     about(principal="*")()
 
 
+def test_a_new_rule_may_name_the_brokers_own_topics() -> None:
+    """As one that denies all of them by their beginning."""
+    check_new(about(name="__transactions")())
+    check_new(about(name="__", prefix=True)())
+
+
 @pytest.mark.parametrize(
     "rule",
     [
