@@ -110,6 +110,22 @@ def test_a_key_is_rotated_rewrapped_and_retired_without_a_record_written_again(
     assert all(first.encode() not in path.read_bytes() for path in data.rglob("*") if path.is_file())
 
 
+def test_plain_segments_from_before_encryption_hinder_no_rewrap(ref: str, tmp_path: Path, told: Told) -> None:
+    data, first = tmp_path / "data", newest(ref)
+    journal(data, "", 1, 3)
+    plain = {path: path.read_bytes() for path in data.rglob("*.log")}
+    assert journal(data, ref, 4, 5) == 5
+    run(["keys", "rotate", "--encrypt", ref])
+    second = newest(ref)
+    for command in (["rewrap"], ["retire", first]):
+        assert run(["keys", *command, "--encrypt", ref, "--data", str(data)]) == 0, told()
+    told()
+    assert run(["keys", "list", "--encrypt", ref, "--data", str(data), "--json"]) == 0
+    assert {row["key"]: row["files"] for row in json.loads(told()[0])} == {second: 1}
+    assert {path: path.read_bytes() for path in plain} == plain
+    assert journal(data, ref, 6, 5) == 5
+
+
 def test_a_topic_whose_key_is_destroyed_is_gone_and_others_are_not(ref: str, tmp_path: Path, told: Told) -> None:
     run(["keys", "create", "orders", "--encrypt", ref])
     mine, others = tmp_path / "mine", tmp_path / "others"

@@ -135,9 +135,9 @@ def encode_slot(place: Place, slot: Slot) -> bytes:
 def decode_slot(place: Place, data: memoryview) -> Slot:
     """The slot that `data` begins with. Raises `CorruptBatch`, and `NewerFrame` for one of a newer version."""
     header = _checked_header(place, data, 0)
-    if header.format == FORMAT and header.kind != _KEY:
+    if header.format < FORMAT or (header.format == FORMAT and header.kind != _KEY):
         raise CorruptBatch("no sealed segment begins here")
-    if header.format != FORMAT:
+    if header.format > FORMAT:
         raise NewerFrame(f"it is of format {header.format}, and this version reads up to {FORMAT}")
     text = bytes(data[HEADER_BYTES : header.frame_bytes]).rstrip(b"\0")
     try:
