@@ -9,6 +9,7 @@ request is refused whole, and the error says the bound, which is in the method's
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Generator, Hashable, Iterator, Mapping
 from operator import attrgetter
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
@@ -49,6 +50,12 @@ _KIND: Final = (1 << _TAG_BITS) - 1
 _VARINT: Final = 0
 _LENGTH_DELIMITED: Final = 2
 _FIXED_BYTES: Final = {1: 8, 5: 4}
+
+_NUMBERS: Final = re.compile(
+    b"(?:[" + bytes(range(_VARINT, 0x80, 1 << _TAG_BITS)) + rb"][\x80-\xff]{0,9}[\x00-\x7f]){1,32}"
+)
+"""Some fields that are numbers, one after the other. They are passed over together: each by itself takes as long as an
+element that counts, and a request may hold more of them than of those."""
 
 
 BOUNDS: Final[dict[str, Bound]] = {
@@ -201,6 +208,9 @@ class _Count:
             tag = data[at]
             if tag < 0x80 and tag & _KIND == _LENGTH_DELIMITED and at + 1 < end and data[at + 1] < 0x80:
                 length, at = data[at + 1], at + 2  # nearly all are like this
+            elif numbers := _NUMBERS.match(data, at, end):
+                at = numbers.end()
+                continue
             else:
                 tag, at = self._varint(at, end)
                 if tag & _KIND != _LENGTH_DELIMITED:

@@ -315,11 +315,40 @@ def test_the_count_is_protobufs_own() -> None:
         for number in range(chance.randrange(40)):
             request.settled.add(partition=number)
         data = _padded(chance.randrange(10, 400)) + request.SerializeToString() + b"\x98\x06\x05" + b"\x9d\x06abcd"
-        counted = bounds._Count("Subscribe", data)
-        for _ in counted.over(bounds._plan(pb.SubscribeRequest, BOUNDS["Subscribe"].lists, ""), 0, len(data)):
-            pass
-        assert counted._found.get("open.partitions", 0) == count
-        assert counted._found.get("settled", 0) == len(request.settled)
+        found = _counted(data)
+        assert found.get("open.partitions", 0) == count
+        assert found.get("settled", 0) == len(request.settled)
+
+
+def test_numbers_among_elements_are_passed_over_however_many_there_are() -> None:
+    chance = random.Random(6)
+
+    def numbers() -> bytes:
+        fields = ((1, 15, 16, 2_000)[chance.randrange(4)] << 3 for _ in range(chance.randrange(100)))
+        return b"".join(_varint(tag) + _varint(chance.getrandbits(chance.choice((1, 7, 8, 63, 64)))) for tag in fields)
+
+    whole = pb.SubscribeRequest.DESCRIPTOR.fields_by_name["open"].number << 3 | 2
+    listed = pb.SubscribeOpen.DESCRIPTOR.fields_by_name["partitions"].number << 3 | 2
+    for _ in range(200):
+        count = chance.randrange(5)
+        partition = pb.SubscribePartition(topic="t", offset=chance.getrandbits(60)).SerializeToString()
+        element = _varint(listed) + _varint(len(partition)) + partition
+        inner = numbers() + b"".join(element + numbers() for _ in range(count))
+        data = numbers() + _varint(whole) + _varint(len(inner)) + inner + numbers()
+        assert len(pb.SubscribeRequest.FromString(data).open.partitions) == count
+        assert _counted(data).get("open.partitions", 0) == count
+        with pytest.raises(InvalidRequest, match="do not end where it does"):
+            _counted(data + b"\x08\x80")
+        cut = b"\x08\x80"  # the next byte would end it, and belongs to what is outside
+        with pytest.raises(InvalidRequest, match="do not end where it does"):
+            _counted(_varint(whole) + b"\x02" + cut + data)
+
+
+def _counted(data: bytes) -> dict[str, int]:
+    count = bounds._Count("Subscribe", data)
+    for _ in count.over(bounds._plan(pb.SubscribeRequest, BOUNDS["Subscribe"].lists, ""), 0, len(data)):
+        pass
+    return count._found
 
 
 @pytest.mark.parametrize("method", ["Queues", "Fence"])
