@@ -128,7 +128,7 @@ def _serving_module() -> Any:
         if (error.name or "").partition(".")[0] not in ("starlette", "jinja2", "markupsafe", "anyio"):
             raise
         raise click.ClickException(
-            "the console needs packages that are not installed: pip install 'tritonmq[console]'"
+            "the console needs packages that are not installed: pip install '.[console]' in a clone of TritonMQ"
         ) from error
 
 

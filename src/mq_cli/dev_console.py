@@ -35,7 +35,7 @@ def running_console(cluster: LocalCluster, directory: Path, port: int) -> Iterat
     broker's port as its usual one is behind their usual one; on a free port, if that is taken or `port` is 0. Nothing
     without the packages that it needs."""
     if importlib.util.find_spec("starlette") is None:
-        say("to look at it in a browser: pip install 'tritonmq[console]'")
+        say("to look at it in a browser: pip install '.[console]' in a clone of TritonMQ")
         yield
         return
     usual = port + CONSOLE_BEHIND

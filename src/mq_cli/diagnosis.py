@@ -68,10 +68,10 @@ def of_java(path: str | None, version: int | None) -> Line:
 def of_pyspark(version: str | None, here: tuple[int, int], workers: tuple[int, int] | None, named: str) -> Line:
     """`workers`: the Python that `PYSPARK_PYTHON` names, as `named`; None if it cannot be started."""
     if version is None:
-        return Line("note", 'PySpark is not installed; for Spark: pip install "tritonmq[spark]"')
+        return Line("note", 'PySpark is not installed; for Spark: pip install ".[spark]" in a clone')
     first = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if first < PYSPARK_OLDEST:
-        return _wrong(f"PySpark {version}", 'install PySpark 4.2 or newer: pip install "tritonmq[spark]"')
+        return _wrong(f"PySpark {version}", 'install PySpark 4.2 or newer: pip install ".[spark]" in a clone')
     if named and workers is None:
         return _wrong(f"PYSPARK_PYTHON={named} cannot be started", "name the Python in which tritonmq is installed")
     if workers is not None and workers != here:

@@ -410,7 +410,7 @@ def _find_jars() -> list[Path]:
     if not any(jar.name.startswith("zookeeper-") for jar in jars):
         where = f"{folders[0]} holds none" if folders else "pyspark is not installed"
         raise CoordinationUnavailable(
-            f'the ZooKeeper server comes with pyspark, and {where}: pip install "tritonmq[spark]", {_WITHOUT}'
+            f'the ZooKeeper server comes with pyspark, and {where}: pip install ".[spark]" in a clone, {_WITHOUT}'
         )
     return jars
 

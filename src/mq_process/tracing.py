@@ -80,7 +80,10 @@ def _provider(service: str, instance: str, environment: Mapping[str, str]) -> An
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        log.warning("OTEL_… is set, and no spans are sent (%s): pip install 'tritonmq[otel]', or unset it", error)
+        log.warning(
+            "OTEL_… is set, and no spans are sent (%s): pip install '.[otel]' in a clone of TritonMQ, or unset it",
+            error,
+        )
         return None
     attributes = {"service.instance.id": instance}
     given = environment.get("OTEL_RESOURCE_ATTRIBUTES", "")

@@ -55,7 +55,7 @@ def test_without_its_packages_it_says_what_to_install(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(console, "import_module", lambda _name: missing())
     outcome = tritonmq("console")
-    assert (outcome.returncode, b"tritonmq[console]" in outcome.stderr) == (1, True)
+    assert (outcome.returncode, b"pip install '.[console]'" in outcome.stderr) == (1, True)
 
 
 @pytest.mark.processes

@@ -111,7 +111,7 @@ def test_without_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytes
 
 def test_without_pyspark_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(CoordinationUnavailable, match=r"tritonmq\[spark\].*--zookeeper HOST:PORT"):
+    with pytest.raises(CoordinationUnavailable, match=r"\.\[spark\].*--zookeeper HOST:PORT"):
         EmbeddedZooKeeper(tmp_path / "zk").start()
 
 

@@ -73,7 +73,7 @@ def test_without_the_extra_a_broker_runs_and_says_what_to_install(
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.trace", None)
     with caplog.at_level(logging.WARNING), tracing.exporting("broker", "1", ENDPOINT):
         assert tracing.tracer() is None
-    assert "pip install 'tritonmq[otel]'" in caplog.text
+    assert "pip install '.[otel]'" in caplog.text
 
 
 def test_off_nothing_of_it_is_imported() -> None:

@@ -70,16 +70,22 @@ class Principal:
     @classmethod
     def parse(cls, text: str) -> Principal:
         """`User:etl` and its like. Raises `InvalidRequest`."""
-        kind, colon, name = text.partition(":")
-        if not colon or kind not in _KINDS:
-            raise InvalidRequest(f"{quoted(text)} names no principal: write User:NAME, Group:NAME or Broker:ID")
+        kind, _, name = text.partition(":")
+        _check_kind(kind, text)
         return cls(kind, name)  # type: ignore[arg-type]  # just looked up
 
 
 def kind_of_kept(text: str) -> Kind:
     """Of a principal in a document that is kept: as `Principal.parse`, but a name may have a `*`, as it could once. Who
     is called so is nobody, and what is kept of it can be listed and taken away. Raises `InvalidRequest`."""
+    _check_kind(text.partition(":")[0], text)
     return Principal.parse(text.replace("*", "x")).kind
+
+
+def _check_kind(kind: str, text: str) -> None:
+    if kind not in _KINDS or ":" not in text:
+        near = f". Did you mean {quoted(f'User:{text}')}?" if text and ":" not in text else ""
+        raise InvalidRequest(f"{quoted(text)} names no principal: write User:NAME, Group:NAME or Broker:ID{near}")
 
 
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")

@@ -146,7 +146,8 @@ def about(**changes: object) -> Callable[[], Rule]:
 @pytest.mark.parametrize(
     ("rule", "told"),
     [
-        (about(principal="etl"), "names no principal"),
+        (about(principal="etl"), r"'etl' names no principal.*Did you mean 'User:etl'\?"),
+        (about(principal="user:etl"), "'user:etl' names no principal: write User:NAME, Group:NAME or Broker:ID$"),
         (about(principal="Broker:1"), "rules are for users"),
         (about(operation=Operation.ABORT), "Topic has no operation Abort"),
         (about(operation=Operation.ALTER, kind=Kind.CLUSTER), "there is one cluster"),
