@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
-from mq_protocol.pem import Files, context, examine, read
+from mq_protocol.pem import Files, Pem, context, examine, read
 
 START_TIMEOUT_S = 30.0
 ENSEMBLE_TIMEOUT_S = 300.0
@@ -244,9 +244,10 @@ class EmbeddedZooKeeper:
         if self._tls is None or self._tls.generation() == self._given:
             return False
         former, self._given = self._given, self._tls.generation()
-        examine(read(self._tls), server=True)
+        pem = read(self._tls)
+        examine(pem, server=True)
         try:
-            self._write_stores(self._tls)
+            self._write_stores(pem)
         except OSError:
             self._given = former
             raise
@@ -314,15 +315,14 @@ class EmbeddedZooKeeper:
         if self._tls is None:
             return _PLAIN.format(port=self.port, host=self.host)
         self._given = self._tls.generation()
-        pair, ca = self._write_stores(self._tls)
+        pair, ca = self._write_stores(read(self._tls))
         stores = [_STORES.format(prefix=prefix, pair=pair, ca=ca) for prefix in ("ssl", "ssl.quorum")]
         among = _TLS_AMONG_SERVERS.format(stores=stores[1]) if self._ensemble else ""
         return _TLS.format(port=self.port, host=self.host, stores=stores[0]) + among
 
-    def _write_stores(self, tls: Files) -> tuple[Path, Path]:
+    def _write_stores(self, pem: Pem) -> tuple[Path, Path]:
         """What Java reads: a certificate and its key in one file, and the authorities. They are copies, each put in
         place whole: the server sees when they change, and not when what a link in their path points to does."""
-        pem = read(tls)
         stores = self.data_dir / "zookeeper.pem", self.data_dir / "zookeeper-ca.pem"
         for path, data in zip(stores, (pem.key + b"\n" + pem.certificate, pem.ca), strict=True):
             beside = path.with_suffix(".new")
