@@ -258,9 +258,12 @@ def test_a_broker_of_an_older_release_is_named_and_who_asks_it_directly_notices_
             async def streams_are_refused() -> bool:
                 async with two.subscribing() as subscription:
                     await subscription.open("t")
-                    return older in str(await ended(subscription.call))
+                    said = str(await ended(subscription.call))
+                # gRPC may lose the words of a call that ends while it is being written to
+                assert older in said or said.endswith("Internal error from Core")
+                return older in said
 
-            await until(streams_are_refused)  # gRPC loses the words of a call that ends while it is being written to
+            await until(streams_are_refused)
             await directly.produce("t", 1)
             assert await directly.numbers("t") == [1]
 
