@@ -14,6 +14,7 @@ import pytest
 from mq_broker.broker.transactions import owned
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import QuotaExceeded
+from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.transactions.test_aborting import decide, stage
@@ -111,15 +112,16 @@ def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
             for n in range(2):
                 await stage(greedy, 1, n, key=mine)
         async with judging(tmp_path) as broker:
-            greedy = As(broker, GREEDY)
-            await until(lambda: _refused(stage(greedy, 1, 3, key=mine)))
-            assert await _refused(decide(greedy, 0, key=key()))
+            root, greedy = As(broker, ROOT), As(broker, GREEDY)
 
-    async def _refused(asked: object) -> bool:
-        try:
-            await asked  # type: ignore[misc]
-        except QuotaExceeded:
-            return True
-        return False
+            async def all_are_led() -> bool:
+                topics = (await root.metadata("t", TRANSACTIONS_TOPIC)).topics
+                return len(topics) == 2 and all(p.leader == 1 for topic in topics for p in topic.partitions)
+
+            await until(all_are_led)
+            with pytest.raises(QuotaExceeded):
+                await stage(greedy, 1, 3, key=mine)
+            with pytest.raises(QuotaExceeded):
+                await decide(greedy, 0, key=key())
 
     asyncio.run(main())
