@@ -37,6 +37,11 @@ async def with_both(data: Path) -> AsyncIterator[tuple[As, As, As]]:
         yield root, As(broker, ANN), As(broker, BOB)
 
 
+async def is_led_and_at(broker: Broker, offset: int) -> bool:
+    """A new start tells cursors before its leader serves, and moves none until then."""
+    return bool(await broker.end("t")) and await is_at(broker, offset)
+
+
 async def moved(who: Broker, offset: int, **fields: object) -> pb.PartitionOffsets:
     return await move(who, offset, **{"kind": "spark", **fields})  # type: ignore[arg-type]
 
@@ -110,12 +115,12 @@ def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(
         async with with_both(tmp_path) as (_, ann, _bob):
             await moved(ann, 4)
         async with with_both(tmp_path) as (root, ann, bob):
-            await until(lambda: is_at(root, 4))
+            await until(lambda: is_led_and_at(root, 4))
             with pytest.raises(PermissionDenied):
                 await moved(bob, 5)
             await moved(ann, 5)
         async with standalone(tmp_path) as broker:
-            await until(lambda: is_at(broker, 5))
+            await until(lambda: is_led_and_at(broker, 5))
             await moved(broker, 6)
 
     asyncio.run(main())
@@ -132,7 +137,7 @@ def test_a_cursor_from_before_there_were_names_is_taken_over_and_a_deleted_one_i
             for who in (ANN, BOB):
                 for kind in ("Topic", "Group"):
                     await root.allow(pb.AclRule(principal=who, operation="Read", kind=kind, prefix=True))
-            await until(lambda: is_at(root, 4))
+            await until(lambda: is_led_and_at(root, 4))
             await moved(ann, 5)
             with pytest.raises(PermissionDenied):
                 await moved(bob, 6)

@@ -54,7 +54,8 @@ def test_a_member_that_wakes_after_another_has_gone_on_does_not_move_the_group_b
             await move(broker, 50, kind="consumer", member_id="z")  # and when it has been given the partition again
             assert await is_at(broker, 200)
         async with standalone(tmp_path) as broker:  # a leader that knows no members
-            await until(lambda: is_at(broker, 200))
+            await until(lambda: broker.end("t"))
+            assert await is_at(broker, 200)
             await move(broker, 50, kind="consumer", member_id="z")
             assert await is_at(broker, 200)
 
