@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mq_protocol.names import SETTINGS
 from tests.simulation import test_durability as cases
 
 ROOT = Path(__file__).parents[1]
@@ -63,6 +64,11 @@ def test_the_life_of_a_batch_names_files_that_are_there() -> None:
     named = re.findall(r"`([\w/]+\.py)`", life)
     assert len(named) > 40
     assert [name for name in named if not any((room / name).is_file() for room in rooms)] == []
+
+
+def test_every_setting_of_a_topic_is_on_the_page_of_topics() -> None:
+    page = (ROOT / "docs" / "topics.md").read_text()
+    assert [name for name in SETTINGS if f"| `{name}` | " not in page] == []
 
 
 ELSEWHERE = {"_grpcio_metadata.py"}

@@ -34,11 +34,8 @@ FROM_FILES: Final[Mapping[str, str]] = {
 """Pages of the site that are other files of the repository."""
 
 MADE: Final[Mapping[str, Callable[[], str]]] = {
-    "index.md": _readme(
-        "TritonMQ", "", "What is promised", "What is not promised", "What is not built yet", "How fast"
-    ),
-    "quickstart.md": _readme("Quick start", "Quick start", "Install"),
-    "topics.md": _readme("Topics", "Topics"),
+    "index.md": _readme("TritonMQ", "", "What is promised", "How fast", "Where to go on"),
+    "quickstart.md": _readme("Quick start", "Quick start"),
     "reference/topic-settings.md": reference.topic_settings,
     "reference/broker-options.md": reference.broker_options,
     "reference/spark-options.md": reference.spark_options,

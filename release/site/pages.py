@@ -19,10 +19,6 @@ _HEADING: Final = re.compile(r"^(#+) ", re.MULTILINE)
 
 README_SECTIONS: Final[Mapping[str, str]] = {
     "quick-start": "quickstart.md",
-    "install": "quickstart.md",
-    "operating": "operations.md",
-    "topics": "topics.md",
-    "spark-options": "reference/spark-options.md",
 }
 """Sections of the README, by anchor, that are a page of their own, or a part of one."""
 

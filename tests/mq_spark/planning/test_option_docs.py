@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from mq_spark.planning import option_table, options
+from mq_spark.planning import options
 from mq_spark.planning.option_values import EARLIEST, LATEST, mentions
 from mq_spark.planning.options import SinkOptions, SourceOptions, parse_sink, parse_source
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "kafka-options.md").read_text()
-README = (ROOT / "README.md").read_text()
 FILES = {
     "unit": sorted((ROOT / "tests" / "mq_spark").rglob("test_*.py")),
     "readers": [ROOT / "tests/mq_spark/datasource/test_readers.py"],
@@ -108,19 +107,18 @@ def rows(title: str) -> list[str]:
     return found
 
 
-def default(option: str, text: str) -> str:
+def default(option: str) -> str:
     """What a table says of an option's default."""
-    for line in text.splitlines():
+    for line in PAGE.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if line.startswith("| ") and f"`{option}`" in " ".join(cells[:2]):
-            return cells[3] if text is README else cells[2]
+            return cells[2]
     raise LookupError(option)
 
 
-def test_every_option_is_on_the_page_and_in_the_readme() -> None:
+def test_every_option_is_on_the_page() -> None:
     names = {*options._SOURCE, *options._SINK, *options._BOTH}
     assert [name for name in sorted(names) if f"`{name}`" not in PAGE] == []
-    assert [name for name in sorted(names - {*option_table.WITHOUT_EFFECT}) if f"`{name}`" not in README] == []
 
 
 def test_every_row_of_the_page_has_a_test_that_shows_it() -> None:
@@ -154,23 +152,22 @@ def written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@pytest.mark.parametrize("text", [PAGE, README], ids=["page", "readme"])
-def test_the_defaults_that_are_written_are_those_of_the_code(text: str) -> None:
+def test_the_defaults_that_are_written_are_those_of_the_code() -> None:
     assert (mentions(stream().starting, LATEST), mentions(batch().starting, EARLIEST)) == (True, True)
-    assert default("startingOffsets", text) == "**`latest`** for a stream, **`earliest`** for a batch"
+    assert default("startingOffsets") == "**`latest`** for a stream, **`earliest`** for a batch"
     assert mentions(batch().ending, LATEST)
-    assert default("endingOffsets", text) == "`latest`"
-    assert default("failOnDataLoss", text) == f"`{written(stream().fail_on_data_loss)}`"
-    assert default("includeMetadata", text) == f"`{written(stream().include_metadata)}`"
-    assert default("includeHeaders", text) == f"`{written(stream().include_headers)}`"
+    assert default("endingOffsets") == "`latest`"
+    assert default("failOnDataLoss") == f"`{written(stream().fail_on_data_loss)}`"
+    assert default("includeMetadata") == f"`{written(stream().include_metadata)}`"
+    assert default("includeHeaders") == f"`{written(stream().include_headers)}`"
     assert stream().max_trigger_delay_s == 15 * 60
-    assert default("maxTriggerDelay", text) == "none; `15m`"
-    assert default("groupIdPrefix", text).endswith(f"`{stream().group_id_prefix}`")
-    assert default("requestTimeoutMs", text) == f"{stream().timeout_ms}; {sink().timeout_ms} for the sink"
+    assert default("maxTriggerDelay") == "none; `15m`"
+    assert default("groupIdPrefix").endswith(f"`{stream().group_id_prefix}`")
+    assert default("requestTimeoutMs") == f"{stream().timeout_ms}; {sink().timeout_ms} for the sink"
     assert not sink().keep_on_mismatch
-    assert default("onReplayMismatch", text) == "`fail`"
+    assert default("onReplayMismatch") == "`fail`"
     assert (stream().max_offsets_per_trigger, stream().max_bytes_per_trigger, stream().max_records_per_partition) == (
         None,
     ) * 3
-    assert default("maxOffsetsPerTrigger", text) == "no limit"
-    assert re.fullmatch("`leader`(; none)?", default("readFrom", text))
+    assert default("maxOffsetsPerTrigger") == "no limit"
+    assert re.fullmatch("`leader`(; none)?", default("readFrom"))
