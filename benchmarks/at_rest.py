@@ -193,7 +193,7 @@ A broker that stands alone, and in the last row three, `fsync`, plain and with `
 of one size, acknowledged once they are on the disk. *Fetch*: all of it is read after the broker has started again, with
 nothing of it in its memory, first from the disk and then from the kernel's cache. MB/s are medians, with their range;
 *cost* is milliseconds of the brokers' processor a MB. Clients and brokers share the processors, and as much is asked as
-they take. *Wanted* is what was planned at first; ARCHITECTURE.md says what it is now.
+they take. *Wanted* is what was planned at first; the design of storage says what it is now.
 
 | | plain, MB/s | sealed, MB/s | sealed of plain | wanted | plain cost | sealed cost |
 |---|---|---|---|---|---|---|

@@ -25,7 +25,8 @@ IN_THE_SOURCES: Final = (
     *("COMPATIBILITY.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "release/site/hooks.py"),
     *("README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", "requirements.lock"),
     *("docs/kafka-options.md", "notebooks/README.md", "benchmarks/RESULTS.md", "release/dist.py"),
-    *("src/mq_protocol/mq.proto", "tests/conftest.py", "tests/spark/CRASHES.md", "tests/mq_broker/core/scripts"),
+    *("src/mq_broker/core/DESIGN.md", "src/mq_protocol/mq.proto"),
+    *("tests/conftest.py", "tests/spark/CRASHES.md", "tests/mq_broker/core/scripts"),
 )
 PACKAGES: Final = (
     "mq_protocol",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,20 @@ from mq_protocol.names import SETTINGS
 from tests.simulation import test_durability as cases
 
 ROOT = Path(__file__).parents[1]
+DESIGNS = sorted(ROOT.glob("src/**/*.md"))
 DOCUMENTS = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/**/*.md"), *ROOT.glob("benchmarks/*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("tests/**/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+        *DESIGNS,
+    ]
 )
+KB = 1_000
+LARGEST = {"README.md": 12 * KB, "ARCHITECTURE.md": 30 * KB}
+"""In bytes, so that each is read from its beginning to its end. What single rooms need stands beside them."""
+LARGEST_DESIGN = 12 * KB
 SHORT = {
     "S[": "tests/simulation/test_durability.py::test_survived[",
     "N[": "tests/simulation/test_durability.py::test_not_survived[",
@@ -57,13 +69,49 @@ def test_every_link_within_the_repository_leads_somewhere(document: Path) -> Non
         assert (document.parent / target).exists(), f"{document.name} links to {target}"
 
 
-def test_the_life_of_a_batch_names_files_that_are_there() -> None:
+def test_the_life_of_a_batch_has_ten_steps_with_one_file_each() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     life = text[text.index("## The life of a batch") : text.index("## Rooms and floors")]
-    rooms = [ROOT / "src" / package for package in ("", "mq_client", "mq_broker", "mq_spark", "mq_protocol")]
-    named = re.findall(r"`([\w/]+\.py)`", life)
-    assert len(named) > 40
-    assert [name for name in named if not any((room / name).is_file() for room in rooms)] == []
+    steps = re.split(r"^\d+\. ", life, flags=re.MULTILINE)[1:]
+    named = [re.findall(r"`([\w/]+\.py)`", step) for step in steps]
+    assert [len(names) for names in named] == [1] * 10
+    assert [name for (name,) in named if not (ROOT / "src" / name).is_file()] == []
+
+
+def test_what_holds_an_invariant_is_there() -> None:
+    """Each row of "What is never so" names an import contract, a test, or what the simulators look at."""
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    section = text.split("\n## What is never so\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    contracts = [each["name"] for each in settings["tool"]["importlinter"]["contracts"]]
+    assert len(rows) >= 15
+    for what, held in rows:
+        named = re.findall(r"`([^`]+)`", held)
+        assert [name for name in named if name.startswith(("C: ", "tests/"))], f"nothing holds: {what}"
+        for name in named:
+            if name.startswith("C: "):
+                assert any(contract.startswith(name.removeprefix("C: ")) for contract in contracts), name
+            elif "/" in name:
+                assert (ROOT / name.partition("::")[0]).exists(), name
+
+
+@pytest.mark.parametrize("document", DESIGNS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_design_says_what_it_is_for_and_names_files_that_are_there(document: Path) -> None:
+    text = document.read_text()
+    if document.name == "DESIGN.md":
+        assert re.findall(r"^## (.+)$", text, re.MULTILINE)[:2] == ["Purpose", "Assumes"]
+    room = document.parent
+    roots = [ROOT, ROOT / "src", ROOT / "src/mq_broker", ROOT / "src/mq_broker/broker", room]
+    named = re.findall(r"`((?:\w+/)*\w+\.py)`", text)
+    assert [name for name in named if not any((root / name).is_file() for root in roots)] == []
+
+
+@pytest.mark.parametrize("document", [*(ROOT / name for name in LARGEST), *DESIGNS], ids=lambda path: path.name)
+def test_a_document_is_no_longer_than_it_may_be(document: Path) -> None:
+    name = str(document.relative_to(ROOT))
+    size = len(document.read_bytes())
+    assert size <= LARGEST.get(name, LARGEST_DESIGN), f"{name} has {size} bytes"
 
 
 def test_every_setting_of_a_topic_is_on_the_page_of_topics() -> None:

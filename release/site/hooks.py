@@ -30,6 +30,18 @@ FROM_FILES: Final[Mapping[str, str]] = {
     "security.md": "SECURITY.md",
     "benchmarks/results.md": "benchmarks/RESULTS.md",
     "benchmarks/kafka.md": "benchmarks/KAFKA.md",
+    "design/core.md": "src/mq_broker/core/DESIGN.md",
+    "design/storage.md": "src/mq_broker/storage/DESIGN.md",
+    "design/host.md": "src/mq_broker/broker/host/DESIGN.md",
+    "design/exactly-once.md": "src/mq_broker/broker/transactions/DESIGN.md",
+    "design/queues.md": "src/mq_broker/broker/queues/DESIGN.md",
+    "design/traps-of-queues.md": "src/mq_broker/broker/queues/TRAPS.md",
+    "design/groups.md": "src/mq_broker/broker/groups/DESIGN.md",
+    "design/wire.md": "src/mq_broker/rpc/DESIGN.md",
+    "design/coordination.md": "src/mq_broker/coordination/DESIGN.md",
+    "design/security.md": "src/mq_broker/security/DESIGN.md",
+    "design/client.md": "src/mq_client/DESIGN.md",
+    "design/spark.md": "src/mq_spark/DESIGN.md",
 }
 """Pages of the site that are other files of the repository."""
 

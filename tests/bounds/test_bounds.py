@@ -1,4 +1,4 @@
-"""What members that mean harm make a leader keep is within the bounds of ARCHITECTURE.md. `make bounds` is the full
+"""What members that mean harm make a leader keep is within its bounds. `make bounds` is the full
 size."""
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class Mutation:
     """`where` is "module:Class.method" or "module:function" under mq_broker.core, or under tests.simulation if it
     begins with "simulation."; `old` must occur in its source exactly once.
 
-    `breaks` names the rule or trap of ARCHITECTURE.md, "Replication".
+    `breaks` names the rule or trap of src/mq_broker/core/DESIGN.md.
     """
 
     name: str

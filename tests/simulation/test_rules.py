@@ -9,7 +9,7 @@ from tests.simulation.real.planted import FAULTS
 from tests.test_scenarios import fault
 
 README = Path(__file__).parent / "README.md"
-ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+ROOM = Path(__file__).parents[2] / "src/mq_broker/broker/queues"
 TRAPS = 26
 RULES = 25
 
@@ -48,15 +48,16 @@ def test_each_rule_has_a_script_or_a_test() -> None:
     assert [(proof, why) for proof in proofs if (why := fault(proof))] == []
 
 
-def test_each_rule_of_architecture_is_one_of_the_table() -> None:
-    section = ARCHITECTURE.read_text().split("\n### Rules of queues\n")[1].split("\n### ")[0]
+def test_each_rule_of_the_design_is_one_of_the_table() -> None:
+    section = (ROOM / "DESIGN.md").read_text().split("\n## Rules\n")[1].split("\n## ")[0]
     assert re.findall(r"^(\d+)\. \*\*", section, re.MULTILINE) == [str(number) for number in range(1, RULES + 1)]
 
 
 def test_each_trap_has_a_test() -> None:
-    section = ARCHITECTURE.read_text().split("\n### Traps of queues\n")[1].split("\n## ")[0]
     rows = [
-        [cell.strip() for cell in line.strip("|").split(" | ")] for line in section.splitlines() if line[:3] != "|--"
+        [cell.strip() for cell in line.strip("|").split(" | ")]
+        for line in (ROOM / "TRAPS.md").read_text().splitlines()
+        if line[:1] == "|"
     ]
     rows = [row for row in rows if row[0].isdigit()]
     assert [row[0] for row in rows] == [str(number) for number in range(1, TRAPS + 1)]

@@ -46,7 +46,7 @@ The protocol in prose
 10. The set of replicas may change under a running partition: the leader sends to new ones at once, and waits for a
     former one until the node does not name it any more.
 
-Numbered rules ("rule 6") and traps ("trap 25") in comments are those of ARCHITECTURE.md, section "Replication".
+Numbered rules ("rule 6") and traps ("trap 25") in comments are those of DESIGN.md beside this file.
 
 Where to find what
 ------------------

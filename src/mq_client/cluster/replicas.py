@@ -1,6 +1,6 @@
 """Which replica of a partition a read goes to, and what replicas know while nobody leads.
 
-Every replica may serve what it knows to be committed (ARCHITECTURE.md, rule 11), so a read never gives what could still
+Every replica may serve what it knows to be committed (rule 11 of the core), so a read never gives what could still
 be lost, wherever it goes. A replica may know a little less than the leader does: what it lacks is asked of the next
 one.
 """
