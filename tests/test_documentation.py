@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from mq_protocol.names import SETTINGS
+from mq_protocol.names import SETTINGS, Setting
+from mq_protocol.queue_settings import QUEUE_SETTINGS
 from tests.simulation import test_durability as cases
 
 ROOT = Path(__file__).parents[1]
@@ -114,9 +116,10 @@ def test_a_document_is_no_longer_than_it_may_be(document: Path) -> None:
     assert size <= LARGEST.get(name, LARGEST_DESIGN), f"{name} has {size} bytes"
 
 
-def test_every_setting_of_a_topic_is_on_the_page_of_topics() -> None:
-    page = (ROOT / "docs" / "topics.md").read_text()
-    assert [name for name in SETTINGS if f"| `{name}` | " not in page] == []
+@pytest.mark.parametrize(("settings", "page"), [(SETTINGS, "topics.md"), (QUEUE_SETTINGS, "queue-policies.md")])
+def test_every_setting_has_a_row_on_its_page(settings: Mapping[str, Setting], page: str) -> None:
+    text = (ROOT / "docs" / page).read_text()
+    assert [name for name in settings if f"| `{name}` | " not in text] == []
 
 
 ELSEWHERE = {"_grpcio_metadata.py"}
