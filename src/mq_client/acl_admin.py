@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.paging import Parts
 from mq_client.errors import InvalidRequest, PermissionDenied, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_RULES_MAX
@@ -87,11 +88,11 @@ class AclAdministrator:
         """The rules, in order; those of one principal, or all. Raises `PermissionDenied`."""
         deadline = Deadline(self._timeout_ms)
         request = pb.AclsRequest(principal=principal)
-        found: list[AclRule] = []
+        found, parts = list[AclRule](), Parts()
         while True:
             answer = self._connection.ask_any("Acls", request, pb.AclsResponse, deadline)
             found += map(_rule, answer.rules)
-            if not answer.more or not answer.rules:
+            if not parts.more(answer, answer.rules):
                 return found
             request.after.CopyFrom(answer.rules[-1])
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline, positive_ms
 from mq_client.cluster.listening import REFUSED_S
+from mq_client.cluster.paging import Parts
 from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, purge
 from mq_client.cluster_descriptions import BrokerDescription as BrokerDescription
 from mq_client.cluster_descriptions import ClusterDescription as ClusterDescription
@@ -551,11 +552,11 @@ class Admin(
     def _cursors_at(self, address: str, group: str, deadline: Deadline) -> list[pb.GroupCursor]:
         """All that one broker has, asked for until it has no more."""
         request = pb.GroupsRequest(group=group)
-        found: list[pb.GroupCursor] = []
+        found, parts = list[pb.GroupCursor](), Parts()
         while True:
             answer = self._connection.ask(address, "Groups", request, pb.GroupsResponse, deadline)
             found.extend(answer.cursors)
-            if not answer.more:
+            if not parts.more(answer, answer.cursors):
                 return found
             last = answer.cursors[-1]
             request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group

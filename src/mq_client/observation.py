@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.paging import Parts
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_client.topic_descriptions import TopicDescription, described_topic
 from mq_protocol import mq_pb2 as pb
@@ -212,14 +213,14 @@ def _believe(places: Mapping[tuple[str, int], pb.PartitionInfo], topic: str, tol
 
 def _told_by_older(connection: Connection, address: str, deadline: Deadline) -> list[pb.TopicInfo]:
     """What a broker that knows no `Observe` knows of all topics; nothing if it has just gone."""
-    request, found = pb.MetadataRequest(all_topics=True), list[pb.TopicInfo]()
+    request, found, parts = pb.MetadataRequest(all_topics=True), list[pb.TopicInfo](), Parts()
     while True:
         try:
             answer = connection.ask(address, "Metadata", request, pb.MetadataResponse, deadline.at_most(_BROKER_MS))
         except TritonMQError:
             return found
         found.extend(answer.topics)
-        if not answer.more:
+        if not parts.more(answer, answer.topics):
             return found
         request.after = answer.topics[-1].name
 

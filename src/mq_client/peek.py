@@ -11,10 +11,14 @@ from mq_client.cluster.requests import ask_offsets
 from mq_client.consuming.record_queue import ConsumerRecord, batch_to_records
 from mq_client.consuming.slices import up_to_bytes
 from mq_client.reader import Reader
+from mq_protocol import limits
 
 PEEK_RECORDS_MAX: Final = 10_000
 PEEK_BYTES_MAX: Final = 16 << 20
 """Of what brokers send: an answer that is held in memory at once."""
+
+_ROOM_BYTES: Final = limits.BATCH_DECODED_BYTES_CEILING
+"""Of what that decompresses to."""
 
 
 def peek(
@@ -28,13 +32,16 @@ def peek(
     starts = {number: max(places.get(number, 0), asked.log_start_offset) for number, asked in found.items()}
     shares = shared_out(count, {number: asked.log_end_offset - starts[number] for number, asked in found.items()})
     typed = connection.topic(topic, Deadline(timeout_ms)).typed
-    reader, records, left = Reader(connection, timeout_ms), list[ConsumerRecord](), PEEK_BYTES_MAX
+    reader, records, left, room = Reader(connection, timeout_ms), list[ConsumerRecord](), PEEK_BYTES_MAX, _ROOM_BYTES
     for number, share in sorted(shares.items()):
         start, chunk = starts[number], max(1, left // len(shares))
         pieces = reader.read_stored(topic, number, start, start + share, chunk_bytes_max=chunk, timeout_ms=timeout_ms)
         for piece in up_to_bytes(pieces, left):
             left -= piece.sent_bytes
+            room -= piece.batch.nbytes
             records += batch_to_records(piece.batch, topic, number, piece.base_offset, piece.timestamp_us, typed=typed)
+            if room <= 0:
+                return records
         if left <= 0:
             break
     return records

@@ -17,7 +17,7 @@ from mq_client.cluster.fetching import open_fetch
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.replicas import Replicas
 from mq_client.cluster.requests import ask_offsets, topic_with
-from mq_client.consuming.slices import StoredSlice, Wanted, cut, up_to_bytes, wanted_of
+from mq_client.consuming.slices import StoredSlice, Wanted, cut, payloads_of, up_to_bytes, wanted_of
 from mq_client.errors import (
     CorruptBatch,
     InvalidRequest,
@@ -35,7 +35,6 @@ from mq_client.security import Security
 from mq_client.spans import Bound, spans_of
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.sql.row_filter import parse_filter
 
@@ -356,18 +355,17 @@ class Reader:
                 if header.HasField("error"):
                     raise from_wire(header.error)
                 self.payload_bytes += len(message.payload)
-                payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
-                for stored, payload in zip(header.batches, payloads, strict=True):
+                for stored, payload in zip(header.batches, payloads_of(header.batches, message.payload), strict=True):
+                    if stored.base_offset + stored.record_count <= position:
+                        continue  # it was given already
                     piece = cut(stored, payload, position, request.end_offset, read.wanted)
-                    if piece is None:
-                        raise CorruptBatch(
-                            f"topic {request.topic!r} partition {request.partition}: the batch at offset "
-                            f"{stored.base_offset} is not what its broker says ({stored.record_count} records said, "
-                            f"{position} wanted)"
-                        )
                     if piece.end_offset > position:
                         yield piece
                         position = piece.end_offset
+        except CorruptBatch as error:
+            raise CorruptBatch(
+                f"topic {request.topic!r} partition {request.partition} from the broker at {address}: {error}"
+            ) from error
         except grpc.RpcError as error:
             raise meaning(error, address, self._connection.client, made_with) from None
         finally:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from mq_client.cluster.deadline import Deadline, attempts
+from mq_client.cluster.paging import Parts
 from mq_client.errors import Unreachable
 from mq_client.producing.staging import Stage, Stager, TransactionKey, checked_key
 from mq_protocol import mq_pb2 as pb
@@ -180,11 +181,11 @@ class TransactionClient(Stager):
     def _staged_at(self, address: str, topic: str, deadline: Deadline) -> list[pb.StagedInfo]:
         """All that one broker has, asked for until it has no more."""
         request = pb.StagedRequest(topic=topic)
-        found: list[pb.StagedInfo] = []
+        found, parts = list[pb.StagedInfo](), Parts()
         while True:
             answer = self._connection.ask(address, "Staged", request, pb.StagedResponse, deadline)
             found.extend(answer.staged)
-            if not answer.more:
+            if not parts.more(answer, (answer.last,)):
                 return found
             request.after.CopyFrom(answer.last)
             request.after_index = answer.last_index

@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -46,6 +47,7 @@ _POOLED_BYTES_MAX = 16 << 20
 
 _DEMANDS_MAX = 1024
 _BEGINNINGS_MAX = 64
+_ASCII_MAX = 0x7F
 _EXTENSION = b"ARROW:extension:name"
 
 
@@ -108,8 +110,9 @@ def decode_batch(
 
     `columns`: only these, in this order; columns that are not named are not decompressed. A batch of another version of
     the schema (mq_protocol/evolution.py) is read as well: columns that it lacks are null, those that `schema` lacks are
-    left out. For payloads that a broker has checked: values are trusted. Raises `CorruptBatch` for what Arrow cannot
-    read, `SchemaMismatch` for a column that the schema lacks.
+    left out. Values are trusted: for payloads that this process has checked, or a broker before it stored them (on its
+    disk a checksum stands over them). Raises `CorruptBatch` for what Arrow cannot read, `SchemaMismatch` for a column
+    that the schema lacks.
     """
     buffer = payload if isinstance(payload, pa.Buffer) else pa.py_buffer(payload)
     if columns is not None:
@@ -144,15 +147,7 @@ def check_untrusted(
             f"batch of {len(payload)} bytes is above the topic's batch_bytes_max={batch_bytes_max}: send smaller "
             "batches"
         )
-    message = read_record_batch_message(payload)
-    if message.record_count != record_count:
-        raise CorruptBatch(f"corrupt batch: it has {message.record_count} records, its header claims {record_count}")
-    if record_count < 1:
-        raise CorruptBatch("corrupt batch: it has no records; leave it out")
-    if record_count > limits.BATCH_RECORDS_MAX:
-        raise BatchTooLarge(
-            f"batch of {record_count} records is above {limits.BATCH_RECORDS_MAX}: send smaller batches"
-        )
+    message = _counted(payload, record_count)
     demands = _demands_of(schema)
     _check_layout(message, demands)
     decoded_bytes = message.decoded_bytes()
@@ -164,29 +159,38 @@ def check_untrusted(
     buffer = pa.py_buffer(payload)
     try:
         if decoded_bytes > _POOLED_BYTES_MAX:
-            _check_apart(buffer, schema, demands)
+            _check_apart(buffer, schema, demands.values)
         else:
-            _check_values(pa.ipc.read_record_batch(buffer, schema), demands)
+            _check_values(pa.ipc.read_record_batch(buffer, schema), demands.values)
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise CorruptBatch(f"corrupt batch: {error}") from error
     return decoded_bytes
 
 
-def decode_untrusted(payload: memoryview, schema: pa.Schema, record_count: int) -> pa.RecordBatch:
-    """A batch whose bytes nobody vouches for, of this schema or of a former version of it, as `decode_batch` gives it.
+def decode_untrusted(
+    payload: memoryview, schema: pa.Schema, record_count: int, columns: Sequence[str] | None = None
+) -> pa.RecordBatch:
+    """As `decode_batch`, of bytes for which nobody vouches. What is read is checked as `check_untrusted` does, with the
+    widest bounds that a topic can have, and is safe to hand to any code.
 
-    Raises what `check_untrusted` does, with the widest bounds that a topic can have.
+    Raises `CorruptBatch`, `BatchTooLarge` or `SchemaMismatch`.
     """
-    nodes = len(read_record_batch_message(payload).nodes)
-    there = schema if nodes == _demands_of(schema).nodes else _beginning(schema, nodes)
-    check_untrusted(
-        payload,
-        schema if there is None else there,
-        batch_bytes_max=limits.BATCH_BYTES_CEILING,
-        decoded_bytes_max=limits.BATCH_DECODED_BYTES_CEILING,
-        record_count=record_count,
-    )
-    return decode_batch(payload, schema)
+    message = _counted(payload, record_count)
+    nodes = len(message.nodes)
+    there = _beginning(schema, nodes) or schema
+    if nodes <= _demands_of(there).nodes:  # one with columns that are not known here has more
+        _check_layout(message, _demands_of(there))
+    if (decoded_bytes := message.decoded_bytes()) > limits.BATCH_DECODED_BYTES_CEILING:
+        raise BatchTooLarge(
+            f"batch decompresses to {decoded_bytes} bytes, and no topic's may to more than "
+            f"{limits.BATCH_DECODED_BYTES_CEILING}"
+        )
+    batch = decode_batch(payload, schema, columns)
+    try:
+        _check_values(batch, _values_of(schema, columns))
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptBatch(f"corrupt batch: {error}") from error
+    return batch
 
 
 # ---------------------------------------------------------------- private
@@ -213,13 +217,52 @@ def _decoded(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str] | None
         return reader.read_next_batch().select(list(columns))
 
 
-def _check_values(batch: pa.RecordBatch, demands: _Demands) -> None:
-    batch.validate(full=True)
-    for at, field in demands.required:
+def _counted(payload: memoryview, record_count: int) -> RecordBatchMessage:
+    """One message of so many rows, which is a number that a batch may have."""
+    message = read_record_batch_message(payload)
+    if message.record_count != record_count:
+        raise CorruptBatch(f"corrupt batch: it has {message.record_count} records, its header claims {record_count}")
+    if record_count < 1:
+        raise CorruptBatch("corrupt batch: it has no records; leave it out")
+    if record_count > limits.BATCH_RECORDS_MAX:
+        raise BatchTooLarge(
+            f"batch of {record_count} records is above {limits.BATCH_RECORDS_MAX}: send smaller batches"
+        )
+    return message
+
+
+def _check_values(batch: pa.RecordBatch, values: _Values) -> None:
+    """All that Arrow's full validation looks at, and nulls. Texts that are ASCII, which one look at all of their bytes
+    tells, are not looked at one by one: that would cost a reader more than all else."""
+    batch.validate()
+    if values.bare is None:
+        batch.validate(full=True)
+    else:
+        batch.to_struct_array().view(values.bare).validate(full=True)
+    for at in values.texts:
+        _check_texts(batch.column(at))
+    for at, field in values.required:
         _check_nulls(field, batch.column(at), field.name)
 
 
-def _check_apart(buffer: pa.Buffer, schema: pa.Schema, demands: _Demands) -> None:
+def _check_texts(column: pa.Array) -> None:
+    """Once all places in it were found to be right."""
+    kind = column.type
+    if pa.types.is_string(kind):
+        data = column.buffers()[2]
+        if data is not None and np.frombuffer(data, np.uint8).max(initial=0) > _ASCII_MAX:
+            column.validate(full=True)
+    elif pa.types.is_struct(kind):
+        for at in range(kind.num_fields):
+            _check_texts(column.field(at))
+    elif pa.types.is_map(kind):
+        _check_texts(column.keys)
+        _check_texts(column.items)
+    elif pa.types.is_list(kind):
+        _check_texts(column.values)
+
+
+def _check_apart(buffer: pa.Buffer, schema: pa.Schema, values: _Values) -> None:
     """In memory that the system has back as soon as it is free: one large batch costs its size once, however many
     threads check such batches in turn. Other threads run while it is freed."""
     stream = pa.PythonFile(_SchemaThenPayload(schema, buffer), mode="r")
@@ -227,7 +270,7 @@ def _check_apart(buffer: pa.Buffer, schema: pa.Schema, demands: _Demands) -> Non
         batch = reader.read_next_batch()
     memory = Memory(batch)
     try:
-        _check_values(batch, demands)
+        _check_values(batch, values)
     except Exception as error:
         traceback.clear_frames(error.__traceback__)  # which hold the batch
         raise
@@ -338,21 +381,34 @@ def _layout(kind: pa.DataType) -> Iterator[int]:
         yield from _layout(kind.value_type)
     elif pa.types.is_string(kind) or pa.types.is_binary(kind):
         yield 3
-    else:
+    elif pa.types.is_primitive(kind) or pa.types.is_decimal128(kind):
         yield 2
+    else:
+        raise SchemaMismatch(f"no topic has a column of type {kind}: a newer TritonMQ may; upgrade this one")
+
+
+class _Values(NamedTuple):
+    """What is looked at in the values of some columns. `bare`: the columns as one struct, with bytes in place of texts;
+    None if there are no texts. `texts`: the columns, by place, that have some. `required`: those in which some null is
+    not allowed.
+    """
+
+    bare: pa.StructType | None
+    texts: tuple[int, ...]
+    required: tuple[tuple[int, pa.Field], ...]
 
 
 class _Demands(NamedTuple):
     """What a schema asks of each of its batches: worked out once, since a batch of one record is checked as any other.
 
-    `required`: the columns, by place, in which some null is not allowed. `beginnings`: former versions that were met,
-    by nodes.
+    `some_values`: of columns that were asked for. `beginnings`: former versions that were met, by nodes.
     """
 
     schema: pa.Schema  # kept, so that its id stays its own
     nodes: int
     buffers: int
-    required: tuple[tuple[int, pa.Field], ...]
+    values: _Values
+    some_values: dict[tuple[str, ...], _Values]
     beginnings: dict[int, pa.Schema | None]
 
 
@@ -363,14 +419,49 @@ def _demands_of(schema: pa.Schema) -> _Demands:
     found = _demands.get(id(schema))
     if found is None:
         layout = [buffers for field in schema for buffers in _layout(field.type)]
-        required = tuple(
-            (at, field) for at, field in enumerate(schema) if not field.nullable or _has_required(field.type)
-        )
-        found = _Demands(schema, len(layout), sum(layout), required, {})
+        found = _Demands(schema, len(layout), sum(layout), _values(schema), {}, {})
         if len(_demands) >= _DEMANDS_MAX:
             _demands.clear()
         _demands[id(schema)] = found
     return found
+
+
+def _values_of(schema: pa.Schema, columns: Sequence[str] | None) -> _Values:
+    demands = _demands_of(schema)
+    if columns is None:
+        return demands.values
+    chosen = tuple(columns)
+    found = demands.some_values.get(chosen)
+    if found is None:
+        found = _values([schema.field(_index(schema, name)) for name in chosen])
+        if len(demands.some_values) < _BEGINNINGS_MAX:
+            demands.some_values[chosen] = found
+    return found
+
+
+def _values(fields: Iterable[pa.Field]) -> _Values:
+    known = list(fields)
+    bare = [_bare(field) for field in known]
+    texts = tuple(at for at, field in enumerate(known) if field.type != bare[at].type)
+    required = tuple((at, field) for at, field in enumerate(known) if not field.nullable or _has_required(field.type))
+    return _Values(pa.struct(bare) if texts else None, texts, required)
+
+
+def _bare(field: pa.Field) -> pa.Field:
+    """With bytes in place of texts, and nulls everywhere: those are looked at by themselves."""
+    return pa.field(field.name, _bare_type(field.type))
+
+
+def _bare_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([_bare(child) for child in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(_bare_type(kind.key_type), _bare_type(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_bare(kind.value_field))
+    return kind
 
 
 def _check_layout(message: RecordBatchMessage, demands: _Demands) -> None:

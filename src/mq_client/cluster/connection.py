@@ -25,6 +25,7 @@ from mq_client.cluster.forwarding import entry, given_way
 from mq_client.cluster.handshake import fault
 from mq_client.cluster.holding_back import HeldBack
 from mq_client.cluster.listening import PATIENT, refuses
+from mq_client.cluster.paging import Parts
 from mq_client.cluster.tunnels import TUNNEL, fault_of_all
 from mq_client.errors import (
     IncompatibleVersion,
@@ -300,16 +301,16 @@ class Connection:
     def _ask_all(self, request: pb.MetadataRequest, deadline: Deadline) -> pb.MetadataResponse:
         """Asked on until everything is told: an answer has a bound."""
         names = list(request.topics)
-        whole = pb.MetadataResponse()
+        whole, parts = pb.MetadataResponse(), Parts()
         while True:
             del request.topics[:]
             request.topics.extend(names[: limits.REQUEST_TOPICS_MAX])
             _, answer = self._ask_any(request, deadline)
             told, unknown = [topic.name for topic in answer.topics], set(answer.unknown_topics)
-            if not answer.more:
+            if not parts.more(answer, told or tuple(unknown)):
                 names = names[limits.REQUEST_TOPICS_MAX :]
             elif request.all_topics:
-                request.after = max(told)
+                request.after = max(told, default="")
             else:
                 names = [name for name in names if name not in unknown.union(told)]
             del whole.brokers[:]  # those of the last answer hold
@@ -367,7 +368,7 @@ class Connection:
             if not found or not error.leader or error.leader not in self._brokers:
                 return
             when, view = found
-            if partition < view.partitions and error.leader_epoch >= view.epochs[partition]:
+            if 0 <= partition < view.partitions and error.leader_epoch >= view.epochs[partition]:
                 leaders, epochs = list(view.leaders), list(view.epochs)
                 leaders[partition], epochs[partition] = error.leader, error.leader_epoch
                 self._topics[name] = (when, replace(view, leaders=tuple(leaders), epochs=tuple(epochs)))

@@ -209,7 +209,7 @@ def ask_leaders(
                     raise
                 last = error
                 continue
-            for answer in found:
+            for answer in _of(numbers, found):
                 if not answer.HasField("error"):
                     answers[answer.partition] = answer
                     continue
@@ -228,6 +228,12 @@ def ask_leaders(
     raise late(
         f"topic {topic!r}: partitions {missing[:10]} did not answer within {deadline.timeout_ms:.0f} ms{known}"
     ) from last
+
+
+def _of(numbers: Collection[int], answers: Iterable[A]) -> list[A]:
+    """Those that were asked for."""
+    asked = set(numbers)
+    return [answer for answer in answers if answer.partition in asked]
 
 
 def topic_with(

@@ -20,9 +20,10 @@ from mq_client.cluster.channels import Client
 from mq_client.consuming.push_streams import EventLoop, PushStream
 from mq_client.consuming.record_queue import PartitionPlace
 from mq_client.consuming.shared_batch import SharedBatch
+from mq_client.consuming.slices import payloads_of
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, split
+from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
 
 CREDIT_BYTES: Final = 4 << 20
@@ -268,7 +269,7 @@ class _SharedStream:
 
 
 def _by_partition(message: Envelope[pb.BatchesHeader]) -> Iterator[tuple[tuple[str, int], list[SharedBatch]]]:
-    payloads = split(message.payload, (stored.payload_bytes for stored in message.header.batches))
+    payloads = payloads_of(message.header.batches, message.payload)
     shared = (SharedBatch(stored, payload) for stored, payload in zip(message.header.batches, payloads, strict=True))
     for place, batches in groupby(shared, lambda batch: (batch.topic, batch.partition)):
         yield place, list(batches)

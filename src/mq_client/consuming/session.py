@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import PartitionPlace
+from mq_client.consuming.slices import payloads_of
 from mq_client.errors import TritonMQError
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, split
+from mq_protocol.envelope import Envelope
 
 if TYPE_CHECKING:
     from mq_client.consuming.subscription import Subscriptions
@@ -113,7 +114,7 @@ class Session:
         for told in message.header.opened:
             self._subscriptions.opened(self, told)
         if message.header.batches:
-            payloads = list(split(message.payload, (stored.payload_bytes for stored in message.header.batches)))
+            payloads = payloads_of(message.header.batches, message.payload)
             unknown = self._subscriptions.with_unknown_columns(message.header, payloads)
             if unknown:  # a broker is asked: not on the loop
                 await asyncio.to_thread(self._subscriptions.learn_columns, unknown)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from mq_client.consuming.slices import rows_sent
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import decode_batch
 from mq_protocol.ipc_message import node_count
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class SharedBatch:
         self.record_count: int = stored.record_count
         self.timestamp_us: int = stored.timestamp_us
         self.payload = payload
+        self._stored = stored
         self._lock = threading.Lock()
         self._is_kept = True
         # Of the schema with that fingerprint: a consumer may have heard of columns that another has not heard of
@@ -75,7 +76,7 @@ class SharedBatch:
     def _decode(self, schema: pa.Schema, fingerprint: int) -> pa.RecordBatch:
         if self._rows is not None and self._rows[0] == fingerprint:
             return self._rows[1]
-        batch = decode_batch(self.payload, schema)
+        batch = rows_sent(self._stored, self.payload, schema)
         if self._is_kept:
             self._rows = fingerprint, batch
         return batch

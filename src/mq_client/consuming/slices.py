@@ -1,8 +1,11 @@
-"""The part of a stored batch that a read wants, cut out of what a broker sent. Pure."""
+"""What a broker sent of stored batches, checked, and the part of it that a read wants. Pure.
+
+Nothing that a broker says is taken for true: a batch is decoded only here, and by `decode_untrusted`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mq_client.cluster.connection import TopicView
+from mq_client.errors import BatchTooLarge, CorruptBatch, InvalidRequest, SchemaMismatch
+from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import decode_batch
+from mq_protocol.arrow import decode_untrusted
+from mq_protocol.envelope import split
 
 
 class StoredSlice(NamedTuple):
@@ -50,28 +56,64 @@ def wanted_of(view: TopicView, columns: Sequence[str] | None, filter_text: str) 
     return Wanted(tuple(columns), filter_text, pa.schema([view.schema.field(name) for name in columns]), None)
 
 
-def cut(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, wanted: Wanted) -> StoredSlice | None:
-    """The part of a stored batch within `position .. end - 1`; None if it is not what its description says."""
+def payloads_of(batches: Iterable[pb.StoredBatch], payload: memoryview) -> list[memoryview]:
+    """Each batch's part of the payload. Raises `CorruptBatch` if they are not exactly all of it."""
+    try:
+        return split(payload, (stored.payload_bytes for stored in batches))
+    except InvalidRequest as error:
+        raise CorruptBatch(f"a broker's message is not what it says: {error}") from error
+
+
+def rows_sent(
+    stored: pb.StoredBatch,
+    payload: memoryview,
+    schema: pa.Schema,
+    columns: Sequence[str] | None = None,
+    count: int | None = None,
+) -> pa.RecordBatch:
+    """The rows that were sent of a stored batch; `count`: how many, if not all. Raises `CorruptBatch`."""
+    try:
+        return decode_untrusted(payload, schema, stored.record_count if count is None else count, columns)
+    except (BatchTooLarge, CorruptBatch, SchemaMismatch) as error:
+        raise CorruptBatch(
+            f"what a broker sent of the batch at offset {stored.base_offset} is no use: {error}"
+        ) from error
+
+
+def cut(stored: pb.StoredBatch, payload: memoryview, position: int, end: int, wanted: Wanted) -> StoredSlice:
+    """The part of a stored batch within `position .. end - 1`; `position` is one of its offsets. Raises `CorruptBatch`
+    if it is not what its description says, or not what was asked for."""
     base, upto = stored.base_offset, min(stored.base_offset + stored.record_count, end)
     skip, take = position - base, upto - position
-    if skip < 0:
-        return None
+    if not 0 <= skip < stored.record_count <= limits.BATCH_RECORDS_MAX:
+        raise CorruptBatch(
+            f"a broker sent a batch of {stored.record_count} records at offset {base}, and {position} was asked for"
+        )
     if not stored.HasField("kept"):
-        batch = decode_batch(payload, wanted.schema, wanted.kept)
-        if batch.num_rows != stored.record_count:
-            return None
+        batch = rows_sent(stored, payload, wanted.schema, wanted.kept)
         share = stored.payload_bytes * max(0, take) // stored.record_count
         rows = batch.slice(skip, max(0, take)) if take < batch.num_rows else batch
         return StoredSlice(position, upto, stored.timestamp_us, rows, sent_bytes=share)
-    kept = np.unpackbits(np.frombuffer(stored.kept, dtype=np.uint8), bitorder="little")
-    offsets = base + np.flatnonzero(kept).astype(np.int64)
+    offsets = base + _places_kept(stored)
     if len(offsets):
-        batch = decode_batch(payload, wanted.schema, wanted.kept)
+        batch = rows_sent(stored, payload, wanted.schema, wanted.kept, len(offsets))
     else:
         batch = pa.RecordBatch.from_pylist([], schema=wanted.schema).select(wanted.kept or wanted.schema.names)
-    if batch.num_rows != len(offsets) or (len(offsets) and not position <= offsets[0] <= offsets[-1] < upto):
-        return None
+    if len(offsets) and not position <= offsets[0] <= offsets[-1] < upto:
+        raise CorruptBatch(
+            f"a broker sent the rows {offsets[0]} to {offsets[-1]}, and of {position} to {upto - 1} was asked"
+        )
     return StoredSlice(position, upto, stored.timestamp_us, batch, offsets, stored.payload_bytes)
+
+
+def _places_kept(stored: pb.StoredBatch) -> NDArray[np.int64]:
+    """The places in the stored batch of the rows that a filter has kept."""
+    if len(stored.kept) * 8 >= stored.record_count + 8:
+        raise CorruptBatch(
+            f"a broker tells of {len(stored.kept) * 8} rows what became of them, of a batch of {stored.record_count}"
+        )
+    kept = np.unpackbits(np.frombuffer(stored.kept, dtype=np.uint8), bitorder="little")
+    return np.flatnonzero(kept).astype(np.int64)
 
 
 def up_to_bytes(pieces: Iterator[StoredSlice], bytes_max: int) -> Iterator[StoredSlice]:

@@ -24,6 +24,7 @@ from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPla
 from mq_client.consuming.session import Session
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.errors import (
+    CorruptBatch,
     MemberInUse,
     NotAuthenticated,
     NotLeader,
@@ -357,7 +358,7 @@ class Subscriptions:
 
     def session_ended(self, session: Session, error: TritonMQError | None = None) -> None:
         """The stream broke: its partitions are opened again wherever they are led by now. One that was refused for
-        want of a right is not: no other broker would grant it.
+        want of a right is not: no other broker would grant it. Nor is one on which came what cannot be.
 
         Ended and forgotten in one step: no partition stays at a stream that another has taken the place of.
         """
@@ -370,7 +371,7 @@ class Subscriptions:
             for place in there:
                 self._feeding.leave(place)
                 place.address = None
-            if isinstance(error, PermissionDenied | NotAuthenticated | QuotaExceeded | UnknownTopic):
+            if isinstance(error, PermissionDenied | NotAuthenticated | QuotaExceeded | UnknownTopic | CorruptBatch):
                 for topic in dict.fromkeys(place.topic for place in there):
                     self.fail(topic, error)
             self._failed = True
@@ -501,7 +502,12 @@ class Subscriptions:
                 if end <= place.position:  # held, or taken, since before the stream was opened
                     session.give_back(len(payload))
                     continue
-                self._held[session.address] = self.held(session.address) + len(payload)
+                held = self.held(session.address) + len(payload)
+                if held > self.credit_bytes + limits.MESSAGE_BYTES_MAX:  # the last message may go beyond it
+                    raise CorruptBatch(
+                        f"broker at {session.address} pushes more than it was given credit for: {held} bytes"
+                    )
+                self._held[session.address] = held
                 self.put(place, SharedBatch(stored, payload), partial(self._released, session.address))
                 self._feeding.offer(place)
             self.changed.notify_all()

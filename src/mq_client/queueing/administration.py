@@ -8,6 +8,7 @@ from datetime import datetime
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.paging import Parts
 from mq_client.cluster.requests import ask_leaders
 from mq_client.errors import InvalidRequest, UnknownQueue
 from mq_client.producing.batches import to_timestamp_us
@@ -119,11 +120,11 @@ def list_queues(connection: Connection, topic: str | None, deadline: Deadline) -
     if topic is not None:
         check_topic_name(topic)
     request = pb.QueuesRequest(topic=topic or "")
-    found: list[pb.QueueInfo] = []
+    found, parts = list[pb.QueueInfo](), Parts()
     while True:
         answer = connection.ask_any("Queues", request, pb.QueuesResponse, deadline)
         found.extend(answer.queues)
-        if not answer.more or not answer.queues:
+        if not parts.more(answer, answer.queues):
             return sorted(map(described_info, found), key=lambda queue: (queue.topic, queue.group))
         request.after_topic, request.after_group = answer.queues[-1].topic, answer.queues[-1].group
 
@@ -176,7 +177,7 @@ def runs(
         answer = ask_leaders(connection, topic, [partition], ask, deadline)[partition]
         for run in answer.runs:
             yield described_run(partition, run)
-        if not answer.more or not answer.runs:
+        if not answer.more or not answer.runs or answer.runs[-1].end <= after:
             return
         after = answer.runs[-1].end
 

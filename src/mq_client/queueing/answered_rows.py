@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
 from mq_client.cluster.connection import TopicView
-from mq_client.consuming.slices import StoredSlice, cut, wanted_of
+from mq_client.consuming.slices import StoredSlice, cut, payloads_of, wanted_of
 from mq_client.errors import TritonMQError
 from mq_client.queueing.leases import HeldLease
 from mq_client.queueing.shelf import Rows, rows_of
+from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
-from mq_protocol.envelope import split
 from mq_protocol.ipc_message import node_count
 
 ROWS_BYTES_MAX: Final = 1 << 20
@@ -28,7 +27,7 @@ def slices_of(answer: pb.LeaseResponse, view: TopicView | None) -> Sequence[Stor
     if not answer.batches or view is None:
         return ()
     try:
-        payloads = list(split(memoryview(answer.payload), (stored.payload_bytes for stored in answer.batches)))
+        payloads = payloads_of(answer.batches, memoryview(answer.payload))
     except TritonMQError:
         return ()
     return slices_in(answer, payloads, view)
@@ -41,17 +40,18 @@ def slices_in(
     if not answer.batches or view is None:
         return ()
     wanted = wanted_of(view, None, "")
-    slices = []
+    slices, decoded = [], 0
     try:
         for stored, payload in zip(answer.batches, payloads, strict=True):
             if view.typed and node_count(payload) > schema_nodes(view.schema):
                 return ()  # columns were added that are not known here yet
             end = stored.base_offset + stored.record_count
             piece = cut(stored, payload, stored.base_offset, end, wanted)
-            if piece is None or not piece.batch.num_rows:
+            decoded += piece.batch.nbytes
+            if not piece.batch.num_rows or decoded > limits.BATCH_DECODED_BYTES_CEILING:
                 return ()
             slices.append(piece)
-    except (TritonMQError, pa.ArrowException, ValueError):
+    except (TritonMQError, ValueError):
         return ()
     return slices
 

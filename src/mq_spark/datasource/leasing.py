@@ -37,7 +37,6 @@ ROWS_PER_LEASE: Final = 250_000
 _NAMED_S: Final = 2.0
 """How often leases are named: a new leader keeps them for ten seconds at least."""
 
-_BROKER_SAYS_MAX: Final = 1 << 31
 _NAMED_MAX: Final = 10
 
 Place = tuple[str, int]
@@ -252,7 +251,7 @@ class Leasing:
         )
         for place, said in by_place.items():
             for lease, answer in zip(said, answers[place].settled.answers, strict=True):
-                gone = [n for a, b in from_gaps(answer.lost, _BROKER_SAYS_MAX) for n in range(a, b)]
+                gone: list[int] = spelled_out(from_gaps(answer.lost, lease.records)).tolist()
                 if gone:
                     lost[lease.key] = gone
         return lost

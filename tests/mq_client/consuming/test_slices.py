@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mq_client import CorruptBatch
 from mq_client.cluster.connection import TopicView
 from mq_client.consuming.slices import StoredSlice, cut, up_to_bytes, wanted_of
 from mq_protocol import mq_pb2 as pb
@@ -103,7 +104,7 @@ def stored(
     return said, payload
 
 
-def cut_out(said: tuple[pb.StoredBatch, memoryview], position: int, end: int) -> StoredSlice | None:
+def cut_out(said: tuple[pb.StoredBatch, memoryview], position: int, end: int) -> StoredSlice:
     return cut(*said, position, end, wanted_of(topic(WORDS), None, ""))
 
 
@@ -115,25 +116,22 @@ def cut_out(said: tuple[pb.StoredBatch, memoryview], position: int, end: int) ->
         (11, 99, [1, 2, 3], 750),
         (10, 12, [0, 1], 500),
         (11, 13, [1, 2], 500),
-        (14, 99, [], 0),
-        (20, 99, [], 0),
     ],
 )
 def test_the_rows_between_two_offsets_are_cut_out(position: int, end: int, numbers: list[int], share: int) -> None:
     found = cut_out(stored(10, [0, 1, 2, 3]), position, end)
-    assert found is not None
     assert (found.base_offset, found.end_offset, found.timestamp_us) == (position, min(14, end), 9)
     assert (found.batch["n"].to_pylist(), found.sent_bytes, found.offsets) == (numbers, share, None)
 
 
-def test_a_batch_beyond_what_is_wanted_next_or_of_another_size_is_none() -> None:
-    assert cut_out(stored(10, [0, 1]), 9, 99) is None
-    assert cut_out(stored(10, [0, 1], count=3), 10, 99) is None
+@pytest.mark.parametrize(("count", "position"), [(2, 9), (2, 12), (3, 10), (0, 10), (1 << 31, 10)])
+def test_a_batch_that_is_not_what_was_asked_for_or_of_another_size_is_refused(count: int, position: int) -> None:
+    with pytest.raises(CorruptBatch):
+        cut_out(stored(10, [0, 1], count=count), position, 99)
 
 
 def test_filtered_rows_have_the_offsets_that_the_broker_names() -> None:
     found = cut_out(stored(10, [5, 6, 7], count=20, kept=bytes([0b0001_0010, 0b1])), 11, 99)
-    assert found is not None
     assert found.offsets is not None
     assert found.offsets.tolist() == [11, 14, 18]
     assert (found.base_offset, found.end_offset, found.sent_bytes) == (11, 30, 1_000)
@@ -143,7 +141,6 @@ def test_filtered_rows_have_the_offsets_that_the_broker_names() -> None:
 def test_a_filter_may_keep_nothing() -> None:
     said, _ = stored(10, [], count=20, kept=b"\0\0")
     found = cut_out((said, memoryview(b"")), 12, 25)
-    assert found is not None
     assert (found.base_offset, found.end_offset, found.batch.num_rows) == (12, 25, 0)
     assert found.batch.schema == parse_schema(WORDS)
 
@@ -154,8 +151,10 @@ def test_a_filter_may_keep_nothing() -> None:
         (bytes([0b111]), 10, 99),  # three rows named, two sent
         (bytes([0b11]), 11, 99),  # the first is before what is wanted
         (bytes([0b1001]), 10, 13),  # the last is behind it
+        (bytes([0b1001, 0, 0, 0]), 10, 99),  # more rows than the batch has
     ],
 )
-def test_filtered_rows_that_are_not_those_wanted_are_none(kept: bytes, position: int, end: int) -> None:
-    assert cut_out(stored(10, [5, 6], count=20, kept=kept), position, end) is None
-    assert cut_out(stored(10, [5, 6], count=20, kept=bytes([0b1001])), 10, 14) is not None
+def test_filtered_rows_that_are_not_those_wanted_are_refused(kept: bytes, position: int, end: int) -> None:
+    assert cut_out(stored(10, [5, 6], count=20, kept=bytes([0b1001])), 10, 14).batch.num_rows == 2
+    with pytest.raises(CorruptBatch):
+        cut_out(stored(10, [5, 6], count=20, kept=kept), position, end)
