@@ -369,7 +369,7 @@ func (c *Client) noteLeader(name string, partition int32, told *Error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	view := c.topics[name]
-	if view == nil || told.LeaderID == 0 || int(partition) >= len(view.leaders) {
+	if view == nil || told.LeaderID == 0 || partition < 0 || int(partition) >= len(view.leaders) {
 		return
 	}
 	if told.leaderEpoch < view.epochs[partition] {

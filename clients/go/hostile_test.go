@@ -24,14 +24,20 @@ type hostile struct {
 	move    *pb.MoveCursorsResponse
 	groups  *pb.GroupsResponse
 	push    []*pb.BatchesResponse
+	fetch   *pb.BatchesResponse
+	schema  []byte
 }
 
 func (h *hostile) Metadata(context.Context, *pb.MetadataRequest) (*pb.MetadataResponse, error) {
 	return &pb.MetadataResponse{
 		Brokers: []*pb.BrokerInfo{{Id: 1, Address: h.address}},
-		Topics: []*pb.TopicInfo{{Name: "t", TopicId: "1", Partitions: []*pb.PartitionInfo{
+		Topics: []*pb.TopicInfo{{Name: "t", TopicId: "1", Schema: h.schema, Partitions: []*pb.PartitionInfo{
 			{Partition: 0, Leader: 1, LeaderEpoch: 3, Replicas: []int32{1}}}}},
 	}, nil
+}
+
+func (h *hostile) Fetch(_ *pb.FetchRequest, call grpc.ServerStreamingServer[pb.BatchesResponse]) error {
+	return call.Send(h.fetch)
 }
 
 func (h *hostile) Queues(context.Context, *pb.QueuesRequest) (*pb.QueuesResponse, error) {

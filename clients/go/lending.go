@@ -192,10 +192,13 @@ func (q *Queue) lent(p *queuePlace, answer *pb.LeaseResponse, records int, bytes
 // shelve puts the records of a lease where they can be taken. What did not come with the answer is fetched.
 func (q *Queue) shelve(p *queuePlace, made *lease, answer *pb.LeaseResponse) {
 	found := map[int64]Message{}
-	payload := answer.GetPayload()
+	payload, decoded := answer.GetPayload(), int64(0)
 	for _, stored := range answer.GetBatches() {
 		size := int(stored.GetPayloadBytes())
-		if size > len(payload) || !q.readBatch(p, found, stored, payload[:size]) {
+		if size > len(payload) {
+			break
+		}
+		if decoded += decodedBytes(payload[:size]); decoded > batchDecodedBytesMax || !q.readBatch(p, found, stored, payload[:size]) {
 			break // it is fetched, which tells what is wrong
 		}
 		payload = payload[size:]

@@ -12,7 +12,6 @@ import (
 	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
-	flatbuffers "github.com/google/flatbuffers/go"
 	"golang.org/x/crypto/blake2b"
 
 	"tritonmq/clients/go/pb"
@@ -164,6 +163,9 @@ func readSchema(message []byte) (schema *arrow.Schema, err error) {
 		return RecordSchema, nil
 	}
 	defer recovered("schema", &err)
+	if err := checkSchema(message); err != nil {
+		return nil, err
+	}
 	reader, err := ipc.NewReader(bytes.NewReader(message))
 	if err != nil {
 		return nil, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt schema: %s", err)
@@ -179,7 +181,8 @@ func recovered(what string, err *error) {
 	}
 }
 
-// decode reads one payload of a topic. A batch that was stored before columns were added has fewer: they are null.
+// decode reads one payload of a topic, and checks all of it: nothing that is read of the batch later can panic. A batch
+// that was stored before columns were added has fewer: they are null.
 func decode(payload []byte, schema *arrow.Schema) (batch arrow.RecordBatch, err error) {
 	defer recovered("batch", &err)
 	stored, err := storedSchema(payload, schema)
@@ -199,6 +202,9 @@ func decode(payload []byte, schema *arrow.Schema) (batch arrow.RecordBatch, err 
 		return nil, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt batch: %v", reader.Err())
 	}
 	batch = reader.RecordBatch()
+	if err := array.ValidateRecordFull(batch); err != nil {
+		return nil, corrupt("%s", err)
+	}
 	columns := make([]arrow.Array, schema.NumFields())
 	for at := range columns {
 		if at < int(batch.NumCols()) {
@@ -214,7 +220,7 @@ func decode(payload []byte, schema *arrow.Schema) (batch arrow.RecordBatch, err 
 // storedSchema gives the version of the schema that a payload was stored with: the first columns, as many as have
 // the nodes that the message tells of.
 func storedSchema(payload []byte, schema *arrow.Schema) (*arrow.Schema, error) {
-	nodes, err := nodeCount(payload)
+	nodes, _, err := checkBatch(payload)
 	if err != nil {
 		return nil, err
 	}
@@ -230,35 +236,4 @@ func storedSchema(payload []byte, schema *arrow.Schema) (*arrow.Schema, error) {
 	}
 	return nil, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt batch: it has %d nodes, which no version of the topic's "+
 		"schema has", nodes)
-}
-
-func nodesOf(kind arrow.DataType) int {
-	nodes := 1
-	if nested, ok := kind.(arrow.NestedType); ok {
-		for _, field := range nested.Fields() {
-			nodes += nodesOf(field.Type)
-		}
-	}
-	return nodes
-}
-
-// nodeCount reads how many nodes a record batch message has. arrow-go does not tell it. Panics on nonsense: decode
-// recovers.
-func nodeCount(payload []byte) (int, error) {
-	const prefix, headerSlot, nodesSlot = 8, 8, 6 // the slots of Message.header and RecordBatch.nodes in their tables
-	if len(payload) < prefix+4 {
-		return 0, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt batch: %d bytes", len(payload))
-	}
-	bytes := payload[prefix:]
-	message := flatbuffers.Table{Bytes: bytes, Pos: flatbuffers.GetUOffsetT(bytes)}
-	at := message.Offset(headerSlot)
-	if at == 0 {
-		return 0, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt batch: its message has no header")
-	}
-	var batch flatbuffers.Table
-	message.Union(&batch, flatbuffers.UOffsetT(at))
-	if at = batch.Offset(nodesSlot); at == 0 {
-		return 0, nil
-	}
-	return batch.VectorLen(flatbuffers.UOffsetT(at)), nil
 }

@@ -222,6 +222,9 @@ func (s *Subscription) pushed(from *session, message *pb.BatchesResponse) error 
 		made.row = int(place.position - base)
 		place.position = made.end()
 		s.held[from.address] += int64(size)
+		if held := s.held[from.address]; held > s.options.bytes+messageBytesMax { // the last message may go beyond it
+			return malformed(from.address, "%d bytes, which is more than it was given credit for", held)
+		}
 		s.chunks = append(s.chunks, made)
 	}
 	s.changed()

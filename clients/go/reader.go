@@ -266,7 +266,7 @@ func (r *read) give(message *pb.BatchesResponse, yield func(arrow.RecordBatch, e
 		payload = payload[stored.GetPayloadBytes():]
 		base := stored.GetBaseOffset()
 		upto := min(base+int64(stored.GetRecordCount()), r.end)
-		if base > r.position {
+		if base > r.position || stored.GetRecordCount() == 0 || stored.GetRecordCount() > batchRecordsMax {
 			return r.corrupt(stored)
 		}
 		if upto <= r.position {
@@ -299,6 +299,9 @@ func (r *read) cut(stored *pb.StoredBatch, payload []byte, upto int64) (arrow.Re
 		return nil, err
 	}
 	if stored.Kept != nil { // the broker has cut to what was asked for
+		if count, ok := keptRows(stored); !ok || count != batch.NumRows() {
+			return nil, r.corrupt(stored)
+		}
 		return batch, nil
 	}
 	defer batch.Release()
