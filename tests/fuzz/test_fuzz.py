@@ -28,5 +28,5 @@ def test_random_input_is_answered_or_refused_by_our_own_errors(targets: tuple[st
     found = run(targets, 1, tmp_path, cases=CASES)
     assert found.failed is None, f"{found.target}: {found.failed[:300]!r}: {found.report}"
     for target, (accepted, refused) in found.counts.items():
-        assert accepted > 25, target
-        assert refused > 50, target
+        assert accepted > 20, target
+        assert refused > 25, target
