@@ -356,7 +356,7 @@ class Reader:
                     raise from_wire(header.error)
                 self.payload_bytes += len(message.payload)
                 for stored, payload in zip(header.batches, payloads_of(header.batches, message.payload), strict=True):
-                    if stored.base_offset + stored.record_count <= position:
+                    if stored.record_count and stored.base_offset + stored.record_count <= position:
                         continue  # it was given already
                     piece = cut(stored, payload, position, request.end_offset, read.wanted)
                     if piece.end_offset > position:
