@@ -258,8 +258,8 @@ def _check_texts(column: pa.Array) -> None:
     elif pa.types.is_map(kind):
         _check_texts(column.keys)
         _check_texts(column.items)
-    elif pa.types.is_list(kind):
-        _check_texts(column.values)
+    elif pa.types.is_list(kind) and len(values := column.values):
+        _check_texts(values)
 
 
 def _check_apart(buffer: pa.Buffer, schema: pa.Schema, values: _Values) -> None:

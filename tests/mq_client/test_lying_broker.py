@@ -131,8 +131,8 @@ def main() -> None:
 
 
 @functools.cache
-def _told() -> dict[str, str]:
-    done = subprocess.run(
+def _ran() -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, "-X", "faulthandler", "-m", "tests.mq_client.test_lying_broker"],
         capture_output=True,
         text=True,
@@ -140,6 +140,10 @@ def _told() -> dict[str, str]:
         check=False,
         cwd=Path(__file__).parents[2],
     )
+
+
+def _told() -> dict[str, str]:
+    done = _ran()
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-3_000:]}"
     found: dict[str, str] = json.loads(done.stdout)
     return found

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -16,6 +17,7 @@ from mq_protocol.arrow import (
     RECORD_SCHEMA,
     check_untrusted,
     decode_batch,
+    decode_untrusted,
     encode_batch,
     schema_fingerprint,
     schema_from_bytes,
@@ -212,6 +214,7 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(codec: str) -> Non
 CHECKED_AGAIN_AND_AGAIN = """
 import threading
 from pathlib import Path
+from typing import Any
 import pyarrow as pa
 from mq_protocol.arrow import check_untrusted, encode_batch
 
@@ -316,6 +319,34 @@ def test_a_string_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(CorruptBatch, match="UTF8"):
         check(payload, parse_schema("a string"), count=1)
     assert check(payload, parse_schema("a binary"), count=1)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "row"),
+    [
+        ("a array<string>", ["abcd"]),
+        ("a struct<x: string>", {"x": "abcd"}),
+        ("a map<string,int>", [("abcd", 1)]),
+        ("a map<int,array<struct<x: string>>>", [(1, [{"x": "abcd"}])]),
+    ],
+)
+@pytest.mark.parametrize("text", [b"ab\xffd", b"abc\xc3", b"\x80bcd"])
+def test_a_nested_string_that_is_not_utf8_is_refused(ddl: str, row: Any, text: bytes) -> None:
+    schema = parse_schema(ddl)
+    payload = bytes(encode_batch(pa.RecordBatch.from_pylist([{"a": None}, {"a": row}], schema)))
+    assert payload.count(b"abcd") == 1
+    assert decode_untrusted(memoryview(payload.replace(b"abcd", "aéb".encode())), schema, 2).num_rows == 2
+    with pytest.raises(CorruptBatch, match="UTF8"):
+        decode_untrusted(memoryview(payload.replace(b"abcd", text)), schema, 2)
+
+
+def test_only_the_columns_that_are_read_are_checked() -> None:
+    schema = parse_schema("a string, b long")
+    payload = bytes(encode_batch(pa.RecordBatch.from_pydict({"a": ["abcd"], "b": [1]}, schema)))
+    wrong = memoryview(payload.replace(b"abcd", b"ab\xffd"))
+    assert decode_untrusted(wrong, schema, 1, ["b"]).to_pylist() == [{"b": 1}]
+    with pytest.raises(CorruptBatch, match="UTF8"):
+        decode_untrusted(wrong, schema, 1, ["b", "a"])
 
 
 @pytest.mark.parametrize(
