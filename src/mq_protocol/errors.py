@@ -159,8 +159,8 @@ class BatchTooLarge(RefusedError):
 
 
 class CorruptBatch(RefusedError):
-    """The batch is no valid Arrow data, or not what was said of it. One that was sent: send it again; if it comes again,
-    the client is at fault. One that was read: the broker is, which the text names."""
+    """The batch is no valid Arrow data, or not what was said of it. One that was sent: send it again; if it
+    comes again, the client is at fault. One that was read: the broker is, which the text names."""
 
     grpc_status = "INVALID_ARGUMENT"
 
