@@ -181,8 +181,8 @@ func FuzzWhatABrokerSends(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, message := range messages {
-			if view.typed {
+		for at, message := range messages {
+			if view.typed && at < 100 { // a million rows would be looked at for seconds
 				_, err = message.Row.MarshalJSON()
 			}
 			if err != nil && !strings.Contains(err.Error(), "UTF") {
