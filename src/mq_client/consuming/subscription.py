@@ -504,9 +504,7 @@ class Subscriptions:
                     continue
                 held = self.held(session.address) + len(payload)
                 if held > self.credit_bytes + limits.MESSAGE_BYTES_MAX:  # the last message may go beyond it
-                    raise CorruptBatch(
-                        f"broker at {session.address} pushes more than it was given credit for: {held} bytes"
-                    )
+                    raise CorruptBatch(f"broker at {session.address} pushes {held} bytes, above its credit")
                 self._held[session.address] = held
                 self.put(place, SharedBatch(stored, payload), partial(self._released, session.address))
                 self._feeding.offer(place)
@@ -515,8 +513,7 @@ class Subscriptions:
     def put(self, place: PartitionPlace, batch: SharedBatch, release: Callable[[int], None]) -> None:
         """What came of a partition waits to be taken, from the place's position on."""
         view, skipped = self.views[place.topic], max(0, place.position - batch.base_offset)
-        chunk = Chunk(place, batch, view.schema, view.fingerprint, view.typed, skipped, release)
-        self.queues[place.topic].put(chunk)
+        self.queues[place.topic].put(Chunk(place, batch, view.schema, view.fingerprint, view.typed, skipped, release))
         place.position = place.pushed = batch.end_offset
 
     def leave_stream(self, place: PartitionPlace) -> None:
