@@ -94,7 +94,7 @@ def _texts(text: bytes) -> bytes:
 
 def main() -> None:
     """The child: what each client says to each lie, as JSON."""
-    from mq_client import Consumer, Reader
+    from mq_client import Admin, Consumer, Reader
     from mq_client.errors import TritonMQError
     from tests.fuzz.lying import Liar
 
@@ -127,6 +127,12 @@ def main() -> None:
     for name, (text, _) in TEXTS.items():
         payload = _texts(text)
         tried(name, "c", "Fetch", payload, _stored(payload, {"record_count": 1}, "c"))
+    liar.said = {"Metadata": pb.MetadataResponse(more=True).SerializeToString()}
+    try:
+        with Admin(liar.address, timeout_ms=TIMEOUT_MS) as admin:
+            told["topics without end"] = repr(admin.list_topics())
+    except TritonMQError as error:
+        told["topics without end"] = f"{type(error).__name__}: {error}"
     sys.stdout.write(json.dumps(told))
 
 
@@ -162,6 +168,11 @@ def test_a_lie_is_an_error_that_says_what_is_wrong(name: str) -> None:
 def test_a_lie_that_is_pushed_is_an_error_too(name: str) -> None:
     said = _told()[f"{name}, pushed"]
     assert said.startswith("CorruptBatch: "), said
+
+
+@pytest.mark.xdist_group("lying broker")
+def test_an_answer_that_never_ends_is_an_error() -> None:
+    assert _told()["topics without end"].startswith("InternalError: a broker has told")
 
 
 if __name__ == "__main__":
