@@ -220,20 +220,21 @@ func decode(payload []byte, schema *arrow.Schema) (batch arrow.RecordBatch, err 
 // storedSchema gives the version of the schema that a payload was stored with: the first columns, as many as have
 // the nodes that the message tells of.
 func storedSchema(payload []byte, schema *arrow.Schema) (*arrow.Schema, error) {
-	nodes, _, err := checkBatch(payload)
+	nodes, buffers, _, err := checkBatch(payload)
 	if err != nil {
 		return nil, err
 	}
-	left := nodes
+	left, leftBuffers := nodes, buffers
 	for at, field := range schema.Fields() {
-		left -= nodesOf(field.Type)
-		if left == 0 {
+		some, others := layoutOf(field.Type)
+		left, leftBuffers = left-some, leftBuffers-others
+		if left == 0 && leftBuffers == 0 {
 			return arrow.NewSchema(schema.Fields()[:at+1], nil), nil
 		}
 		if left < 0 {
 			break
 		}
 	}
-	return nil, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt batch: it has %d nodes, which no version of the topic's "+
-		"schema has", nodes)
+	return nil, newError(pb.ErrorCode_CORRUPT_BATCH, "corrupt batch: it has %d nodes and %d buffers, which no "+
+		"version of the topic's schema has", nodes, buffers)
 }

@@ -74,53 +74,54 @@ func vectorLength(table flatbuffers.Table, slot flatbuffers.VOffsetT) int {
 	return 0
 }
 
-// checkBatch bounds one record batch message: its nodes, and the bytes that it becomes when it is decoded.
-func checkBatch(payload []byte) (nodes int, decoded int64, err error) {
+// checkBatch bounds one record batch message: the bytes that it becomes when it is decoded. How many nodes and buffers
+// it has is to be compared with the schema: arrow-go reads as many as that has, beyond their ends too.
+func checkBatch(payload []byte) (nodes, buffers int, decoded int64, err error) {
 	batch, body, err := headerOf(payload, kindBatch)
 	if err != nil {
-		return 0, 0, err
+		return 0, 0, 0, err
 	}
 	if rows := batch.GetInt64Slot(batchLength, 0); rows < 0 || rows > batchRecordsMax {
-		return 0, 0, corrupt("it has %d records, and may have %d", rows, batchRecordsMax)
+		return 0, 0, 0, corrupt("it has %d records, and may have %d", rows, batchRecordsMax)
 	}
 	if vectorLength(batch, batchVariadic) > 0 {
-		return 0, 0, corrupt("view types are not stored in topics")
+		return 0, 0, 0, corrupt("view types are not stored in topics")
 	}
 	nodes = vectorLength(batch, batchNodes)
-	buffers := vectorLength(batch, batchBuffers)
+	buffers = vectorLength(batch, batchBuffers)
 	if nodes > schemaFieldsMax || buffers > 3*schemaFieldsMax {
-		return 0, 0, corrupt("it lists %d columns and %d buffers", nodes, buffers)
+		return 0, 0, 0, corrupt("it lists %d columns and %d buffers", nodes, buffers)
 	}
 	for at := range nodes {
 		length, nulls := pair(batch, batchNodes, at)
 		if length < 0 || nulls < 0 || nulls > length {
-			return 0, 0, corrupt("a column of %d values claims %d nulls", length, nulls)
+			return 0, 0, 0, corrupt("a column of %d values claims %d nulls", length, nulls)
 		}
 	}
 	compressed := batch.Offset(batchCompression) != 0
 	for at := range buffers {
 		from, size := pair(batch, batchBuffers, at)
 		if from < 0 || size < 0 || from > int64(len(body)) || size > int64(len(body))-from {
-			return 0, 0, corrupt("a buffer of %d bytes at %d lies outside the body of %d", size, from, len(body))
+			return 0, 0, 0, corrupt("a buffer of %d bytes at %d lies outside the body of %d", size, from, len(body))
 		}
 		if compressed && size > 0 {
 			if size < 8 {
-				return 0, 0, corrupt("a compressed buffer is too short to hold its length")
+				return 0, 0, 0, corrupt("a compressed buffer is too short to hold its length")
 			}
 			told := int64(binary.LittleEndian.Uint64(body[from:]))
 			if told == -1 { // it is stored as it is
 				told = size - 8
 			}
 			if told < 0 || told > batchDecodedBytesMax {
-				return 0, 0, corrupt("a compressed buffer declares %d bytes", told)
+				return 0, 0, 0, corrupt("a compressed buffer declares %d bytes", told)
 			}
 			size = told
 		}
 		if decoded += size; decoded > batchDecodedBytesMax {
-			return 0, 0, corrupt("it becomes more than %d bytes, which no topic allows", batchDecodedBytesMax)
+			return 0, 0, 0, corrupt("it becomes more than %d bytes, which no topic allows", batchDecodedBytesMax)
 		}
 	}
-	return nodes, decoded, nil
+	return nodes, buffers, decoded, nil
 }
 
 // pair reads one of a vector of structs of two longs.
@@ -136,7 +137,7 @@ func decodedBytes(payload []byte) (size int64) {
 			size = batchDecodedBytesMax + 1
 		}
 	}()
-	_, size, err := checkBatch(payload)
+	_, _, size, err := checkBatch(payload)
 	if err != nil {
 		return batchDecodedBytesMax + 1
 	}
@@ -224,13 +225,14 @@ func keptRows(stored *pb.StoredBatch) (count int64, ok bool) {
 	return count, 8*int64(len(stored.GetKept())) < int64(stored.GetRecordCount())+8
 }
 
-// nodesOf gives how many nodes a column has.
-func nodesOf(kind arrow.DataType) int {
-	nodes := 1
+// layoutOf gives how many nodes and buffers a column has.
+func layoutOf(kind arrow.DataType) (nodes, buffers int) {
+	nodes, buffers = 1, len(kind.Layout().Buffers)
 	if nested, ok := kind.(arrow.NestedType); ok {
 		for _, field := range nested.Fields() {
-			nodes += nodesOf(field.Type)
+			more, others := layoutOf(field.Type)
+			nodes, buffers = nodes+more, buffers+others
 		}
 	}
-	return nodes
+	return nodes, buffers
 }
