@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.mq_broker.storage.bed import (
+    DEADLINE_S,
     Bed,
     eventually,
     frames_of,
@@ -61,14 +63,16 @@ def test_what_was_appended_before_a_truncation_that_failed_is_flushed_once_it_is
         bed.files.failing_truncates = 1 << 30
         journal, heard, _ = bed.open()
         bed.hold()
-        journal.append(frames_of(1, 5))
+        journal.append(frames_of(1, 1))
+        assert await asyncio.to_thread(bed.files.waiting.wait, DEADLINE_S)  # the next round has all that follows
+        journal.append(frames_of(2, 5))
         journal.truncate(2)
         bed.let_go()
         await eventually(lambda: bed.files.events.count("truncate") > 5)
-        assert heard.calls == []
+        assert heard.calls == [("flushed", 1, 1)]
         bed.files.failing_truncates = 0
         await heard.until_flushed(2)
-        assert heard.calls == [("flushed", 2, 1)]
+        assert heard.calls == [("flushed", 1, 1), ("flushed", 2, 1)]
         assert bed.segments[0].stat().st_size == 200
         await journal.close()
 
