@@ -8,25 +8,29 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
 from grpc import aio
+from grpc_health.v1 import health_pb2
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.interface import CoordinationEvent
+from mq_broker.rpc import health
 from mq_broker.rpc.service import UNARY, parse, path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import Envelope, decode, encode, split
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import TritonMQError
+from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX
+from mq_protocol.methods import BROKER
 from mq_protocol.transport import from_call
 
 DEADLINE_S = 20.0
+T = TypeVar("T")
 SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
 FINGERPRINT = schema_fingerprint(SCHEMA)
 
@@ -72,7 +76,10 @@ def of_a_former_loop(record: logging.LogRecord) -> bool:
 
 
 class Broker:
-    """One broker in this process, and a channel to it."""
+    """One broker in this process, and a channel to it. `asks_again`: as clients do, for as long as nobody is known to
+    lead the partition. Nothing was done by what is told so."""
+
+    asks_again = True
 
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
@@ -128,7 +135,34 @@ class Broker:
         assert self._channel is not None
         return self._channel
 
+    async def until_ready(self) -> Broker:
+        """Until it leads, or follows in sync, all that is assigned to it: before, it serves what it was when it ended,
+        and refuses changes."""
+        check: Any = self.channel.unary_unary(f"/{health.SERVICE}/Check", None, None)
+        asked = health_pb2.HealthCheckRequest(service=BROKER.name).SerializeToString()
+
+        async def is_ready() -> bool:
+            answer = health_pb2.HealthCheckResponse.FromString(await check(asked, timeout=DEADLINE_S))
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+        await until(is_ready)
+        return self
+
     async def ask(self, method: str, request: Any, timeout_s: float = DEADLINE_S) -> Any:
+        return await self._once_led(lambda: self._ask(method, request, timeout_s))
+
+    async def _once_led(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + DEADLINE_S
+        while True:
+            try:
+                return await attempt()
+            except NotLeader as error:
+                if error.leader or not self.asks_again or loop.time() > deadline:
+                    raise
+            await asyncio.sleep(0.02)
+
+    async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
         call: Any = self.channel.unary_unary(path(method), None, None)
         try:
             data = await call(request.SerializeToString(), timeout=timeout_s)
@@ -153,6 +187,9 @@ class Broker:
         return answer
 
     async def end(self, topic: str, partition: int = 0) -> int:
+        return await self._once_led(lambda: self._end(topic, partition))
+
+    async def _end(self, topic: str, partition: int) -> int:
         answer = await self.ask("ListOffsets", pb.ListOffsetsRequest(topic=topic, partitions=[partition]))
         if answer.partitions[0].HasField("error"):
             raise from_wire(answer.partitions[0].error)
@@ -169,6 +206,9 @@ class Broker:
 
     async def produce(self, topic: str, *numbers: int, partition: int = 0, **fields: Any) -> pb.ProduceResult:
         """One batch, acknowledged. Raises the error it was refused with."""
+        return await self._once_led(lambda: self._produce(topic, *numbers, partition=partition, **fields))
+
+    async def _produce(self, topic: str, *numbers: int, partition: int, **fields: Any) -> pb.ProduceResult:
         async with self.producing() as stream:
             await stream.send(topic, encode_batch(rows(*numbers)), len(numbers), partition=partition, **fields)
             result = await stream.result()
@@ -180,6 +220,11 @@ class Broker:
         self, topic: str, start: int, end: int, partition: int = 0, **fields: Any
     ) -> list[tuple[pb.StoredBatch, bytes]]:
         """The stored batches, each with its payload."""
+        return await self._once_led(lambda: self._fetch(topic, start, end, partition, **fields))
+
+    async def _fetch(
+        self, topic: str, start: int, end: int, partition: int, **fields: Any
+    ) -> list[tuple[pb.StoredBatch, bytes]]:
         request = pb.FetchRequest(topic=topic, partition=partition, start_offset=start, end_offset=end, **fields)
         method: Any = self.channel.unary_stream(path("Fetch"), None, None)
         found: list[tuple[pb.StoredBatch, bytes]] = []
@@ -291,10 +336,10 @@ class Subscription:
 
 
 @contextlib.asynccontextmanager
-async def standalone(data: Path, **fields: Any) -> AsyncIterator[Broker]:
-    """A broker that stands alone, ended cleanly."""
+async def standalone(data: Path, *, led: bool = True, **fields: Any) -> AsyncIterator[Broker]:
+    """A broker that stands alone, ended cleanly. `led`: begun with once it leads all that it has."""
     broker = await Broker(BrokerConfig(1, "127.0.0.1:0", data, **fields)).start()
     try:
-        yield broker
+        yield await broker.until_ready() if led else broker
     finally:
         await broker.stop()

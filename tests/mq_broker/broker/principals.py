@@ -79,6 +79,6 @@ async def judging(data: Path, superusers: Iterable[str] = (ROOT,), **settings: A
     broker = Broker(config)
     await broker.start()
     try:
-        yield broker
+        yield await broker.until_ready()
     finally:
         await broker.stop()
