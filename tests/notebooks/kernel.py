@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
+from traitlets.config import Config
 
 from tests import switch
 
@@ -46,8 +48,17 @@ class Kernel:
     """Owns a kernel; `run` gives each notebook a clean one as far as names go."""
 
     def __init__(self) -> None:
+        # Spoken to through sockets in a folder: a kernel's TCP ports are chosen before they are bound, and another
+        # process may have them by then.
+        self._sockets = tempfile.TemporaryDirectory(prefix="kernel-")
+        spoken_to = {"transport": "ipc", "ip": f"{self._sockets.name}/socket"}
         self._client = NotebookClient(
-            _cells(), kernel_name="python3", timeout=CELL_TIMEOUT_S, resources={"metadata": {"path": str(FOLDER)}}
+            _cells(),
+            kernel_name="python3",
+            timeout=CELL_TIMEOUT_S,
+            startup_timeout=CELL_TIMEOUT_S,
+            resources={"metadata": {"path": str(FOLDER)}},
+            config=Config({"AsyncKernelManager": spoken_to}),
         )
 
     def run(self, path: Path) -> Any:
@@ -74,6 +85,7 @@ class Kernel:
         """End the kernel, and with it the JVM and all that a notebook which failed has left running."""
         self._client.nb = _cells()
         self._client.execute(cleanup_kc=True)
+        self._sockets.cleanup()
 
     def __enter__(self) -> Kernel:
         return self
