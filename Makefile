@@ -7,7 +7,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring alerts quiet tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
+.PHONY: demo test long test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring alerts quiet tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
@@ -21,10 +21,13 @@ quick: $(VENV)/.ready         ## a quick answer: everything that starts no broke
 	$(MAKE) -j 2 --no-print-directory floors style types quick-tests
 
 tests: $(VENV)/.ready compiled $(QUICK_SPARK)
-	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist loadgroup --no-loadscope-reorder -m "not long"
+
+long: $(VENV)/.ready compiled $(QUICK_SPARK) ## what takes minutes of real time, and so is not part of `make test`; a release runs it (tests/RUNS.md)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -m long
 
 quick-tests: $(VENV)/.ready compiled
-	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not more_seeds"
+	$(BIN)/python -m pytest -n $(SIDE_BY_SIDE) --dist load -m "not processes and not long"
 
 # A start of Spark costs half of the processor time with it, and the tests start a dozen.
 $(QUICK_SPARK): $(VENV)/.ready tests/spark/quick_start.py tests/spark/warming.py

@@ -31,7 +31,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.more_seeds
+@pytest.mark.long
 def test_the_site_builds_without_a_warning_and_fetches_nothing_from_another_host(site: Path) -> None:
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 25
@@ -41,7 +41,7 @@ def test_the_site_builds_without_a_warning_and_fetches_nothing_from_another_host
     assert {page.name: found for page in pages if (found := fetched.findall(page.read_text()))} == {}
 
 
-@pytest.mark.more_seeds
+@pytest.mark.long
 def test_the_reference_names_every_setting_and_option_with_its_default(site: Path) -> None:
     settings = (site / "reference/topic-settings.html").read_text()
     assert [name for name in SETTINGS if f"<code>{name}</code>" not in settings] == []

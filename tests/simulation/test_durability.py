@@ -59,7 +59,7 @@ def calm_plan(durability: str, fault: str) -> Plan:
     )
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.more_seeds)])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("durability", "fault"), SURVIVED)
 def test_survived(durability: str, fault: str, seed: int) -> None:
     cluster = Cluster(seed, calm_plan(durability, fault))

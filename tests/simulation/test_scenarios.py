@@ -18,7 +18,7 @@ EXPIRY_MS = SESSION_MS * 4 // 3
 
 SEEDS = range(1, 4)
 EACH_SEED = pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=pytest.mark.more_seeds if seed > 1 else ()) for seed in SEEDS]
+    "seed", [pytest.param(seed, marks=pytest.mark.long if seed > 1 else ()) for seed in SEEDS]
 )
 FAULT_MS = 10_000
 

@@ -39,14 +39,14 @@ def failure(report: Report) -> str:
     return f"{report.violation}\n{report.violation.story}\nreplay it: python -m tests.simulation --seed {report.seed}"
 
 
-@pytest.mark.parametrize("first", [1, *(pytest.param(first, marks=pytest.mark.more_seeds) for first in (4, 7))])
+@pytest.mark.parametrize("first", [1, *(pytest.param(first, marks=pytest.mark.long) for first in (4, 7))])
 def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(first: int) -> None:
     for seed in range(first, first + 3):
         report = simulate(seed)
         assert report.violation is None, failure(report)
 
 
-@pytest.mark.more_seeds
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [776, 1229, 3749, 3774, 4806, 5368, 5971, 8140, 9206])
 def test_a_seed_holds_that_failed_once(seed: int) -> None:
     report = simulate(seed)
@@ -60,7 +60,7 @@ def test_every_invariant_holds_under_plans_that_are_narrower(profile: str) -> No
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(2, 4), pytest.param(range(4, 12), marks=pytest.mark.more_seeds)], ids=["few", "more"]
+    "seeds", [range(2, 4), pytest.param(range(4, 12), marks=pytest.mark.long)], ids=["few", "more"]
 )
 def test_no_broker_dies_of_what_a_liar_says(seeds: range) -> None:
     for seed in seeds:
@@ -78,7 +78,7 @@ def test_a_violation_that_another_process_found_arrives_whole() -> None:
     assert (str(found), found.story) == ("partition 1: what", "story")
 
 
-@pytest.mark.more_seeds
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_trace_however_strings_are_hashed() -> None:
     told = [
         subprocess.run(
@@ -113,7 +113,7 @@ def test_the_readme_counts_every_planted_fault_and_each_was_found() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [*QUICKLY_FOUND, *(pytest.param(name, marks=pytest.mark.more_seeds) for name in FOUND_LATER)],
+    [*QUICKLY_FOUND, *(pytest.param(name, marks=pytest.mark.long) for name in FOUND_LATER)],
     ids=lambda name: name.replace(" ", "_"),
 )
 def test_a_planted_fault_is_found(name: str) -> None:

@@ -44,6 +44,8 @@ from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured
 
+pytestmark = pytest.mark.long
+
 HOLD_S = 0.25
 GROWN_BYTES = 100 << 20
 

@@ -214,7 +214,7 @@ def _counts() -> Iterator[Any]:
         most = BOUNDS[method].lists[path].most
         yield (method, path, min(most, SMALLER_MOST))
         if most > SMALLER_MOST:
-            yield pytest.param(method, path, most, marks=pytest.mark.more_seeds)
+            yield pytest.param(method, path, most, marks=pytest.mark.long)
 
 
 @pytest.mark.parametrize(("method", "path", "most"), [*_counts()])

@@ -142,7 +142,7 @@ def test_a_full_disk_leaves_the_index_in_memory(tmp_path: Path, monkeypatch: pyt
     index.close()
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.more_seeds)])
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_very_many_batches_cost_their_bytes_and_no_objects(count: int) -> None:
     index = OffsetIndex()
     published = [Published(n, 1, n + 1, n, 100, 200) for n in range(count)]

@@ -28,7 +28,7 @@ def failure(report: Report) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.more_seeds) for seed in range(3, 7))])
+@pytest.mark.parametrize("seed", [1, 2, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 7))])
 def test_nothing_is_lost_or_doubled_by_real_brokers_under_faults(seed: int) -> None:
     report = simulate(seed, Plan.short(seed))
     assert not report.violation, failure(report)
@@ -49,7 +49,7 @@ def test_a_seed_leaves_nothing_behind() -> None:
     assert [each for each in coroutines() if not any(each is other for other in before)] == []
 
 
-@pytest.mark.more_seeds
+@pytest.mark.long
 def test_the_same_seed_gives_the_same_trace_of_real_brokers_however_strings_are_hashed() -> None:
     running = [
         subprocess.Popen(
@@ -66,7 +66,7 @@ def test_the_same_seed_gives_the_same_trace_of_real_brokers_however_strings_are_
     assert told[0] == told[1]
 
 
-@pytest.mark.more_seeds
+@pytest.mark.long
 def test_seeds_are_spread_over_two_processes() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.simulation.real", "--short", "--seeds", "2", "--processes", "2"],

@@ -62,7 +62,7 @@ def failure(report: Report) -> str:
     )
 
 
-@pytest.mark.parametrize("seed", [*range(1, 7), *(pytest.param(s, marks=pytest.mark.more_seeds) for s in range(7, 40))])
+@pytest.mark.parametrize("seed", [*range(1, 7), *(pytest.param(s, marks=pytest.mark.long) for s in range(7, 40))])
 def test_whatever_goes_wrong_members_get_on_and_have_no_more_than_they_may(seed: int) -> None:
     report = simulate(seed)
     assert report.violation is None, failure(report)

@@ -18,6 +18,8 @@ from mq_protocol.errors import InvalidRequest
 from tests.mq_broker.broker.costs import measured
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds
 
+pytestmark = pytest.mark.long
+
 RUNS_MAX = 50_000
 """Half of what is allowed, for the sake of the time that it takes to make them."""
 

@@ -126,7 +126,7 @@ def test_a_snapshot_of_another_partition_is_not_taken() -> None:
     assert not issubclass(NewerSnapshot, CorruptBatch)
 
 
-@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.more_seeds)])
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.long)])
 def test_very_many_uuids_take_24_bytes_each(count: int) -> None:
     rng = random.Random(1)
     index, offset, now = 1 << 30, 1 << 40, 1_700_000_000_000_000

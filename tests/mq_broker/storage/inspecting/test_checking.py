@@ -34,7 +34,7 @@ from tests.mq_broker.storage.inspecting.logs import (
 )
 
 COVERED = ("*.log", "snapshot", "flushed")
-SEEDS = [pytest.param(seed, marks=[pytest.mark.more_seeds] if seed else []) for seed in range(3)]
+SEEDS = [pytest.param(seed, marks=[pytest.mark.long] if seed else []) for seed in range(3)]
 
 
 def covered_files(files: PartitionFiles) -> list[Path]:
