@@ -123,3 +123,25 @@ def test_an_open_match_is_found() -> None:
     assert list(_open_matches(left_open)) == [1]
     assert list(_open_matches(within)) == [6]
     assert list(_open_matches(left_open.replace("Append", "Other"))) == []
+
+
+SOON_ENOUGH = re.compile(r"\bassert\b.*\b(?:monotonic|perf_counter|time)\(\) - [\w.]+ <")
+
+
+def test_no_test_fails_because_the_machine_was_busy() -> None:
+    """How long something took may be too little. It may not be too much: one stall of a test's machine is that. What
+    must not be waited for would outlast the test instead (`timeout` in pyproject.toml)."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for path in python_files("tests")
+        if path != Path(__file__)
+        for number, line in enumerate(path.read_text().split("\n"), 1)
+        if SOON_ENOUGH.search(line)
+    ]
+    assert found == []
+
+
+def test_an_assertion_that_something_was_quick_is_found() -> None:
+    for line in ("assert time.monotonic() - began < 5", "assert 0.1 < time.perf_counter() - began < WAIT_S"):
+        assert SOON_ENOUGH.search(line)
+    assert not SOON_ENOUGH.search("assert time.monotonic() - began >= 1.49")

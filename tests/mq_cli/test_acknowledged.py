@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from mq_cli.acknowledged import Ledger
@@ -72,8 +70,6 @@ def test_an_answer_that_does_not_come_is_no_acknowledgement() -> None:
 
 def test_all_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_other() -> None:
     ledger = Ledger()
-    for line in range(1, 101):
+    for line in range(1, 2_001):
         sent(ledger, BatchOutcome("t"), [line])
-    began = time.monotonic()
-    ledger.settle(0.2)
-    assert time.monotonic() - began < 10, "a hundred times as long is 20 s"
+    ledger.settle(0.2)  # one after the other would outlast the test

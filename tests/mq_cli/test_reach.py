@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 
 import click
 import pytest
 
-from mq_cli.reach import REFUSED_S, check_somebody_listens
+from mq_cli.reach import check_somebody_listens
 
 
 def unused_address() -> tuple[socket.socket, str]:
@@ -21,12 +20,8 @@ def unused_address() -> tuple[socket.socket, str]:
 
 def test_addresses_that_all_refuse_are_named_with_what_to_do() -> None:
     bound, address = unused_address()
-    with bound:
-        began = time.monotonic()
-        with pytest.raises(click.ClickException) as caught:
-            check_somebody_listens([address, "nosuch.invalid:7400"])
-        # The client would wait for 10 s; the rest is for a busy machine
-        assert time.monotonic() - began < 10 * REFUSED_S
+    with bound, pytest.raises(click.ClickException) as caught:
+        check_somebody_listens([address, "nosuch.invalid:7400"])
     assert f"{address}: connection refused" in caught.value.message
     assert "nosuch.invalid:7400: " in caught.value.message
     assert "tritonmq dev" in caught.value.message

@@ -80,7 +80,7 @@ def test_a_lock_that_is_not_free_is_refused_after_the_time_that_was_given(bootst
             began = time.monotonic()
             with pytest.raises(LockNotAcquired, match=topic):
                 other.acquire(timeout_ms=timeout_ms)
-            assert timeout_ms / 1000 - 0.01 <= time.monotonic() - began < 10  # it is waited in whole milliseconds
+            assert time.monotonic() - began >= timeout_ms / 1000 - 0.01
         assert (lock.held, lock.lost, other.held) == (True, False, False)
     assert other.acquire() > 0
     other.release()

@@ -369,7 +369,7 @@ def test_a_full_buffer_is_told_to_who_publishes_while_the_brokers_are_paused(tmp
             with pytest.raises(Overloaded, match="buffer_bytes_max=100000"):
                 publish_more_than_fits()
             assert 700 <= len(futures) < 1_000
-            assert 0.9 < time.monotonic() - began < 15  # it waits half of its time; the rest is for a busy machine
+            assert time.monotonic() - began >= 0.9
             cluster.brokers[1].send_if_running(signal.SIGCONT)
             producer.publish("t", b"after").result(30)
             for future in futures:

