@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -116,7 +116,8 @@ def dev(
         except _Stopped:
             pass
         finally:
-            say("stopping")
+            with suppress(OSError):  # Ctrl-C ends the reader of a pipe before us
+                say("stopping")
             cluster.stop()
     return 0
 

@@ -127,7 +127,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except _NobodyReads:
         # What is still buffered must go nowhere, or the interpreter would stumble over it on the way out.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for stream in (1, 2):  # `2>&1 | head`
+            os.dup2(nowhere, stream)
         return DONE
     except TritonMQError as error:
         click.echo(printable(f"Error: {error}", LINES), err=True)

@@ -39,6 +39,10 @@ TICK_MS = 250
 SESSION_MS_MAX = 60_000
 HEAP_MB = 256
 _POLL_S = 0.05
+_GUARD = ("/bin/sh", "-c", "read -r _; kill -9 0")
+"""Kills its process group when its standard input ends: when whoever holds the other end is gone, however that
+happened."""
+
 _PORTS = (15_000, 32_000)
 _PORTS_TOGETHER = 50
 _LOG_TAIL_CHARACTERS = 2_000
@@ -149,6 +153,7 @@ class EmbeddedZooKeeper:
         self._given: tuple[tuple[int, int, int], ...] = ()
         self._ensemble = tuple(ensemble)
         self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
         self._pid_path = self.data_dir / "zookeeper.pid"
 
     @property
@@ -170,8 +175,9 @@ class EmbeddedZooKeeper:
         deadline = time.monotonic() + timeout_s
         while not self._is_mine():
             if self._process is None or self._process.poll() is not None:
-                self._check_port()
                 status = None if self._process is None else self._process.returncode
+                self.stop()
+                self._check_port()
                 raise CoordinationUnavailable(
                     f"ZooKeeper ended at once (status {status}); its log {self.log_path} says:\n{self.log_tail()}"
                 )
@@ -223,15 +229,20 @@ class EmbeddedZooKeeper:
         self._end_what_was_left()
         self._check_port()
         command = self._command()
+        self._end_guard()  # of a server that ended by itself
         with self.log_path.open("ab") as log:
             # A process group of its own: Ctrl-C in the terminal is for whoever started us, who stops the brokers first.
+            # Its leader is a guard whose standard input we hold, as we hold a broker's.
+            self._guard = subprocess.Popen(  # noqa: S603 (our own command line)
+                _GUARD, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT, process_group=0
+            )
             self._process = subprocess.Popen(  # noqa: S603 (our own command line)
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.data_dir,
-                start_new_session=True,
+                process_group=self._guard.pid,
             )
         with contextlib.suppress(OSError):
             self._pid_path.write_text(f"{self._process.pid} {os.getpid()} {_started(os.getpid())}")
@@ -286,6 +297,7 @@ class EmbeddedZooKeeper:
                 process.kill()
         process.wait(STOP_TIMEOUT_S)
         self._process = None
+        self._end_guard()
 
     def kill(self) -> None:
         """As a power cut would: SIGKILL. `start` brings it back with what it had synced."""
@@ -293,6 +305,13 @@ class EmbeddedZooKeeper:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
             self._process = None
+        self._end_guard()
+
+    def _end_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
 
     def log_tail(self) -> str:
         try:

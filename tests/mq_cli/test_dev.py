@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -53,7 +54,7 @@ def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path:
             b", closed to all but the brokers"
             in tritonmq("cluster", "status", "--bootstrap", ready.removeprefix("ready bootstrap=")).stdout
         )
-        children = children_of(dev)
+        children = [child for child in children_of(dev) if child.name() != "sh"]  # ZooKeeper's guard
         assert len(children) == 4
         victim = int((tmp_path / "d" / "broker-2" / "broker.pid").read_text())
         os.kill(victim, signal.SIGKILL)
@@ -140,13 +141,34 @@ def test_it_can_be_ended_while_it_starts(tmp_path: Path) -> None:
         assert alive == []
 
 
-def test_a_killed_dev_takes_its_brokers_with_it() -> None:
-    with Command("dev", "--port", "0", "--no-console") as dev:
+def test_a_killed_dev_takes_its_brokers_and_its_zookeeper_with_it() -> None:
+    with Command("dev", "--brokers", "2", "--port", "0", "--no-console") as dev:
         dev.line()
         children = children_of(dev)
+        assert any("java" in child.name() for child in children)
         dev.process.kill()
-        gone, alive = psutil.wait_procs(children, timeout=30)
-        assert (len(gone), alive) == (1, [])
+        _gone, alive = psutil.wait_procs(children, timeout=120)
+        assert alive == []
+
+
+@pytest.mark.parametrize("by", ["Ctrl-C", "what it has to say"])
+def test_when_nobody_reads_what_it_says_it_leaves_nothing_running(by: str, tmp_path: Path) -> None:
+    """As in `tritonmq dev 2>&1 | tee log` and `| head`."""
+    words = ["dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mq_cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as dev:
+        assert dev.stdout is not None
+        while b"Ctrl-C ends it" not in dev.stdout.readline():
+            assert dev.poll() is None
+        children = psutil.Process(dev.pid).children(recursive=True)
+        dev.stdout.close()
+        if by == "Ctrl-C":
+            dev.send_signal(signal.SIGINT)
+        else:
+            os.kill(int((tmp_path / "broker-2" / "broker.pid").read_text()), signal.SIGKILL)
+        assert dev.wait(120) == 0
+        assert [child for child in children if child.is_running()] == []
 
 
 def test_a_port_that_is_taken_is_named_and_the_other_cluster_is_not_taken_for_ours(tmp_path: Path) -> None:
