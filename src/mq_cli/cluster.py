@@ -70,7 +70,7 @@ def status(check: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
     with open_admin(bootstrap, timeout_s) as admin:
         described = admin.describe_cluster()
         observed = admin.observe("partitions")
-        topics = admin.describe_topics(observed)
+        topics = admin.describe_topics(observed, internal=True)
     if observed.silent:
         say(f"no answer from {', '.join(observed.silent)}: what only they know is missing here")
     summary = ClusterSummary(described, topics)
@@ -153,7 +153,7 @@ def _missing(admin: Admin, brokers: int, *, in_sync: bool) -> list[str]:
         if in_sync:
             observed = admin.observe("partitions")
             found += [told for told, _ in kept_closed(observed.brokers)]
-            found += ClusterSummary(described, admin.describe_topics(observed)).wrong(observed.silent)
+            found += ClusterSummary(described, admin.describe_topics(observed, internal=True)).wrong(observed.silent)
     except TritonMQError as error:
         return [str(error)]
     return found

@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mq_cli.output import counted, duration_text
+from mq_protocol.names import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
     from mq_client import ClusterDescription, PartitionDescription, TopicDescription
@@ -20,13 +21,16 @@ _CATCHING_UP_MS = 5_000
 
 class ClusterSummary:
     """Counts what the brokers lead and hold. `out_of_sync`: topic, partition, and the replicas that are not in sync.
-    Where nobody leads none is: the ISR says which logs were, and those may be closed."""
+    Where nobody leads none is: the ISR says which logs were, and those may be closed. The brokers' own topics are
+    among `topics`; they are counted apart from the users', and with them in all else."""
 
     def __init__(self, described: ClusterDescription, topics: Sequence[TopicDescription]) -> None:
         partitions = [partition for topic in topics for partition in topic.partitions]
         self._described = described
-        self._topics = len(topics)
-        self._partitions = len(partitions)
+        own = [topic for topic in topics if topic.name.startswith(INTERNAL_PREFIX)]
+        self._topics = len(topics) - len(own)
+        self._internal = sum(len(topic.partitions) for topic in own)
+        self._partitions = len(partitions) - self._internal
         self._leads = Counter(partition.leader for partition in partitions)
         self._holds = Counter(broker for partition in partitions for broker in partition.replicas)
         self._in_sync = Counter(broker for partition in partitions for broker in _in_sync(partition))
@@ -40,8 +44,10 @@ class ClusterSummary:
         ]
 
     def counts(self) -> str:
+        own = f" and {self._internal} of the brokers' own" if self._internal else ""
         told = (
-            f"{self._topics} topics, {self._partitions} partitions, {self._leads[0]} without a leader, "
+            f"{counted(self._topics, 'topic')}, {counted(self._partitions, 'partition')}{own}, "
+            f"{self._leads[0]} without a leader, "
             f"{len(self.out_of_sync)} not fully in sync"
         )
         return told + (f", {self._moving} moving" if self._moving else "")
@@ -63,7 +69,9 @@ class ClusterSummary:
 
     def wrong(self, silent: Sequence[str]) -> list[str]:
         """What a person must look at; nothing if all is well. `silent`: addresses that did not answer."""
-        found = [f"broker {broker} is absent, and holds {self._holds[broker]} replicas" for broker in self._absent]
+        found = [
+            f"broker {broker} is absent, and holds {counted(self._holds[broker], 'replica')}" for broker in self._absent
+        ]
         found += [f"the broker at {address} does not answer" for address in silent]
         if self._leads[0]:
             found.append(f"{counted(self._leads[0], 'partition')} without a leader")
@@ -121,6 +129,7 @@ class ClusterSummary:
             "absent_brokers": self._absent,
             "topics": self._topics,
             "partitions": self._partitions,
+            "internal_partitions": self._internal,
             "partitions_without_leader": self._leads[0],
             "partitions_not_fully_in_sync": len(self.out_of_sync),
             "partitions_moving": self._moving,

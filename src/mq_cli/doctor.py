@@ -186,7 +186,7 @@ def _of_all_brokers(admin: Admin, seen: dict[str, Any]) -> list[Line]:
     observed = admin.observe("partitions")
     now_us = time.time_ns() // 1000
     reasons = {address: _why_unreachable(address) for address in observed.silent}
-    topics = admin.describe_topics(observed)
+    topics = admin.describe_topics(observed, internal=True)
     seen |= {"observation": observed, "topics": topics}
     denied: list[Line] = []
     moves = _if_allowed(admin.moves, "partitions on the move", denied)

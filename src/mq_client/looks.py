@@ -37,7 +37,9 @@ class Problem:
 
 
 class Look:
-    """One observation of detail "partitions", as sums, and when it was made."""
+    """One observation of detail "partitions", as sums, and when it was made. `partitions` are those of users' topics,
+    which are listed. What brokers lead and hold, and what is wrong, are of the brokers' own topics too: so does
+    `tritonmq cluster status` count."""
 
     def __init__(self, observed: ClusterObservation, at_s: float) -> None:
         self.observed = observed
@@ -46,7 +48,6 @@ class Look:
         self.ends: dict[str, int] = {}
         self.kept: dict[str, int] = {}
         self.sizes: dict[str, int] = {}
-        # The brokers' own topics are not listed, and not counted: so does `tritonmq cluster status`
         self.partitions = [each for each in observed.partitions if not each.topic.startswith(INTERNAL_PREFIX)]
         for each in self.partitions:
             if each.leads:
@@ -55,11 +56,15 @@ class Look:
                 self.ends[topic] = self.ends.get(topic, 0) + each.log_end_offset
                 self.kept[topic] = self.kept.get(topic, 0) + each.log_end_offset - each.log_start_offset
                 self.sizes[topic] = self.sizes.get(topic, 0) + each.size_bytes
-        self.leads = Counter(each.told_by for each in self.partitions if each.leads)
-        self.holds = Counter(broker for each in self.partitions for broker in each.replicas)
-        self.in_sync = Counter(broker for each in self.partitions if each.leader for broker in each.isr)
+        self.leads = Counter(each.told_by for each in observed.partitions if each.leads)
+        self.holds = Counter(broker for each in observed.partitions for broker in each.replicas)
+        self.in_sync = Counter(broker for each in observed.partitions if each.leader for broker in each.isr)
         self.leaderless = [each for each in observed.partitions if not each.leader]
-        self.behind = [each for each in observed.partitions if each.leads and not set(each.replicas) <= set(each.isr)]
+        self.behind = [
+            each
+            for each in observed.partitions
+            if not each.leader or (each.leads and not set(each.replicas) <= set(each.isr))
+        ]
 
     def with_brokers(self, observed: ClusterObservation) -> Look:
         """The same topics and groups beside what brokers have said since, in an observation of detail "broker"."""

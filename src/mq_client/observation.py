@@ -151,9 +151,11 @@ class ObservingAdministrator:
         request = pb.SetLogLevelRequest(logger=logger, level=level.upper(), seconds=seconds)
         self._connection.ask(address, "SetLogLevel", request, pb.SetLogLevelResponse, deadline)
 
-    def describe_topics(self, observed: ClusterObservation | None = None) -> list[TopicDescription]:
-        """All topics but the brokers' own, by name, each partition as its leader knows it. One question to each broker,
-        and one to any of them; more of what does not fit one answer.
+    def describe_topics(
+        self, observed: ClusterObservation | None = None, *, internal: bool = False
+    ) -> list[TopicDescription]:
+        """All topics, the brokers' own only with `internal`, by name, each partition as its leader knows it. One
+        question to each broker, and one to any of them; more of what does not fit one answer.
 
         `observed`: what `observe("partitions")` has just given, which is then not asked again. Raises `Unreachable` if
         no broker answers.
@@ -164,7 +166,7 @@ class ObservingAdministrator:
         infos = {
             info.name: info
             for info in self._connection.metadata(deadline, all_topics=True).topics
-            if not info.name.startswith(INTERNAL_PREFIX)
+            if internal or not info.name.startswith(INTERNAL_PREFIX)
         }
         places = {(info.name, each.partition): each for info in infos.values() for each in info.partitions}
         for partition in chain(observed.partitions, self._left_out(observed, sorted(infos), deadline)):

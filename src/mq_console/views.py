@@ -27,7 +27,7 @@ from mq_console.asked import Asked
 from mq_console.tables import Column, Listed, Wish, listed
 from mq_console.tail import ROWS_MAX, TailWish, read_tail
 from mq_console.watching import Seen, Watcher
-from mq_protocol.names import SETTINGS, check_group_name, check_topic_name
+from mq_protocol.names import INTERNAL_PREFIX, SETTINGS, check_group_name, check_topic_name
 from mq_protocol.sql.ddl import format_type
 
 TOP_ROWS: Final = 8
@@ -74,12 +74,14 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Of the whole cluster, as brokers told of it."""
+    """Of the whole cluster, as brokers told of it. `internal_partitions`: of the brokers' own topics, which are not
+    among `topics`."""
 
     brokers: int
     brokers_serving: int
     topics: int
     partitions: int
+    internal_partitions: int
     records: int
     bytes: int
     records_in_per_second: float
@@ -329,6 +331,7 @@ def totals(seen: Seen, topics: list[Topic], groups: list[Group]) -> Totals:
         sum(each.state == "serving" for each in seen.brokers),
         len(topics),
         sum(each.partitions for each in topics),
+        sum(each.topic.startswith(INTERNAL_PREFIX) for each in _look_partitions(seen)),
         sum(each.records for each in topics),
         sum(each.bytes for each in topics),
         sum(seen.rates.values()),

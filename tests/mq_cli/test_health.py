@@ -83,7 +83,7 @@ def test_what_is_wrong_with_a_cluster_is_said() -> None:
     assert summary().wrong(()) == []
     assert summary().wrong(("b:2",)) == ["the broker at b:2 does not answer"]
     assert summary(replicas=(1, 3)).wrong(()) == [
-        "broker 3 is absent, and holds 1 replicas",
+        "broker 3 is absent, and holds 1 replica",
         "1 partition not fully in sync",
     ]
     assert summary(leader=0).wrong(()) == ["1 partition without a leader", "1 partition not fully in sync"]

@@ -17,9 +17,21 @@ import pytest
 from click.testing import CliRunner
 
 from mq_cli import top
+from mq_cli.cluster_summary import ClusterSummary
 from mq_cli.top import Wish, brokers, groups, topics
-from mq_client import BrokerObservation, ClusterObservation, GroupObservation, PartitionObservation, Producer
+from mq_client import (
+    BrokerDescription,
+    BrokerObservation,
+    ClusterDescription,
+    ClusterObservation,
+    GroupObservation,
+    PartitionDescription,
+    PartitionObservation,
+    Producer,
+    TopicDescription,
+)
 from mq_client.looks import Look, problems
+from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_broker.broker.cluster import standalone
 
 BROKER = BrokerObservation(1, "b1:1", 1, "0.3.0", "serving", "connected", 1, {}, {})
@@ -65,10 +77,25 @@ def test_followers_words_are_not_counted() -> None:
     assert look(1.0, partition("a", 0, 5), partition("a", 1, 9, leads=False)).ends == {"a": 5}
 
 
-def test_the_brokers_own_topics_count_for_nobody() -> None:
-    seen = look(1.0, partition("a", 0, 5), partition("a", 1, 5), partition("__transactions", 0, 9))
-    assert [row[4] for row in brokers(seen)[1]] == [2]
+def test_the_brokers_own_topics_are_not_listed_and_count_as_they_do_in_cluster_status() -> None:
+    own = partition("__transactions", 0, 9, replicas=(1, 2)), partition("__transactions", 1, leads=False, leader=0)
+    seen = look(1.0, partition("a", 0, 5), partition("a", 1, 5), *own)
     assert [row[0] for row in topics(seen, None, Wish())[1]] == ["a"]
+    assert [row[4] for row in brokers(seen)[1]] == [3]
+
+    def described(name: str, *known: PartitionObservation) -> TopicDescription:
+        partitions = (PartitionDescription(p.partition, p.leader, 1, p.replicas, p.isr) for p in known)
+        return TopicDescription(name, name, RECORD_SCHEMA, False, {}, tuple(partitions))
+
+    live = ClusterDescription((BrokerDescription(1, "b1:1", 1, ""),), "connected", 1)
+    status = ClusterSummary(live, [described("__transactions", *own), described("a", *seen.partitions)])
+    assert status.counts() == (
+        "1 topic, 2 partitions and 2 of the brokers' own, 1 without a leader, 2 not fully in sync"
+    )
+    told = status.document()["brokers"][0]
+    assert (seen.leads[1], seen.holds[1], seen.in_sync[1]) == (told["leads"], told["replicas"], told["in_sync"])
+    assert [each.text for each in problems(seen) if each.kind == "brokers"] == status.wrong(())[:1]
+    assert "1 partition without a leader" in status.wrong(())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +135,7 @@ def test_what_is_wrong_is_said() -> None:
     assert [each.text for each in problems(sick)] == [
         "the broker at b2:1 does not answer",
         "1 partition without a leader",
-        "1 partition not fully in sync, not heard of for up to 1m",
+        "2 partitions not fully in sync, not heard of for up to 1m",
     ]
     keyless = BrokerObservation(1, "b1:1", 1, "0.3.0", "serving", "connected", 1, {"partitions_without_key": 2.0}, {})
     (problem,) = problems(Look(ClusterObservation("c", (keyless,)), 0.0))

@@ -192,6 +192,7 @@ def test_topics_are_described_as_their_leaders_know_them_with_one_question_to_ea
     assert (t.name, partition.leader, partition.leader_epoch, partition.isr) == ("t", 1, 4, (1, 3))
     assert partition.unheard_ms == {2: 7_000}
     assert (u.name, u.partitions[0].leader, u.partitions[0].isr) == ("u", 2, (1, 2, 3))
+    assert [topic.name for topic in admin.describe_topics(internal=True)] == ["__own", "t", "u"]
     watched.asked.clear()
     observed = ClusterObservation("c", ())  # nobody leads there
     assert admin.describe_topics(observed)[0].partitions[0].leader_epoch == 3
