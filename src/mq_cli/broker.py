@@ -26,6 +26,7 @@ from mq_process.polling import wait_without_event_engine
 from mq_process.tracing import exporting
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
+    BALANCE_LEADERS_MS,
     CLIENT_MESSAGE_BYTES_MAX,
     CONNECTION_AGE_MS,
     CONNECTIONS_MAX,
@@ -368,6 +369,14 @@ class _BrokerId(click.IntRange):
     default=10_000,
     show_default=True,
     help="The longest time to hand over leadership at a stop.",
+)
+@click.option(
+    "--balance-leaders-ms",
+    type=click.IntRange(min=0),
+    default=BALANCE_LEADERS_MS,
+    show_default=True,
+    help="A partition whose first replica has been in sync for so long is led by it again. 0: only `tritonmq cluster "
+    "balance` sees to that.",
 )
 @click.option(
     "--log-level",

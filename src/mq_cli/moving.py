@@ -58,15 +58,25 @@ def document(move: PartitionMove) -> dict[str, Any]:
 def write_plan(moves: Sequence[PartitionMove], *, as_json: bool) -> None:
     """What would be done, as a table or as JSON."""
     if as_json:
-        write_json([{key: document(move)[key] for key in ("topic", "partition", "from", "to")} for move in moves])
+        write_json(
+            [{key: document(move)[key] for key in ("topic", "partition", "from", "to", "leader")} for move in moves]
+        )
         return
     write_table(
-        ["topic", "#partition", "from", "to", "#replicas moved"],
-        [
-            (m.topic, m.partition, _brokers(m.origin), _brokers(m.target), len(set(m.target) - set(m.origin)))
-            for m in moves
-        ],
+        ["topic", "#partition", "replicas", "#leader", "change"],
+        [(m.topic, m.partition, _brokers(m.origin), m.leader or "none", change(m)) for m in moves],
     )
+
+
+def change(move: PartitionMove) -> str:
+    """What the move does to its partition."""
+    came = [broker for broker in move.target if broker not in move.origin]
+    went = [broker for broker in move.origin if broker not in move.target]
+    said = [f"to broker {_brokers(came)}"] if came else []
+    said += [f"away from broker {_brokers(went)}"] if went else []
+    if move.leader != move.target[0]:
+        said.append(f"led by broker {move.target[0]}")
+    return ", ".join(said) or f"in the order {_brokers(move.target)}"
 
 
 def _brokers(members: Sequence[int]) -> str:

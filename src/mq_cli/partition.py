@@ -152,7 +152,11 @@ def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: flo
 @bootstrap_option
 @timeout_option
 def lead(topic: str, number: int, broker: int, bootstrap: str, timeout_s: float) -> None:
-    """Let BROKER lead the partition. It must hold a replica that is in sync. No request fails by it."""
+    """Let BROKER lead the partition. It must hold a replica that is in sync. No request fails by it.
+
+    After a while the first replica leads again (`tritonmq broker --balance-leaders-ms`). To change that, `tritonmq
+    partition move` another one to the front.
+    """
     with open_admin(bootstrap, timeout_s) as admin:
         _find(admin, topic, number)
         admin.transfer_leadership(topic, number, broker)

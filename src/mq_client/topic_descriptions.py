@@ -33,7 +33,7 @@ class PartitionDescription:
 @dataclass(frozen=True, slots=True)
 class PartitionMove:
     """A partition on its way (or to be sent on its way) from the brokers `origin` to `target`, whose first is to lead.
-    `leader` and `isr` are as of now where the move is under way."""
+    `leader` is as of now, and so is `isr` where the move is under way."""
 
     topic: str
     partition: int

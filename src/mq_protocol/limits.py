@@ -358,6 +358,9 @@ SNAPSHOT_UUID_BYTES: Final = 40
 each."""
 
 # -- time
+BALANCE_LEADERS_MS: Final = 60_000
+"""A partition whose first replica has been in sync for so long is led by it again."""
+
 SESSION_TIMEOUT_MS: Final = 4_000
 """ZooKeeper session. A dead leader is replaced after this plus at most a second."""
 

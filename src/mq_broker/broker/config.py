@@ -17,6 +17,7 @@ from mq_broker.security.oidc import Issuer
 from mq_protocol.addresses import ANY_ADDRESS, is_loopback, parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
+    BALANCE_LEADERS_MS,
     CLIENT_MESSAGE_BYTES_MAX,
     CONNECTION_AGE_MS,
     CONNECTIONS_MAX,
@@ -72,7 +73,8 @@ class BrokerConfig:
     free port of the host of `listen`; `stream_advertised` is what they dial for that. `flight` is where clients of
     Arrow Flight read; empty: nowhere. `flight_advertised` is what they dial. `zookeeper` is `host:port,…`;
     empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over
-    leadership at a clean stop. `message_bytes_max`: of one message from a client.
+    leadership at a clean stop. `balance_leaders_ms`: a partition whose first replica has been in sync for so long is
+    led by it again; 0: when somebody asks for it. `message_bytes_max`: of one message from a client.
     `connections_max`: of clients. `memory_high`: how many bytes may be held for clients' streams before no more is read
     from them; 0 is half of the memory. `topic_name_max` bounds the names of topics that this broker is asked to make,
     in bytes. `coordination`, if given, is used instead. `auto_create`: whether and how topics are made that a producer
@@ -111,6 +113,7 @@ class BrokerConfig:
     rack: str = ""
     session_timeout_ms: int = SESSION_TIMEOUT_MS
     stop_timeout_ms: int = 10_000
+    balance_leaders_ms: int = BALANCE_LEADERS_MS
     topic_name_max: int = NAME_BYTES_MAX
     coordination: Callable[[], CoordinationService] | None = None
     peer_listen: str = ""
@@ -183,6 +186,10 @@ class BrokerConfig:
             raise InvalidSetting(
                 f"--message-bytes-max={self.message_bytes_max} is out of range: "
                 f"give {CLIENT_MESSAGE_BYTES_MAX} to {MESSAGE_BYTES_MAX}"
+            )
+        if self.balance_leaders_ms < 0:
+            raise InvalidSetting(
+                f"--balance-leaders-ms={self.balance_leaders_ms} is out of range: give milliseconds, or 0 for never"
             )
         if self.connections_max < 1:
             raise InvalidSetting(f"--connections-max={self.connections_max} refuses every client: give 1 or more")

@@ -23,6 +23,7 @@ from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.features import Features
 from mq_broker.broker.administration.floor import FloorSettings
 from mq_broker.broker.administration.moves import Moves
+from mq_broker.broker.administration.preferred import Preferred
 from mq_broker.broker.administration.purging import Purging
 from mq_broker.broker.administration.quotas import QuotaSettings
 from mq_broker.broker.administration.recovery import TotalLoss
@@ -215,6 +216,7 @@ class _Broker:
         secret: bytes | None,
     ) -> None:
         self._dedup_memory_max, self._scrub_rate = config.dedup_memory_max, config.scrub_rate
+        self._balance_leaders_ms = config.balance_leaders_ms
         self._ports = Ports(config, alone=secret is None)
         self.address = self._ports.tls_address or self._ports.address
         self._message_bytes_max = config.message_bytes_max
@@ -442,6 +444,7 @@ class _Broker:
         spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
         spawn(self._transactions.reap_for_ever(), "reap")
         spawn(self._moves.carry_on(), "carry on moves")
+        spawn(Preferred(self._shell, self.cluster, self._balance_leaders_ms).keep(), "give leaderships back")
         spawn(self._total_loss.watch(), "watch for partitions without a log")
         spawn(self._scheduled.keep(), "scheduled batches")
         spawn(Retention(self._shell, self._consumed, self._clock).keep(), "retention")

@@ -195,11 +195,10 @@ class Moves:
         return await asyncio.gather(*(self._admin.state(topic, number) for topic, number in partitions))
 
     async def plan_moves(self, request: pb.PlanMovesRequest, deadline: float) -> pb.PlanMovesResponse:
-        """What would empty a broker, or spread everything evenly. Changes nothing."""
+        """What would empty a broker, or spread everything evenly, and who leads each partition now. Changes nothing."""
         await self._topics.refresh()
-        layout = {
-            (topic.spec.name, n): members for topic in self._topics.all() for n, members in enumerate(topic.spec.target)
-        }
+        topics = {topic.spec.name: topic for topic in self._topics.all()}
+        layout = {(name, n): members for name, topic in topics.items() for n, members in enumerate(topic.spec.target)}
         racks = self._cluster.racks
         if request.drain:
             changed = await asyncio.to_thread(drained, request.drain, racks, layout)
@@ -207,11 +206,15 @@ class Moves:
             wider = self._wider_transactions(layout)
             changed = wider | await asyncio.to_thread(balanced, racks, layout | wider)
             changed |= await self._led_by_others(layout, changed)
-        moves = [
-            pb.PartitionMove(topic=place[0], partition=place[1], origin=layout[place], target=target)
-            for place, target in sorted(changed.items())
-        ]
-        return pb.PlanMovesResponse(moves=moves)
+        places = sorted(changed)
+        states = await self._states((topics[name], number) for name, number in places)
+        response = pb.PlanMovesResponse()
+        for place, state in zip(places, states, strict=True):
+            leader = state.leader.broker if state is not None and state.leader is not None else 0
+            response.moves.add(
+                topic=place[0], partition=place[1], origin=layout[place], target=changed[place], leader=leader
+            )
+        return response
 
     def _wider_transactions(self, layout: Mapping[Place, Members]) -> dict[Place, Members]:
         """The coordinators' topic was made with as many replicas as there were brokers: when there are more, it is to

@@ -423,6 +423,8 @@ def test_what_is_even_stays_and_is_led_by_its_first_replica_if_that_could() -> N
     assert plan(here) == {("t", 0): ([1, 2], [1, 2])}, (
         "1 is led as it should be, 2's first is not in sync, 3 has no leader"
     )
+    told = asyncio.run(here.moves.plan_moves(pb.PlanMovesRequest(), 0))
+    assert [(move.partition, move.leader) for move in told.moves] == [(0, 2)], "it says who leads now"
     here.brokers = dict.fromkeys((2, 3, 4))
     assert plan(here) == {}, "nor could one that is gone"
 
