@@ -22,6 +22,7 @@ from mq_cli.output import (
     write_table,
 )
 from mq_cli.reach import check_somebody_listens
+from mq_process.patience import Patience
 
 if TYPE_CHECKING:
     from mq_client import Admin, ClusterDescription
@@ -117,9 +118,9 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
 def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: float) -> int:
     """Wait until the cluster is well, also for brokers that do not listen yet.
 
-    Exit status 1: it is not in time, and what is missing is said.
+    What is missing is said every few seconds. Exit status 1: it is so to the end.
     """
-    deadline = time.monotonic() + wait_s
+    patience, deadline = Patience(say), time.monotonic() + wait_s
     with open_admin(bootstrap, timeout_s, must_listen=False) as admin:
         while True:
             missing = _nobody_listens(bootstrap) or _missing(admin, count, in_sync=in_sync)
@@ -129,6 +130,7 @@ def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: fl
                 for each in missing:
                     say(f"after {wait_s:g} s: {each}")
                 return 1
+            patience.waits_for("; ".join(missing))
             time.sleep(min(_WAIT_LOOK_S, max(0.0, deadline - time.monotonic())))
 
 

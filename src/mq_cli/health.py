@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.output import Seconds, checking_what_was_typed, say, security_options
+from mq_process.patience import Patience
 from mq_protocol.addresses import parse_address
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def health(address: str, ready: bool, wait_s: float) -> int:
     with checking_what_was_typed():
         parse_address(address)
         client = Client((address,), given(None), given_via(None))
-    deadline = time.monotonic() + wait_s
+    patience, deadline = Patience(say), time.monotonic() + wait_s
     while True:
         why = _why_not(address, client, ready=ready)
         if not why:
@@ -49,6 +50,7 @@ def health(address: str, ready: bool, wait_s: float) -> int:
         if time.monotonic() >= deadline:
             say(f"{address}: {why}")
             return 1
+        patience.waits_for(f"{address}: {why}")
         time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
 
 

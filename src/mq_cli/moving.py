@@ -16,6 +16,7 @@ import click
 from rich.console import Console
 
 from mq_cli.output import Seconds, counted, say, write_json, write_table
+from mq_process.patience import Patience
 
 if TYPE_CHECKING:
     from mq_client import Admin, PartitionMove
@@ -85,7 +86,7 @@ def _brokers(members: Sequence[int]) -> str:
 
 def watch(admin: Admin, wait_s: float, remaining: Callable[[], int], total: int) -> bool:
     """Until nothing remains: whether that was in time. Shows a bar on a terminal."""
-    deadline = time.monotonic() + wait_s
+    patience, deadline = Patience(say), time.monotonic() + wait_s
     with _bar(total) as told:
         while True:
             left = remaining()
@@ -94,6 +95,8 @@ def watch(admin: Admin, wait_s: float, remaining: Callable[[], int], total: int)
                 return True
             if time.monotonic() > deadline:
                 return False
+            if not sys.stderr.isatty():
+                patience.waits_for(f"{counted(left, 'partition')} on the way")
             time.sleep(LOOK_S)
 
 

@@ -41,7 +41,7 @@ def coordination(zookeeper: str, data: Path, number: int, tls: Files | None) -> 
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 
     server = EmbeddedZooKeeper(data / "zookeeper", int(port) if port else EMBEDDED_PORT, tls=tls)
-    server.start()
+    server.start(_log.warning)
     _log.info("ZooKeeper runs on %s, for brokers of this machine; it ends with this broker", server.hosts)
     try:
         with _kept(server, restarted=False):
@@ -69,7 +69,7 @@ def _in_ensemble(text: str, data: Path, number: int, tls: Files | None) -> Itera
         "ZooKeeper %d of %d starts on %s:%d, and waits for most of them", number, len(servers), server.host, server.port
     )
     try:
-        server.start()
+        server.start(_log.warning)
         _log.info("ZooKeeper %d runs, with most of its ensemble; it ends with this broker", number)
         with _kept(server, restarted=True):
             yield server.hosts

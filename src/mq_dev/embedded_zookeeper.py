@@ -21,16 +21,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mq_process.patience import LONG_S, Patience
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 from mq_protocol.pem import Files, Pem, context, examine, read
-
-START_TIMEOUT_S = 30.0
-ENSEMBLE_TIMEOUT_S = 300.0
-"""For so long the first server of an ensemble waits for others to be started, by hand perhaps."""
 
 STOP_TIMEOUT_S = 10.0
 TICK_MS = 250
@@ -167,12 +164,16 @@ class EmbeddedZooKeeper:
         """Of the running server; None if there is none."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
-    def start(self) -> None:
-        """Return when this server answers: one of an ensemble, when most of them run. Raises `CoordinationUnavailable`
-        saying what is missing or what the server said."""
+    def start(
+        self, progress: Callable[[str], object] = lambda _step: None, go_on: Callable[[], None] = lambda: None
+    ) -> None:
+        """Return when this server answers: one of an ensemble, when most of them run, which are started by hand
+        perhaps. `progress` is told what is waited for; `go_on` is called while waiting, and may raise to end it. Raises
+        `CoordinationUnavailable` saying what is missing or what the server said."""
         self.launch()
-        timeout_s = ENSEMBLE_TIMEOUT_S if self._ensemble else START_TIMEOUT_S
-        deadline = time.monotonic() + timeout_s
+        patience, deadline = Patience(progress), time.monotonic() + LONG_S
+        most = " with most of its ensemble" if self._ensemble else ""
+        unheard = f"ZooKeeper does not answer on {self.host}:{self.port}{most}; its log is {self.log_path}"
         while not self._is_mine():
             if self._process is None or self._process.poll() is not None:
                 status = None if self._process is None else self._process.returncode
@@ -183,11 +184,9 @@ class EmbeddedZooKeeper:
                 )
             if time.monotonic() > deadline:
                 self.stop()
-                most = " with most of its ensemble" if self._ensemble else ""
-                raise CoordinationUnavailable(
-                    f"ZooKeeper did not answer on {self.host}:{self.port}{most} within {timeout_s:g} s; see "
-                    f"{self.log_path}"
-                )
+                raise CoordinationUnavailable(f"after {LONG_S:g} s {unheard}")
+            go_on()
+            patience.waits_for(unheard)
             time.sleep(_POLL_S)
 
     def _check_port(self) -> None:

@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, ClassVar
 
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, is_free
+from mq_process.patience import LONG_S, Patience
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
 from mq_protocol.pem import files_of_broker
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 CREDENTIAL_FILE = "zookeeper.auth"
-START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 """A clean stop hands leadership over, which takes a broker some seconds; after this it is killed."""
 
@@ -270,23 +270,24 @@ class LocalCluster:
             _make_credential(self.credential)
         if self.zookeeper is not None:
             progress(f"starting ZooKeeper on {self.zookeeper.hosts}")
-            self.zookeeper.start()
+            self.zookeeper.start(progress, go_on)
         for broker in self.brokers.values():
             go_on()
             progress(f"starting broker {broker.id} on {broker.address}")
             broker.start()
-        self.wait_until_serving(go_on=go_on)
+        self.wait_until_serving(go_on=go_on, progress=progress)
         for then in self.once_they_serve:
             then(self)
 
     def wait_until_serving(
         self,
         ids: Sequence[int] | None = None,
-        timeout_s: float = START_TIMEOUT_S,
+        timeout_s: float = LONG_S,
         go_on: Callable[[], None] = lambda: None,
+        progress: Callable[[str], None] = lambda _step: None,
     ) -> None:
         """Until each of those brokers (default: all) answers and sees all of them registered."""
-        deadline = time.monotonic() + timeout_s
+        patience, deadline = Patience(progress), time.monotonic() + timeout_s
         wanted = set(self.brokers if ids is None else ids)
         waiting = sorted(wanted)
         while waiting:
@@ -304,7 +305,10 @@ class LocalCluster:
                 raise ClusterFailed(
                     f"broker {broker.id} did not serve on {broker.address} in {timeout_s:g} s; {broker.last_words()}"
                 )
-            time.sleep(_POLL_S if waiting else 0)
+            if waiting:
+                broker = self.brokers[waiting[0]]
+                patience.waits_for(f"broker {broker.id} does not serve yet; its log is {broker.log_path}")
+                time.sleep(_POLL_S)
 
     def stop(self) -> None:
         """Brokers first, all at once, each handing over what it leads; then ZooKeeper. Kills what does not end in

@@ -188,3 +188,19 @@ def test_without_java_several_brokers_are_refused_with_what_to_install(
     with Command("dev", "--brokers", "2", "--port", "0", "--no-console", stdin=subprocess.DEVNULL) as dev:
         assert dev.process.wait(60) == 1
         assert "install Java 17" in dev.remark_with("Error: ")
+
+
+def test_a_zookeeper_that_starts_slowly_is_waited_for_and_told_of_and_can_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\nexec sleep 600\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with Command("dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path / "d")) as dev:
+        for _ in range(2):
+            assert str(tmp_path / "d") in dev.remark_with("waiting: ZooKeeper does not answer on 127.0.0.1:")
+        children = children_of(dev)
+        assert dev.end(signal.SIGINT) == 0
+        assert [child for child in children if child.is_running()] == []

@@ -18,6 +18,7 @@ from mq_client.cluster.channels import channel
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_broker.broker.cluster import Broker, standalone
+from tests.mq_cli.processes import Command
 
 
 async def command(group: object, *words: str) -> Result:
@@ -88,3 +89,14 @@ def test_what_is_wrong_with_a_cluster_is_said() -> None:
     ]
     assert summary(leader=0).wrong(()) == ["1 partition without a leader", "1 partition not fully in sync"]
     assert summary("suspended").wrong(()) == ["the broker that answered has no session with ZooKeeper"]
+
+
+@pytest.mark.cluster
+def test_what_a_cluster_is_waited_for_is_said_meanwhile() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with Command("cluster", "wait", "--bootstrap", address) as waiting:
+        assert f"no broker listens at {address}" in waiting.remark_with("waiting: ")
+        assert waiting.process.poll() is None
+    with Command("health", address, "--wait", "600") as waiting:
+        assert address in waiting.remark_with("waiting: ")
+        assert waiting.process.poll() is None

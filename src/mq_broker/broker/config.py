@@ -14,6 +14,7 @@ from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.security.names import Principal
 from mq_broker.security.oidc import Issuer
+from mq_process.patience import LONG_S
 from mq_protocol.addresses import ANY_ADDRESS, is_loopback, parse_address
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import (
@@ -386,7 +387,11 @@ class BrokerConfig:
             return self.coordination()
         if self.zookeeper:
             return ZooKeeperCoordination(
-                self.zookeeper, self.session_timeout_ms, credential=self._credential, tls=self.zookeeper_files
+                self.zookeeper,
+                self.session_timeout_ms,
+                connect_timeout_ms=int(LONG_S * 1000),
+                credential=self._credential,
+                tls=self.zookeeper_files,
             )
         return FileCoordination(self.data_dir)
 

@@ -49,7 +49,7 @@ from mq_broker.broker.host.window_budget import WindowBudget
 from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.judging import Judging
 from mq_broker.broker.locks import Locks
-from mq_broker.broker.metadata.brokers import Cluster, Hints
+from mq_broker.broker.metadata.brokers import Cluster, Hints, joined
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.broker.metrics.log_levels import LogLevels
@@ -158,7 +158,8 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         undo.callback(directory.close)
         coordination = config.make_coordination()
         hints = Hints()
-        await coordination.start(hints)
+        if not await joined(coordination, hints, stop):
+            return
         undo.push_async_callback(coordination.stop)
         directory.join_cluster(await coordination.cluster_id())
         if keys is not None:

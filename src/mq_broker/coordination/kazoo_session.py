@@ -7,6 +7,7 @@ the order in which things happened, and all state lives on the loop.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -29,6 +30,7 @@ from kazoo.security import ACL
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_broker.measured import COORDINATION
+from mq_process.patience import TELL_S
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 from mq_protocol.pem import Files
 
@@ -148,18 +150,29 @@ class KazooSession:
         self._client.add_listener(self._post_state)
         self._client.start_async()
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                await self._changed.wait()
-        except TimeoutError:
+            await self._first_connection(handler)
+        except BaseException:
             await self.close()
+            raise
+
+    async def _first_connection(self, handler: TlsHandler | None) -> None:
+        """Wait for it, and tell every few seconds what for."""
+        clock = asyncio.get_running_loop().time
+        deadline = self._connect_timeout_s + (now := clock())
+        while not self._changed.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), min(TELL_S, deadline - now))
+                return
             advice = "start it, or correct --zookeeper"
             if handler is None:
                 advice += "; or does it demand TLS? give --zookeeper-certs"
             elif fault := handler.fault or await asyncio.to_thread(handler.ending):
                 advice = fault
-            raise CoordinationUnavailable(
-                f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: {advice}"
-            ) from None
+            if (now := clock()) >= deadline:
+                raise CoordinationUnavailable(
+                    f"no ZooKeeper answers at {self.hosts} within {self._connect_timeout_s:g} s: {advice}"
+                )
+            _log.warning("waiting: no ZooKeeper answers at %s yet: %s", self.hosts, advice)
 
     async def close(self) -> None:
         """End the session: its ephemeral nodes vanish at once if the server is there to hear it."""

@@ -256,3 +256,21 @@ class Hints:
     def __call__(self, event: CoordinationEvent) -> None:
         if self.to is not None:
             self.to.hear(event)
+
+
+async def joined(coordination: CoordinationService, hints: Hints, stop: asyncio.Event) -> bool:
+    """Start the coordination service's session, which takes as long as nobody answers. False: this process was told to
+    stop meanwhile."""
+    starting = asyncio.create_task(coordination.start(hints), name="join")
+    stopping = asyncio.create_task(stop.wait(), name="stop")
+    try:
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        return starting.done()
+    finally:
+        stopping.cancel()
+        if not starting.done():
+            starting.cancel()
+            await asyncio.wait({starting})
+            await coordination.stop()

@@ -15,7 +15,7 @@ from typing import Any, Final, NoReturn
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.judging import Judging
-from mq_broker.broker.metadata.brokers import Cluster, Hints
+from mq_broker.broker.metadata.brokers import Cluster, Hints, joined
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.metrics.health import Systemd
 from mq_broker.broker.ports import Ports
@@ -46,7 +46,8 @@ async def run(
     async with contextlib.AsyncExitStack() as undo:
         coordination = config.make_coordination()
         hints = Hints()
-        await coordination.start(hints)
+        if not await joined(coordination, hints, stop):
+            return
         undo.push_async_callback(coordination.stop)
         secret = await coordination.peer_secret()
         if secret is None:
