@@ -136,3 +136,14 @@ def test_every_file_that_the_code_names_is_there(room: Path) -> None:
         for name in set(re.findall(r"(?:\w+/)*\w+\.py\b", path.read_text())) - ELSEWHERE:
             there = any((root / name).is_file() for root in [*roots, path.parent]) if "/" in name else name in ours
             assert there, f"{path.relative_to(ROOT)} names {name}"
+
+
+def test_nothing_is_installed_by_a_name_that_no_index_has() -> None:
+    """It is installed from a clone. What the changelog says of former releases stays."""
+    pages = [
+        *(each for each in DOCUMENTS if each.name != "CHANGELOG.md"),
+        *ROOT.glob("notebooks/*.md"),
+        *ROOT.glob("notebooks/*.ipynb"),
+    ]
+    by_name = re.compile(r"""pip install [\\"']*tritonmq""")
+    assert [path.name for path in pages if by_name.search(path.read_text())] == []

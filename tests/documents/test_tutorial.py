@@ -5,8 +5,10 @@ It runs for minutes and needs Prometheus, so `make tutorial` runs it; the rest i
 
 from __future__ import annotations
 
+import ast
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
@@ -61,6 +63,32 @@ def test_its_code_can_be_read_by_a_shell_and_by_python() -> None:
         else:
             read = subprocess.run(["bash", "-n"], input=block.code, capture_output=True, text=True, check=False)
             assert read.returncode == 0, f"line {block.line}: {read.stderr}"
+
+
+def test_python_at_a_prompt_prints_nothing_but_what_is_shown() -> None:
+    """There each expression's value is printed, in a loop too: a hundred lines of futures, before."""
+    for block in blocks(TUTORIAL.read_text()):
+        if block.language == "python":
+            for node in ast.walk(ast.parse(block.code)):
+                if isinstance(node, ast.Expr):
+                    call = ast.unparse(node.value).partition("(")[0]
+                    assert call in ("print", "query.processAllAvailable"), f"line {block.line}: {call}"
+
+
+def test_the_broker_that_is_brought_back_is_ended_as_it_says(tmp_path: Path) -> None:
+    text = TUTORIAL.read_text()
+    (block,) = [each.code for each in blocks(text) if "broker-3.sh" in each.code]
+    assert "`kill $!` ends this broker" in text
+    (tmp_path / "tritonmq").write_text("#!/bin/sh\necho $$ >pid\nexec sleep 600\n")
+    (tmp_path / "tritonmq").chmod(0o755)
+    (tmp_path / "dev.log").write_text("broker 3 was ended\n  bring it back with: tritonmq broker --id 3 --data d\n")
+    begun = "\n".join(block.splitlines()[:2])
+    script = f"{begun}\nuntil [ -s pid ]; do sleep 0.05; done\nkill $!\nwait $!\n! kill -0 $(cat pid)\n"
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    ran = subprocess.run(["bash", "-c", script], cwd=tmp_path, env={**os.environ, "PATH": path}, timeout=120)
+    if ran.returncode != 0:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert ran.returncode == 0, "the shell around the broker has ended, and the broker runs on"
 
 
 def test_it_counts_the_rules_that_there_are() -> None:
