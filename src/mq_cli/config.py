@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import json_option, say, write_json, write_table
+from mq_cli.output import counted, json_option, say, write_json, write_table
 from mq_cli.settings_file import (
     CLIENT,
     CONFIG_ENVIRONMENT,
@@ -66,7 +66,7 @@ def check(path: Path) -> None:
     fit."""
     found = load(path)
     count = sum(map(len, [*found.tables.values(), *found.profiles.values()]))
-    say(f"{path} is right: {count} settings, {len(found.profiles)} profiles")
+    say(f"{path} is right: {counted(count, 'setting')}, {counted(len(found.profiles), 'profile')}")
 
 
 def rows_of(path: Path | None = None, profile: str | None = None) -> list[dict[str, Any]]:

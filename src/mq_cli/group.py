@@ -28,7 +28,7 @@ from mq_cli.output import (
 from mq_protocol.names import check_group_name, check_topic_name
 
 if TYPE_CHECKING:
-    from mq_client import GroupCursor, GroupDescription
+    from mq_client import Admin, GroupCursor, GroupDescription
 
 
 SHORT_MEMBER = 8
@@ -88,9 +88,10 @@ def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @bootstrap_option
 @timeout_option
 def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
-    """Show the cursor of the group NAME in each partition, and its lag in records, bytes and seconds."""
+    """Show the cursor of the group NAME in each partition, and its lag in records, bytes and seconds. Its label will do
+    where one group alone is called so."""
     with open_admin(bootstrap, timeout_s) as admin:
-        found = admin.describe_group(name)
+        found = _named_or_labelled(admin, name)
     _say_who_is_silent([found])
     if as_json:
         write_json(_summary(found) | {"cursors": [_document(cursor) for cursor in found.cursors]})
@@ -116,10 +117,22 @@ def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None
     )
 
     if found.label:
-        say(f"label {found.label}")
+        say(f"group {found.name}, label {found.label}")
     for member in sorted(short):
         held = [f"{c.topic}-{c.partition}" for c in found.cursors if c.member == member]
         say(f"member {short[member]} has {', '.join(held) or 'no partition: there are more members than partitions'}")
+
+
+def _named_or_labelled(admin: Admin, name: str) -> GroupDescription:
+    from mq_client import InvalidRequest, UnknownGroup
+
+    try:
+        return admin.describe_group(name)
+    except (UnknownGroup, InvalidRequest):  # a label may be no name that a group can have
+        called = [group for group in admin.describe_groups() if group.label == name]
+        if len(called) != 1:
+            raise
+        return called[0]
 
 
 def _short_ids(members: set[str]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from mq_cli.moments import EARLIEST, LATEST, parse_place
 from mq_cli.output import (
     bootstrap_option,
     checking_what_was_typed,
+    counted,
     json_option,
     open_admin,
     say,
@@ -138,8 +139,8 @@ def _refuse_members(name: str, cursors: Collection[GroupCursor], *, force: bool)
     members = sorted({member for cursor in cursors for member in cursor.members})
     if members and not force:
         raise GroupInUse(
-            f"group {name!r} has {len(members)} members that are reading ({', '.join(members[:5])}): stop them first. "
-            "With --force it is moved, and they continue from where they are"
+            f"group {name!r} has {counted(len(members), 'member')} reading ({', '.join(members[:5])}): stop them "
+            "first. With --force it is moved, and they continue from where they are"
         )
 
 

@@ -115,10 +115,17 @@ def groups(look: Look, wish: Wish) -> Rows:
     ]
     chosen.sort(key=lambda each: (-each.lag_us, -each.lag, each.group, each.topic))
     rows: list[tuple[object, ...]] = [
-        (each.group, each.label, each.topic, each.members, f"{each.lag:,}", duration_text(each.lag_us // 1000))
+        (
+            each.topic,
+            each.label or each.group,
+            each.members,
+            f"{each.lag:,}",
+            duration_text(each.lag_us // 1000),
+            each.group if each.label else "",
+        )
         for each in chosen
     ]
-    return ["group", "label", "topic", "#members", "#lag", "#behind"], rows
+    return ["topic", "group", "#members", "#lag", "#behind", "its name"], rows
 
 
 # ------------------------------------------------------------------ the command

@@ -441,7 +441,11 @@ class Admin(
         return described_group(name, cursors, silent)
 
     def _unknown_group(self, name: str) -> UnknownGroup:
-        return UnknownGroup(f"unknown group {name!r}{did_you_mean(name, set(self.list_groups()) - {name})}")
+        known = {group.name: group.label for group in self.describe_groups()}
+        called = [group for group, label in known.items() if label == name]
+        if called:
+            return UnknownGroup(f"no group is named {name!r}, it is the label of {', '.join(called)}: give the name")
+        return UnknownGroup(f"unknown group {name!r}{did_you_mean(name, known.keys() - {name})}")
 
     def peek(self, topic: str, group: str, count: int = 10) -> list[ConsumerRecord]:
         """The next records that the group is not done with, `count` at most (and 16 MiB), of all partitions together.

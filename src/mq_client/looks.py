@@ -177,7 +177,7 @@ def _of_groups(observed: ClusterObservation) -> Iterator[Problem]:
             what = f"is {duration_text(each.lag_us // 1000)} behind"
         else:
             continue
-        text = f"group {each.group} {what} in {each.topic}, and has {counted(each.lag, 'record')} to read"
+        text = f"group {each.label or each.group} {what} in {each.topic}, and has {counted(each.lag, 'record')} to read"
         yield Problem("ticket", "groups", text, f"tritonmq group describe {shell_word(each.group)}")
 
 

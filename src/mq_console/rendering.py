@@ -40,6 +40,8 @@ def environment() -> Environment:
         moment=lambda value: moment_text(value).replace("T", " ").removesuffix("Z"),
         clock=lambda value: moment_text(value)[11:19],
         metric=metric_text,
+        setting=setting_text,
+        thing=lambda many: many.removesuffix("s"),
         path=lambda text: quote(text, safe=""),
         exact=lambda text: Markup(escape(text)),  # noqa: S704 - escaped: a value that goes back as it is
         lines=lambda text: Markup(escape(printable(text, "\n\t"))),  # noqa: S704 - escaped
@@ -89,6 +91,13 @@ def metric_text(value: float, name: str) -> str:
     if name.endswith("_seconds"):
         return f"{value:,.3f} s"
     return f"{value:,.0f}"
+
+
+def setting_text(value: str, name: str) -> str:
+    """A topic's setting; a size with its unit too."""
+    if "bytes" in name and value.isascii() and value.isdigit():
+        return f"{bytes_text(int(value))} ({int(value):,})"
+    return value
 
 
 def indented(text: str) -> str:

@@ -384,8 +384,8 @@ PARTITION_COLUMNS: Final[list[Column[PartitionObservation]]] = [
     Column("staged_batches", "Staged", "count", lambda each: each.staged_batches),
 ]
 GROUP_COLUMNS: Final[list[Column[Group]]] = [
-    Column("group", "Group", "group", lambda each: each.group),
     Column("topic", "Topic", "topic", lambda each: each.topic),
+    Column("group", "Group", "group", lambda each: each.label or each.group),
     Column("kind", "Kind", "text", lambda each: each.kind),
     Column("members", "Members", "count", lambda each: each.members),
     Column("lag", "Lag, records", "count", lambda each: each.lag),

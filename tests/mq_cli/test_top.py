@@ -118,10 +118,11 @@ def test_groups_that_are_furthest_behind_come_first() -> None:
     lags = [("g1", 5, 100), ("g2", 1, 9_000_000), ("g3", 9, 0)]
     told = tuple(GroupObservation(name, "t", "spark", 1, lag, 0, lag_us, 0) for name, lag, lag_us in lags)
     rows = groups(look(0.0, groups=told), Wish())[1]
-    assert [(row[0], row[4], row[5]) for row in rows] == [("g2", "1", "9s"), ("g1", "5", "0s"), ("g3", "9", "0s")]
-    assert [row[0] for row in groups(look(0.0, groups=told), Wish(only="3"))[1]] == ["g3"]
+    assert [(row[1], row[3], row[4]) for row in rows] == [("g2", "1", "9s"), ("g1", "5", "0s"), ("g3", "9", "0s")]
+    assert [row[1] for row in groups(look(0.0, groups=told), Wish(only="3"))[1]] == ["g3"]
     named = (*told, GroupObservation("spark-1", "t", "spark", 1, 0, 0, 0, 0, "orders"))
-    assert [row[:2] for row in groups(look(0.0, groups=named), Wish(only="orders"))[1]] == [("spark-1", "orders")]
+    (row,) = groups(look(0.0, groups=named), Wish(only="orders"))[1]
+    assert (row[0], row[1], row[-1]) == ("t", "orders", "spark-1"), "what people call it comes first"
 
 
 def test_what_is_wrong_is_said() -> None:
