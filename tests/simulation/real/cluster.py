@@ -119,7 +119,7 @@ class Machine:
             memory_high=MEMORY_HIGH,
             coordination=lambda: Session(self.cluster.zookeeper),
             stop_timeout_ms=5_000,
-            balance_leaders_ms=2_000,
+            balance_leaders_ms=500,
             insecure=True,
         )
         stop = self._stop = asyncio.Event()
