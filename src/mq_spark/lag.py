@@ -437,6 +437,6 @@ def _offsets(description: str, end: str) -> Offsets:
     if ".python." not in description:
         return {}
     try:
-        return from_json(json.loads(end))
+        return from_json(json.loads(end)).offsets
     except (ValueError, InvalidRequest):
         return {}

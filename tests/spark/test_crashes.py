@@ -23,8 +23,8 @@ from tests.spark.crashes.spark_processes import kill_family
 from tests.spark.sink_driver import ENDS_S, copy_stream
 
 DRIVER = Path(__file__).with_name("sink_driver.py")
-ROWS = 250  # micro-batch 0 is empty, then come 100, 100 and 50
-KILLED_IN = 2
+ROWS = 250  # micro-batches of 100, 100 and 50
+KILLED_IN = 1
 
 
 @contextmanager

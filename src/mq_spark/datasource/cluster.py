@@ -139,6 +139,11 @@ class Cluster:
             found[topic] = _bounds_of(self._connection, topic, (partitions or {}).get(topic), self._deadline())
         return found
 
+    def topic_ids(self, topics: Iterable[str]) -> dict[str, str]:
+        """Of the topics, as they were last heard of: `bounds` asks anew, and a `watch` every few seconds."""
+        known = {name: self._connection.known_topic(name) for name in topics}
+        return {name: view.topic_id for name, view in known.items() if view is not None}
+
     def watch(self, topics: Iterable[str], partitions: Mapping[str, Iterable[int]] | None = None) -> Watch:
         """What the topics keep, as the brokers push it from now on."""
         return Watch(OffsetWatch(self._connection, topics, partitions), self._timeout_ms)

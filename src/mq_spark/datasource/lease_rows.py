@@ -92,19 +92,16 @@ class LeasedProjection:
 def read_work(options: SourceOptions, wanted: spark.StructType, work: Work) -> Iterator[pa.RecordBatch]:
     """The task's records as Arrow batches in exactly the form of `wanted`. Raises `DataLoss`, `SchemaMismatch`, …"""
     cluster = connect(options, options.read_from, options.rack)
-    projections: dict[str, LeasedProjection] = {}
+    projections: dict[str, LeasedProjection | None] = {}
     for name, partition, runs in spans(work.ranges):
-        projection = projections.get(name)
-        if projection is None:
-            projection = projections[name] = _projection(cluster, options, work, name, wanted)
-        projection.runs = runs
-        yield from merged(projection, partition, _lent(cluster, options, name, partition, runs, projection.columns))
-
-
-def _projection(
-    cluster: Cluster, options: SourceOptions, work: Work, name: str, wanted: spark.StructType
-) -> LeasedProjection:
-    return topic_of(cluster, options, name, work.topic_ids[name], lambda topic: LeasedProjection(topic, wanted))
+        if name not in projections:
+            projections[name] = topic_of(
+                cluster, options, name, work.topic_ids[name], lambda topic: LeasedProjection(topic, wanted)
+            )
+        projection = projections[name]
+        if projection is not None:
+            projection.runs = runs
+            yield from merged(projection, partition, _lent(cluster, options, name, partition, runs, projection.columns))
 
 
 def _lent(

@@ -5,6 +5,7 @@ Used by streams and batch reads alike. Nothing is kept between calls but the pro
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeVar
@@ -14,12 +15,14 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
-from mq_protocol.errors import DataLoss, OffsetOutOfRange, SchemaMismatch
+from mq_protocol.errors import DataLoss, OffsetOutOfRange, SchemaMismatch, UnknownTopic
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.schemas import Projection, StoredRows, Topic
 from mq_spark.planning.offsets import OffsetRange, plan
 from mq_spark.planning.options import SourceOptions
 from mq_spark.planning.positions import data_loss
+
+log = logging.getLogger(__name__)
 
 MERGED_ROWS_MAX: Final = 10_000
 MERGED_BYTES_MAX: Final = 1 << 20
@@ -82,43 +85,57 @@ def input_partitions(tasks: Iterable[tuple[OffsetRange, ...]], topic_ids: Mappin
 def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Iterator[pa.RecordBatch]:
     """The rows of the task as Arrow batches in exactly the form of `wanted`. Raises `DataLoss`, `SchemaMismatch`, …"""
     cluster = connect(options, options.read_from, options.rack)
-    projections: dict[str, Projection] = {}
+    projections: dict[str, Projection | None] = {}
     for each in work.ranges:
-        projection = projections.get(each.topic)
-        if projection is None:
-            projection = projections[each.topic] = _projection(cluster, options, work, each.topic, wanted)
-        yield from merged(projection, each.partition, fetched(cluster, options, each, projection.columns))
+        if each.topic not in projections:
+            projections[each.topic] = topic_of(
+                cluster, options, each.topic, work.topic_ids[each.topic], lambda topic: Projection(topic, wanted)
+            )
+        projection = projections[each.topic]
+        if projection is not None:
+            yield from merged(projection, each.partition, fetched(cluster, options, each, projection.columns))
     _report(cluster, options, work)
-
-
-def _projection(cluster: Cluster, options: SourceOptions, work: Ranges, name: str, wanted: StructType) -> Projection:
-    return topic_of(cluster, options, name, work.topic_ids[name], lambda topic: Projection(topic, wanted))
 
 
 def topic_of(
     cluster: Cluster, options: SourceOptions, name: str, topic_id: str, projected: Callable[[Topic], _P]
-) -> _P:
-    """What is made of the topic that was planned, `projected`. Raises `DataLoss` if it is another one by now."""
-    topic = cluster.topic(name, topic_id)
+) -> _P | None:
+    """What is made of the topic that was planned, `projected`. Raises `DataLoss` if it is gone, or another one by now;
+    None if the user has said that losses are passed over."""
     try:
-        return projected(_planned(options, topic_id, topic))
-    except SchemaMismatch:  # a worker that is kept may remember the topic from before columns were added
-        topic = cluster.topic_that_fits(name, projected)
-        return projected(_planned(options, topic_id, topic))
+        topic = cluster.topic(name, topic_id)
+        if topic.topic_id == topic_id:
+            try:
+                return projected(topic)
+            except SchemaMismatch:  # a worker that is kept may remember the topic from before columns were added
+                topic = cluster.topic_that_fits(name, projected)
+        if topic.topic_id == topic_id:
+            return projected(topic)
+    except UnknownTopic:
+        pass
+    _gone(options, name)
+    return None
 
 
-def _planned(options: SourceOptions, topic_id: str, topic: Topic) -> Topic:
-    """The topic, if it is the one that was planned, and not another that has been made under its name since."""
-    if topic.topic_id != topic_id and options.fail_on_data_loss:
+def _gone(options: SourceOptions, name: str) -> None:
+    """Raises `DataLoss` unless the user has said that losses are passed over."""
+    if options.fail_on_data_loss:
         raise DataLoss(
-            f"data was lost: topic {topic.name} was deleted and made again while it was read; begin with a new "
-            "checkpoint"
+            f"data was lost: topic {name} was deleted while it was read, and may have been made again; to go on "
+            "without its rows, set option failOnDataLoss=false, or begin with a new checkpoint"
         )
-    return topic
+    log.warning("topic %s was deleted while it was read: its rows are passed over", name)
 
 
 def fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:
     """The range's stored rows; what is removed meanwhile is an error, or passed over if the user has said so."""
+    try:
+        yield from _fetched(cluster, options, each, columns)
+    except UnknownTopic:
+        _gone(options, each.topic)
+
+
+def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:
     at = each.start
     while at < each.end:
         try:

@@ -7,7 +7,7 @@ tasks: what the driver's needs is therefore made on first use.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.reading import Ranges, input_partitions, planned_tasks, read_ranges
 from mq_spark.datasource.subscribed import Subscribed
-from mq_spark.planning.offsets import Offsets, byte_shares, cut_to_shares, from_json, ranges, to_json
+from mq_spark.planning.offsets import Mark, Offsets, byte_shares, canonical, cut_to_shares, from_json, ranges, to_json
 from mq_spark.planning.option_values import AtTime
 from mq_spark.planning.options import SourceOptions
 from mq_spark.planning.positions import AllBounds, BeyondTheEnd, Positions, ends, times_wanted
@@ -45,6 +45,9 @@ class _OnDriver:
     subscribed: Subscribed
     positions: Positions
 
+    def ids(self, offsets: Offsets) -> dict[str, str]:
+        return {topic: self.subscribed.topic_ids[topic] for topic in offsets}
+
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """`spark.readStream.format("tritonmq")`. Every method retries inside, within the option requestTimeoutMs, and then
@@ -62,7 +65,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         driver = self._driver()
         starting, bounds = self._options.starting, driver.subscribed.bounds()
         found = driver.cluster.find_times(times_wanted(starting, bounds)) if isinstance(starting, AtTime) else None
-        return to_json(driver.positions.initial(bounds, found))
+        begin = driver.positions.initial(bounds, found)
+        return to_json(Mark(begin, driver.ids(begin), begin))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Spark hands it back to `latestOffset`. It knows no limit of rows and bytes together: the first is told, both
@@ -77,22 +81,26 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         maxBytesPerTrigger the leaders are asked, when there is something new).
         """
         driver = self._driver()
-        begin = from_json(start)
+        last = from_json(start)
         limited = not isinstance(limit, ReadAllAvailable)
         rows_max = self._options.max_offsets_per_trigger if limited else None
-        self._report(begin)
+        self._report(last.offsets)
         now_s = time.monotonic()
-        end = self._believed(
-            lambda bounds, sure: driver.positions.latest(begin, bounds, rows_max, sure=sure, now_s=now_s)
-        )
+
+        def decided(bounds: AllBounds, sure: bool) -> tuple[Offsets, Offsets]:
+            begin = driver.positions.goes_on(last, bounds, driver.subscribed.topic_ids, sure=sure)
+            return begin, driver.positions.latest(begin, bounds, rows_max, sure=sure, now_s=now_s)
+
+        begin, end = self._believed(decided)
         if limited and self._options.max_bytes_per_trigger is not None:
             end = self._within_bytes(begin, end, self._options.max_bytes_per_trigger)
-        if driver.positions.end_is_fixed and end == begin:
+        mark = _mark(last, begin, end, driver.ids(end))
+        if driver.positions.end_is_fixed and mark == last:
             driver.cluster.flush_reports()  # Spark now ends the query, and this process without another word
-        return to_json(end)
+        return to_json(mark)
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        return to_json(ends(self._driver().subscribed.bounds()))
+        return to_json(Mark(ends(self._driver().subscribed.bounds())))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         driver = self._driver()
@@ -100,13 +108,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         driver = self._driver()
-        parts = self._believed(
-            lambda bounds, sure: driver.positions.planned(from_json(start), from_json(end), bounds, sure=sure)
-        )
-        return input_partitions(planned_tasks(self._options, parts), dict(driver.subscribed.topic_ids))
+        mark = from_json(end)
+        begin = mark.starts(from_json(start))
+        parts = self._believed(lambda bounds, sure: driver.positions.planned(begin, mark.offsets, bounds, sure=sure))
+        return input_partitions(planned_tasks(self._options, parts), {**driver.subscribed.topic_ids, **mark.topic_ids})
 
     def commit(self, end: dict[str, Any]) -> None:
-        self._report(from_json(end))
+        self._report(from_json(end).offsets)
 
     def stop(self) -> None:
         if self._opened is not None:
@@ -162,3 +170,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Ranges)
         return read_ranges(self._options, self._wanted, partition)
+
+
+def _mark(last: Mark, begin: Offsets, end: Offsets, topic_ids: Mapping[str, str]) -> Mark:
+    """The end of the micro-batch that begins at `begin`, which is `last` unless topics were made again; `last` itself
+    if there is nothing new."""
+    if end == last.offsets and last.topic_ids.items() <= topic_ids.items():
+        return last
+    again = {topic: inner for topic, inner in begin.items() if inner != last.offsets[topic]}
+    return Mark(end, topic_ids, canonical({**(last.offsets if last.is_first else {}), **again}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
 from pyspark.sql.types import StructType
@@ -36,7 +37,8 @@ _LOOKED_AGAIN_SECONDS: Final = 0.2
 def topics_meant(cluster: Cluster, options: SourceOptions, *, or_none: bool = False) -> list[Topic]:
     """The topics that the options name or match now, and that have the partitions assigned.
 
-    Raises `UnknownTopic`, `InvalidSetting` (also for a pattern that matches nothing, unless `or_none`), `Unreachable`.
+    Raises `UnknownTopic`, `InvalidSetting` (also for a pattern that matches nothing), `Unreachable`. `or_none`: a
+    pattern that matches nothing is no error, nor is a topic that is gone where losses are allowed.
     """
     meant = options.subscription
     names = meant.topics
@@ -47,10 +49,23 @@ def topics_meant(cluster: Cluster, options: SourceOptions, *, or_none: bool = Fa
                 f"subscribePattern={meant.pattern!r} matches no topic, and so there is nothing to take columns from: "
                 "create a topic first, or give .schema(...)"
             )
-    topics = [cluster.topic(name) for name in names]
-    for topic in topics:
+    topics = []
+    for name in names:
+        try:
+            topic = cluster.topic(name)
+        except UnknownTopic:
+            if or_none and looks_for_topics(options):
+                log.warning("topic %s is not there: it is read as soon as it is", name)
+                continue
+            raise
         meant.partitions(topic.name, topic.partitions)
+        topics.append(topic)
     return topics
+
+
+def looks_for_topics(options: SourceOptions) -> bool:
+    """Whether topics may come and go while a stream runs: by a pattern, or since losses are allowed."""
+    return options.subscription.pattern is not None or not options.fail_on_data_loss
 
 
 def check_topic(topic: Topic, options: SourceOptions, wanted: StructType) -> None:
@@ -77,17 +92,17 @@ def resolve(cluster: Cluster, name: str, at: StartingAt, bounds: AllBounds, *, f
 
 
 class Subscribed:
-    """A running stream's, on the driver. Owns the watch on the topics and, under a pattern, the thread that looks for
-    others.
+    """A running stream's, on the driver. Owns the watch on the topics and, where topics may come and go, the thread
+    that looks for them.
 
-    `topic_ids`: of all topics that have been read; one that was deleted and made again keeps its first, so that tasks
-    notice.
+    `topic_ids`: of all topics that have been read, as last heard.
     """
 
     def __init__(self, cluster: Cluster, options: SourceOptions, wanted: StructType) -> None:
         self._cluster = cluster
         self._options = options
         self._wanted = wanted
+        self._looks = looks_for_topics(options)
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._error: TritonMQError | None = None
@@ -97,7 +112,7 @@ class Subscribed:
         self.topic_ids = {topic.name: topic.topic_id for topic in topics}
         self._names = tuple(self.topic_ids)
         self._watch = cluster.watch(self._names, options.subscription.assigned)
-        if options.subscription.pattern is not None:
+        if self._looks:
             threading.Thread(target=self._run, name="tritonmq-topics", daemon=True).start()
 
     def bounds(self) -> AllBounds:
@@ -106,29 +121,39 @@ class Subscribed:
         """
         if self._error is not None:
             raise self._error
-        deadline = time.monotonic() + min(self._options.timeout_ms / 1000, _GONE_WITHIN_SECONDS)
-        while True:
-            try:
-                return self._watch.bounds()
-            except UnknownTopic:
-                if self._options.subscription.pattern is None or time.monotonic() > deadline:
-                    raise
-            # a topic has gone: no error under a pattern, but a loss if its rows are still wanted
-            self.search(again=True)
-            time.sleep(_LOOKED_AGAIN_SECONDS)
+        return self._known(self._watch.bounds)
 
     def asked(self) -> AllBounds:
         """Asked now: which topics there are, and where the leaders have their ends."""
-        if self._options.subscription.pattern is not None:
+        if self._looks:
             self.search()
-        return self._cluster.bounds(self._names, self._options.subscription.assigned)
+        return self._known(lambda: self._cluster.bounds(self._names, self._options.subscription.assigned))
+
+    def _known(self, ask: Callable[[], AllBounds]) -> AllBounds:
+        """What is asked about the topics that are there; those that were made again are checked first."""
+        deadline = time.monotonic() + min(self._options.timeout_ms / 1000, _GONE_WITHIN_SECONDS)
+        while True:
+            try:
+                bounds = ask()
+            except UnknownTopic:
+                if not self._looks or time.monotonic() > deadline:
+                    raise
+            else:
+                for name, topic_id in self._cluster.topic_ids(bounds).items():
+                    if self.topic_ids.get(name) != topic_id:
+                        self._found(name)
+                return bounds
+            # A topic has gone: no error here, but a loss if its rows are still wanted
+            self.search(again=True)
+            time.sleep(_LOOKED_AGAIN_SECONDS)
 
     def search(self, *, again: bool = False) -> None:
-        """Look for topics that the pattern matches, and read those that there are. `again`: begin to watch them anew.
+        """Look for the topics that are meant, and read those that there are. `again`: begin to watch them anew.
         Raises `SchemaMismatch`, `Unreachable`, …
         """
         with self._lock:  # the thread that looks, or who has missed a topic
-            names = self._options.subscription.matching(self._cluster.topic_names())
+            existing = self._cluster.topic_names()
+            names = tuple(name for name in self._options.subscription.matching(existing) if name in existing)
             if names == self._names and not again:
                 return
             self._names = tuple(name for name in names if name in self.topic_ids or self._found(name))
@@ -141,7 +166,7 @@ class Subscribed:
         except UnknownTopic:
             return False
         check_topic(topic, self._options, self._wanted)
-        log.info("subscribePattern: topic %s is read from now on", name)
+        log.info("topic %s is read from now on", name)
         self.topic_ids[name] = topic.topic_id
         return True
 
@@ -157,4 +182,4 @@ class Subscribed:
                 if not error.retriable:
                     self._error = error  # told by the next question that Spark asks
                     return
-                log.info("subscribePattern: topics cannot be listed at the moment: %s", error)
+                log.info("topics cannot be listed at the moment: %s", error)

@@ -8,14 +8,17 @@ rows, unless offsets went on elsewhere after a loss: a range never reaches over 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
 
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import OFFSETS_OF_A_LIFE, next_life
 
 Offsets: TypeAlias = dict[str, dict[int, int]]
 """`{topic: {partition: offset}}`, topics by name and partitions by number: `canonical` makes it so."""
+
+BESIDE: Final = "/"
+"""In an offset of the checkpoint, beside the topics: no topic has this name."""
 
 ROWS_PER_TASK_MIN = 20_000
 """Below this a task's fixed cost (20 to 55 ms) is more than its work."""
@@ -57,6 +60,29 @@ class OffsetRange:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What Spark keeps of a micro-batch: where it ended.
+
+    `topic_ids`: of the topics that were read, by name; of one that is not there it is not known. `begun`: where the
+    micro-batch began in the topics whose start Spark does not keep: it keeps no offset from before the first one, nor
+    any of a topic that was made again.
+    """
+
+    offsets: Offsets
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    begun: Offsets = field(default_factory=dict)
+
+    @property
+    def is_first(self) -> bool:
+        """It is where a new query begins: no micro-batch has ended yet."""
+        return self.begun == self.offsets
+
+    def starts(self, start: Mark) -> Offsets:
+        """Where the micro-batch began that lies between `start` and this, which is its end."""
+        return start.offsets if self == start else {**start.offsets, **self.begun}
+
+
 # ------------------------------------------------------------------ form
 
 
@@ -65,31 +91,49 @@ def canonical(offsets: Mapping[str, Mapping[int, int]]) -> Offsets:
     return {topic: dict(sorted(offsets[topic].items())) for topic in sorted(offsets)}
 
 
-def to_json(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
-    """The form that Spark writes into its checkpoint. Spark compares offsets as text, so the order of keys is part of
-    it."""
+def to_json(mark: Mark) -> dict[str, Any]:
+    """The form that Spark writes into its checkpoint: Kafka's, `{"topic": {"0": 23}}`, and what is not of it under
+    `BESIDE`. Spark compares offsets as text, so the order of keys is part of it."""
+    beside: dict[str, Any] = {}
+    if mark.topic_ids:
+        beside["ids"] = dict(sorted(mark.topic_ids.items()))
+    if mark.begun:
+        beside["from"] = _plain(mark.begun)
+    return {**({BESIDE: beside} if beside else {}), **_plain(mark.offsets)}
+
+
+def from_json(found: Any) -> Mark:
+    """What a checkpoint holds. Raises `InvalidRequest` for anything else, as another source's checkpoint would have."""
+    try:
+        beside = found.get(BESIDE, {})
+        ids = dict(beside.get("ids", {}))
+        mark = Mark(
+            _parsed({topic: inner for topic, inner in found.items() if topic != BESIDE}),
+            ids,
+            _parsed(beside.get("from", {})),
+        )
+    except (AttributeError, ValueError, TypeError):
+        mark = None
+    if mark is None or not all(isinstance(topic_id, str) for topic_id in ids.values()):
+        raise InvalidRequest(
+            f"the checkpoint holds offsets that are not of this source: {str(found)[:200]} "
+            '(expected {"topic": {"0": 23}}); give the query a checkpointLocation of its own'
+        )
+    return mark
+
+
+def _plain(offsets: Mapping[str, Mapping[int, int]]) -> dict[str, dict[str, int]]:
     return {
         topic: {str(partition): offset for partition, offset in inner.items()}
         for topic, inner in canonical(offsets).items()
     }
 
 
-def from_json(found: Any) -> Offsets:
-    """The offsets that a checkpoint holds. Raises `InvalidRequest` for anything else, as another source's checkpoint
-    would have."""
-    try:
-        offsets = {
-            topic: {int(partition): offset for partition, offset in inner.items()} for topic, inner in found.items()
-        }
-    except (AttributeError, ValueError):
-        offsets = None
-    if offsets is None or not all(
-        type(offset) is int and offset >= 0 for inner in offsets.values() for offset in inner.values()
-    ):
-        raise InvalidRequest(
-            f"the checkpoint holds offsets that are not of this source: {str(found)[:200]} "
-            '(expected {"topic": {"0": 23}}); give the query a checkpointLocation of its own'
-        )
+def _parsed(found: Mapping[str, Mapping[str, Any]]) -> Offsets:
+    """Raises `ValueError` for what is no offset."""
+    offsets = {topic: {int(number): offset for number, offset in inner.items()} for topic, inner in found.items()}
+    if not all(type(offset) is int and offset >= 0 for inner in offsets.values() for offset in inner.values()):
+        raise ValueError("an offset is a whole number from 0 on")
     return canonical(offsets)
 
 
@@ -100,7 +144,7 @@ def ranges(start: Mapping[str, Mapping[int, int]], end: Mapping[str, Mapping[int
     """What lies between, in the stable order.
 
     A partition that `start` does not know begins at its `end` (the first time that it is named is its start), and a
-    start past its end is no rows: both happen in the first micro-batch of a partition, whose start Spark does not keep.
+    start past its end is no rows.
     """
     return [
         OffsetRange(topic, partition, start[topic][partition], until)

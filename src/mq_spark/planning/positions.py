@@ -2,12 +2,13 @@
 nothing else.
 
 Pure: the bounds are arguments. What makes it subtle is what Spark keeps and what it forgets: only the *end* of a
-micro-batch is written down. So unless the start was given as offsets, micro-batch 0 is empty, and its logged end is the
-start from then on; and a partition that turns up later begins where it is first named, by the same rule.
+micro-batch is written down. So the end of micro-batch 0 says where that began (`Mark.begun`): asked again after a
+crash, "latest" or a time would be another place. A partition that turns up later begins where it is first named.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +16,12 @@ from typing import TypeAlias
 
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_protocol.limits import next_life
-from mq_spark.planning.offsets import OffsetRange, Offsets, canonical, limited, ranges
+from mq_spark.planning.offsets import Mark, OffsetRange, Offsets, canonical, limited, ranges
 from mq_spark.planning.option_values import EARLIEST, LATEST, AtTime, ByPartition, StartingAt, listed
 from mq_spark.planning.options import SourceOptions
 from mq_spark.planning.subscription import Subscription
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,10 @@ class BeyondTheEnd(DataLoss):
 
 
 class Positions:
-    """One running stream's. Owns whether its micro-batch 0 is still to come, and the end that AvailableNow has
-    fixed."""
+    """One running stream's. Owns the end that AvailableNow has fixed, and when rows were last given."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._first_is_to_come = False
         self._fixed: AllBounds | None = None
         self._given_at = -math.inf
 
@@ -55,8 +56,20 @@ class Positions:
         """Where a new query begins; `found` if it does so at a time. Asked at least twice, and again after a crash in
         micro-batch 0. Raises `InvalidSetting`.
         """
-        self._first_is_to_come = not _is_exact(self._options.starting)
         return resolved("startingOffsets", self._options.starting, bounds, found, fail=self._options.fail_on_data_loss)
+
+    def goes_on(self, last: Mark, bounds: AllBounds, topic_ids: Mapping[str, str], *, sure: bool = True) -> Offsets:
+        """Where the next micro-batch begins: where the last one ended, and in a topic that was made again since, if
+        losses are allowed, at its first record. Raises `DataLoss`; `sure` as below.
+        """
+        begin = dict(last.offsets)
+        for topic, topic_id in last.topic_ids.items():
+            if topic in begin and topic in bounds and topic_ids.get(topic, topic_id) != topic_id:
+                if self._options.fail_on_data_loss or not sure:
+                    raise made_again(topic)
+                log.warning("topic %s was deleted and made again: it is read from its first record on", topic)
+                begin[topic] = {number: bound.log_start_offset for number, bound in bounds[topic].items()}
+        return begin
 
     def latest(
         self, start: Offsets, bounds: AllBounds, rows_max: int | None, *, sure: bool = True, now_s: float = math.inf
@@ -67,8 +80,6 @@ class Positions:
         `now_s` is a monotonic clock's, for maxTriggerDelay. Unless the caller is `sure` of the bounds, a log that ends
         too early is always `BeyondTheEnd`, losses allowed or not.
         """
-        if self._first_is_to_come:
-            return canonical(start)
         bounds = self._with_fixed(bounds)
         begin = self._kept(start, bounds, sure)
         end: Offsets = {}
@@ -99,7 +110,6 @@ class Positions:
         """The rows of a micro-batch, the same for the same two offsets. Raises `DataLoss` if they are not all there;
         `sure` as above.
         """
-        self._first_is_to_come = False
         bounds = self._with_fixed(bounds)
         parts = ranges(start, end)
         for part in parts:
@@ -167,6 +177,14 @@ class Positions:
             raise error
 
 
+def made_again(topic: str) -> BeyondTheEnd:
+    """The error for a topic that is another one than before, under the same name."""
+    return BeyondTheEnd(
+        f"data was lost: topic {topic} was deleted and made again since it was read; to read the new one from its "
+        "first record on, set option failOnDataLoss=false, or begin with a new checkpoint"
+    )
+
+
 def data_loss(
     topic: str, partition: int, wanted: int, bound: Bounds | None, meant: Subscription, goes_on: int = -1
 ) -> DataLoss:
@@ -231,7 +249,7 @@ def resolved(name: str, at: StartingAt, bounds: AllBounds, found: Found | None =
         return (
             _word(at, bound)
             if isinstance(at, int)
-            else _exact(name, topic, partition, at[topic][partition], bound, fail)
+            else _exact(name, topic, partition, _given(at[topic], partition), bound, fail)
         )
 
     return canonical(
@@ -239,15 +257,20 @@ def resolved(name: str, at: StartingAt, bounds: AllBounds, found: Found | None =
     )
 
 
-def _check_partitions(name: str, given: ByPartition, bounds: AllBounds) -> None:
+def _given(of_topic: int | dict[int, int], partition: int) -> int:
+    return of_topic if isinstance(of_topic, int) else of_topic[partition]
+
+
+def _check_partitions(name: str, given: Mapping[str, int | dict[int, int]], bounds: AllBounds) -> None:
     if sorted(given) != sorted(bounds):
         raise InvalidSetting(
             f"{name} names topics {listed(given)}, and there are {listed(bounds)}: name every one, once"
         )
     for topic, inner in bounds.items():
-        if sorted(given[topic]) != sorted(inner):
+        named = given[topic]
+        if not isinstance(named, int) and sorted(named) != sorted(inner):
             raise InvalidSetting(
-                f"{name} names partitions {listed(given[topic])} of topic {topic}, which has {listed(inner)}: name "
+                f"{name} names partitions {listed(named)} of topic {topic}, which has {listed(inner)}: name "
                 "every one, once"
             )
 
@@ -279,10 +302,6 @@ def _exact(name: str, topic: str, partition: int, offset: int, bound: Bounds, fa
             "failOnDataLoss=false"
         )
     return inside
-
-
-def _is_exact(at: StartingAt) -> bool:
-    return isinstance(at, dict) and all(offset >= 0 for inner in at.values() for offset in inner.values())
 
 
 def _clamped(part: OffsetRange, bounds: AllBounds) -> OffsetRange | None:

@@ -172,7 +172,7 @@ def test_limits_of_rows_and_bytes_hold_together_and_neither_holds_for_all_that_i
     both = Stream(bootstrap, NUMBERS, maxOffsetsPerTrigger=5, maxBytesPerTrigger="4k", **start)
     assert [len(rows) for rows in both.available_now()] == [5] * 20
     end = both.reader.latestOffset({name: {"0": 0}}, ReadAllAvailable())
-    assert end == {name: {"0": 100}}
+    assert end[name] == {"0": 100}
     both.reader.stop()
 
 
@@ -230,7 +230,99 @@ def test_a_pattern_is_looked_for_between_runs_and_while_one_goes_on(
     gone.reader.stop()
     allowed = Stream(bootstrap, VALUE, again.at, failOnDataLoss="false", **options)
     assert allowed.available_now() == []
-    assert sorted(allowed.at) == [f"{name}-a", f"{name}-c"]
+    assert sorted(allowed.at) == ["/", f"{name}-a", f"{name}-c"]
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_first_record_or_ends_the_query(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
+    """Between two runs, and with as many rows as the former had: no offset tells the two apart."""
+    options = {"subscribe": name, "startingOffsets": "earliest", "requestTimeoutMs": "2000"}
+    admin.create_topic(name)
+    publish(bootstrap, name, "a", "b")
+    stream = Stream(bootstrap, VALUE, **options)
+    assert values(stream.available_now()) == ["a", "b"]
+    admin.delete_topic(name)
+    admin.create_topic(name)
+    publish(bootstrap, name, "c", "d", "e")
+    strict = Stream(bootstrap, VALUE, stream.at, **options)
+    with pytest.raises(DataLoss, match=f"topic {name} was deleted and made again since it was read; to read the new"):
+        strict.next()
+    strict.reader.stop()
+    allowed = Stream(bootstrap, VALUE, stream.at, failOnDataLoss="false", **options)
+    assert values(allowed.available_now()) == ["c", "d", "e"]
+    planned = Stream(bootstrap, VALUE, stream.at, failOnDataLoss="false", **options)
+    end = planned.reader.latestOffset(stream.at, ReadAllAvailable())
+    assert [row for part in planned.reader.partitions(stream.at, end) for row in rows_of(planned, part)] == [
+        b"c",
+        b"d",
+        b"e",
+    ], "planned again, the micro-batch begins at the same place"
+    publish(bootstrap, name, "f")
+    assert values(Stream(bootstrap, VALUE, allowed.at, **options).available_now()) == ["f"]
+    planned.reader.stop()
+
+
+def rows_of(stream: Stream, part: Any) -> list[bytes]:
+    return [row["value"] for batch in stream.reader.read(part) for row in batch.to_pylist()]
+
+
+def test_a_topic_that_is_deleted_between_planning_and_reading_is_passed_over_or_ends_the_read(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
+    for fail in ("true", "false"):
+        topic = f"{name}-{fail}"
+        options = {"subscribe": topic, "failOnDataLoss": fail, "requestTimeoutMs": "2000"}
+        admin.create_topic(topic)
+        publish(bootstrap, topic, "a", "b")
+        stream = Stream(bootstrap, VALUE, startingOffsets="earliest", **options)
+        end = stream.reader.latestOffset(stream.at, ReadAllAvailable())
+        planned = stream.reader.partitions(stream.at, end)
+        given = {"bootstrap.servers": bootstrap, **options}
+        batch = BatchReader(parse_source(with_environment(given), streaming=False), VALUE)
+        batch_planned = batch.partitions()
+        admin.delete_topic(topic)
+        for reader, parts in ((stream.reader, planned), (batch, batch_planned)):
+            work = [iter(reader.read(part)) for part in parts]
+            if fail == "true":
+                with pytest.raises(DataLoss, match=f"topic {topic} was deleted while it was read"):
+                    next(work[0])
+            else:
+                assert [rows for each in work for rows in each] == []
+        if fail == "false":
+            admin.create_topic(topic)
+            publish(bootstrap, topic, "c")
+            stream.at = end
+            found: list[str] = []
+            deadline = time.monotonic() + 60
+            while not found:
+                assert time.monotonic() < deadline, "the topic that was made again is not read"
+                found = values([stream.next()])
+            assert found == ["c"]
+        stream.reader.stop()
+
+
+def test_a_new_query_reads_in_its_first_micro_batch_wherever_it_begins(bootstrap: str, admin: Admin, name: str) -> None:
+    admin.create_topic(name)
+    publish(bootstrap, name, "a", "b")
+    first = Stream(bootstrap, VALUE, subscribe=name, startingOffsets="earliest")
+    at = first.at
+    assert values([first.next()]) == ["a", "b"]
+    latest = Stream(bootstrap, VALUE, subscribe=name)
+    begun = latest.at
+    publish(bootstrap, name, "c")
+    wait = time.monotonic() + 60
+    while latest.at == begun:
+        assert time.monotonic() < wait, "the record is not heard of"
+        assert values([latest.next()]) in ([], ["c"])
+    publish(bootstrap, name, "d")
+    for stream, end, expected in ((first, first.at, [b"a", b"b"]), (latest, latest.at, [b"c"])):
+        crashed = Stream(bootstrap, VALUE, subscribe=name, startingOffsets=json.dumps({name: {"0": 4}}))
+        parts = crashed.reader.partitions(crashed.at, end)  # Spark asks anew where micro-batch 0 began
+        assert [row for part in parts for row in rows_of(crashed, part)] == expected
+        crashed.reader.stop()
+        stream.reader.stop()
+    assert at[name] == {"0": 0}
 
 
 def test_a_topic_that_a_pattern_finds_and_that_does_not_fit_ends_the_query(
@@ -268,7 +360,7 @@ def test_partitions_that_are_added_and_those_that_are_assigned(
     assert values(again.available_now()) == ["b", "c"]
     assigned = Stream(bootstrap, VALUE, assign=json.dumps({name: [2, 0]}), startingOffsets="earliest")
     assert values(assigned.available_now()) == ["a", "c"]
-    assert assigned.at == {name: {"0": 1, "2": 1}}
+    assert assigned.at[name] == {"0": 1, "2": 1}
     with pytest.raises(InvalidSetting, match=f"assign names partition 3 of topic {name}, which has 0 to 2"):
         read(bootstrap, VALUE, assign=json.dumps({name: [3]}))
 

@@ -10,6 +10,7 @@ import pytest
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
 from mq_spark.planning.offsets import (
+    Mark,
     OffsetRange,
     Offsets,
     Size,
@@ -28,13 +29,32 @@ def total(start: Offsets, end: Offsets) -> int:
 
 
 def test_the_json_form_has_partitions_in_the_order_of_their_numbers() -> None:
-    text = json.dumps(to_json({"b": {10: 5, 9: 4}, "a": {0: 1}}))
+    text = json.dumps(to_json(Mark({"b": {10: 5, 9: 4}, "a": {0: 1}})))
     assert text == '{"a": {"0": 1}, "b": {"9": 4, "10": 5}}'
-    assert from_json(json.loads(text)) == {"a": {0: 1}, "b": {9: 4, 10: 5}}
+    assert from_json(json.loads(text)) == Mark({"a": {0: 1}, "b": {9: 4, 10: 5}})
+
+
+def test_what_is_not_kafkas_stands_beside_the_topics() -> None:
+    mark = Mark({"a": {0: 7}}, {"a": "1f"}, {"a": {0: 3}})
+    text = json.dumps(to_json(mark))
+    assert text == '{"/": {"ids": {"a": "1f"}, "from": {"a": {"0": 3}}}, "a": {"0": 7}}'
+    assert from_json(json.loads(text)) == mark
 
 
 @pytest.mark.parametrize(
-    "found", [3, {"t": 3}, {"t": {"x": 1}}, {"t": {"0": "1"}}, {"t": {"0": -1}}, {"t": {"0": None}}]
+    "found",
+    [
+        3,
+        {"t": 3},
+        {"t": {"x": 1}},
+        {"t": {"0": "1"}},
+        {"t": {"0": -1}},
+        {"t": {"0": None}},
+        {"/": 3, "t": {"0": 1}},
+        {"/": {"ids": 3}},
+        {"/": {"ids": {"t": 3}}},
+        {"/": {"from": {"t": 3}}},
+    ],
 )
 def test_a_checkpoint_of_another_source_is_refused(found: object) -> None:
     with pytest.raises(InvalidRequest, match="offsets that are not of this source"):

@@ -6,7 +6,7 @@ import pytest
 
 from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_protocol.limits import OFFSETS_OF_A_LIFE
-from mq_spark.planning.offsets import OffsetRange
+from mq_spark.planning.offsets import Mark, OffsetRange
 from mq_spark.planning.option_values import AtTime
 from mq_spark.planning.options import SourceOptions, parse_source
 from mq_spark.planning.positions import AllBounds, BeyondTheEnd, Bounds, Positions, resolved, times_wanted
@@ -23,24 +23,23 @@ def bounds(*each: tuple[int, int]) -> AllBounds:
 EXACT = '{"t":{"0":5,"1":0}}'
 
 
-def test_micro_batch_0_is_empty_so_that_its_logged_end_is_the_start_from_then_on() -> None:
+def test_micro_batch_0_begins_where_it_did_the_first_time_however_often_it_is_planned() -> None:
     stream = Positions(options())
     start = stream.initial(bounds((0, 10), (0, 20)))
     assert start == {"t": {0: 10, 1: 20}}
     later = bounds((0, 15), (0, 20))
-    assert stream.latest(start, later, None) == start
+    end = Mark(stream.latest(start, later, None), begun=start)
+    assert end.offsets == {"t": {0: 15, 1: 20}}
     again = stream.initial(later)  # Spark keeps no answer and asks again before it plans
     assert again == {"t": {0: 15, 1: 20}}
-    assert stream.planned(again, start, later) == []
-    assert stream.latest(start, later, None) == {"t": {0: 15, 1: 20}}
-    assert stream.planned(start, {"t": {0: 15, 1: 20}}, later) == [OffsetRange("t", 0, 10, 15)]
+    begin = end.starts(Mark(again, begun=again))
+    assert stream.planned(begin, end.offsets, later) == [OffsetRange("t", 0, 10, 15)]
 
 
-def test_a_replay_of_micro_batch_0_after_a_crash_does_not_make_the_next_one_empty() -> None:
-    stream = Positions(options())
-    replayed_start = stream.initial(bounds((0, 30)))
-    assert stream.planned(replayed_start, {"t": {0: 10}}, bounds((0, 30))) == []
-    assert stream.latest({"t": {0: 10}}, bounds((0, 30)), None) == {"t": {0: 30}}
+def test_the_next_micro_batch_begins_where_the_first_one_ended() -> None:
+    first = Mark({"t": {0: 15}}, begun={"t": {0: 10}})
+    assert Mark({"t": {0: 20}}).starts(first) == {"t": {0: 15}}
+    assert first.starts(first) == {"t": {0: 15}}  # a micro-batch without rows of ours
 
 
 def test_offsets_that_were_given_are_read_from_at_once() -> None:
@@ -50,11 +49,11 @@ def test_offsets_that_were_given_are_read_from_at_once() -> None:
     assert stream.latest(start, bounds((0, 10), (0, 20)), None) == {"t": {0: 10, 1: 20}}
 
 
-def test_words_among_given_offsets_make_the_start_one_that_must_be_logged_first() -> None:
+def test_words_may_stand_among_given_offsets() -> None:
     stream = Positions(options(startingOffsets='{"t":{"0":5,"1":-2}}'))
     start = stream.initial(bounds((0, 10), (3, 20)))
     assert start == {"t": {0: 5, 1: 3}}
-    assert stream.latest(start, bounds((0, 10), (3, 20)), None) == start
+    assert stream.latest(start, bounds((0, 10), (3, 20)), None) == {"t": {0: 10, 1: 20}}
 
 
 def test_a_query_that_goes_on_from_its_checkpoint_reads_at_once() -> None:
@@ -116,8 +115,6 @@ def test_available_now_reads_a_partition_that_came_between_two_runs_even_if_its_
 def test_a_topic_that_a_pattern_finds_begins_at_its_first_record() -> None:
     stream = Positions(pattern())
     assert stream.initial({}) == {}
-    assert stream.latest({}, {"t1": {0: Bounds(3, 9)}}, None) == {}
-    assert stream.planned({}, {}, {}) == []
     end = stream.latest({}, {"t1": {0: Bounds(3, 9)}}, 4)
     assert end == {"t1": {0: 3}}
     assert stream.latest(end, {"t1": {0: Bounds(3, 9)}}, 4) == {"t1": {0: 7}}
@@ -143,11 +140,11 @@ def test_a_partition_that_is_no_longer_assigned_is_a_loss() -> None:
         Positions(given).latest({"t": {0: 5, 1: 2}}, {"t": {1: Bounds(0, 9)}}, None)
 
 
-def test_a_start_at_a_time_is_logged_first_because_the_same_time_may_be_found_elsewhere_later() -> None:
+def test_a_start_at_a_time_is_read_from_at_once() -> None:
     stream = Positions(options(startingTimestamp="1000"))
     start = stream.initial(bounds((0, 10), (0, 20)), {"t": {0: 4, 1: 7}})
     assert start == {"t": {0: 4, 1: 7}}
-    assert stream.latest(start, bounds((0, 10), (0, 20)), None) == start
+    assert stream.latest(start, bounds((0, 10), (0, 20)), None) == {"t": {0: 10, 1: 20}}
 
 
 def test_a_time_after_which_there_is_nothing_is_an_error_or_the_end() -> None:
@@ -213,6 +210,18 @@ def test_a_topic_that_was_made_again_is_an_error() -> None:
         Positions(options()).latest({"t": {0: 1, 1: 5}}, bounds((0, 10)), None)
     with pytest.raises(DataLoss, match="subscribe no longer names that topic"):
         Positions(options()).latest({"t": {0: 1}, "u": {0: 5}}, bounds((0, 10)), None)
+
+
+def test_a_topic_that_was_made_again_is_known_by_its_id_however_many_rows_it_has() -> None:
+    last, now = Mark({"t": {0: 30}, "u": {0: 4}}, {"t": "old"}), {"t": {0: Bounds(2, 50)}, "u": {0: Bounds(0, 9)}}
+    strict, allowed = Positions(options()), Positions(options(failOnDataLoss="false"))
+    for stream in (strict, allowed):
+        assert stream.goes_on(last, now, {"t": "old", "u": "any"}) == last.offsets
+        with pytest.raises(BeyondTheEnd, match="topic t was deleted and made again since it was read; to read the new"):
+            stream.goes_on(last, now, {"t": "new", "u": "any"}, sure=False)
+    with pytest.raises(DataLoss):
+        strict.goes_on(last, now, {"t": "new"})
+    assert allowed.goes_on(last, now, {"t": "new", "u": "any"}) == {"t": {0: 2}, "u": {0: 4}}
 
 
 def test_losses_that_are_allowed_are_passed_over_and_not_counted_as_rows() -> None:
