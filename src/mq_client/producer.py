@@ -27,9 +27,9 @@ from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
     Headers,
     record_size,
+    record_time_us,
     to_bytes,
     to_header_pairs,
-    to_timestamp_us,
 )
 from mq_client.producing.futures import BatchOutcome, Outcome, RecordFuture, TableFuture, TableOutcome
 from mq_client.producing.lanes import NOT_SCHEDULED, USUAL, Attributes
@@ -294,7 +294,7 @@ class Producer(AsyncBlock):
                 f"record of {size - RECORD_OVERHEAD_BYTES} bytes is above {name!r}'s "
                 f"record_bytes_max={target.record_bytes_max}: send less in a record or raise the setting"
             )
-        given_us = None if timestamp is None else to_timestamp_us(timestamp)
+        given_us = None if timestamp is None else record_time_us(timestamp)
         clock_ns = time.time_ns()
         own = None if uuid is None else uuid_bytes(uuid)
         target, chosen = self._choose(target, key, partition, own)

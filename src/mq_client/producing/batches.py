@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -29,6 +29,8 @@ batch."""
 
 _HEADER_TYPE = RECORD_SCHEMA.field("headers").type
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MIN_US: Final = -62_135_596_800_000_000
+_TIME_MAX_US: Final = 253_402_300_799_999_999
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -75,13 +77,24 @@ def to_timestamp_us(timestamp: int | datetime, name: str = "timestamp") -> int:
     return (timestamp - _EPOCH) // _MICROSECOND
 
 
+def record_time_us(timestamp: int | datetime) -> int:
+    """A record's own time. Raises `InvalidRequest` for one that no datetime and no Spark could show: nanoseconds, most
+    likely."""
+    time_us = to_timestamp_us(timestamp)
+    if not _TIME_MIN_US <= time_us <= _TIME_MAX_US:
+        raise InvalidRequest(
+            f"timestamp={timestamp} is not in the years 1 to 9999: give microseconds since 1970, time.time_ns() // 1000"
+        )
+    return time_us
+
+
 def one_record(key: Any, value: Any, headers: Headers | None, timestamp: int | datetime | None) -> pa.RecordBatch:
     """A batch of it alone. Without a timestamp it has the clock's time."""
     return records_to_batch(
         [None if key is None else to_bytes(key, "key")],
         [None if value is None else to_bytes(value, "value")],
         [None if headers is None else to_header_pairs(headers)],
-        [time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)],
+        [time.time_ns() // 1000 if timestamp is None else record_time_us(timestamp)],
     )
 
 

@@ -21,11 +21,11 @@ from mq_client.producing.batches import (
     largest_record_bytes,
     record_key_column,
     record_size,
+    record_time_us,
     records_to_batch,
     split_by_partition,
     to_bytes,
     to_header_pairs,
-    to_timestamp_us,
 )
 from mq_client.producing.rows import RowShape
 from mq_client.producing.staging import Stager
@@ -95,7 +95,7 @@ class Outputs:
             pairs = None if headers is None else to_header_pairs(headers)
             text = None if value is None else to_bytes(value, "value")
             size = record_size(name, text, pairs)
-            at_us = time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)
+            at_us = time.time_ns() // 1000 if timestamp is None else record_time_us(timestamp)
             row = (name, text, pairs, at_us)
         self._check_row(view, size - (0 if view.typed else RECORD_OVERHEAD_BYTES))
         where = topic, self._chosen(view, partition, name)

@@ -15,6 +15,7 @@ from mq_client.producing.batches import (
     _same_values,
     conform,
     largest_record_bytes,
+    one_record,
     record_key_column,
     record_size,
     records_to_batch,
@@ -201,6 +202,14 @@ def test_times_reach_from_the_first_to_the_last_that_64_bits_hold() -> None:
     assert [to_timestamp_us(time) for time in (-(2**63), 2**63 - 1)] == [-(2**63), 2**63 - 1]
     with pytest.raises(InvalidRequest, match="out of range"):
         to_timestamp_us(-(2**63) - 1)
+
+
+def test_a_record_has_a_time_that_can_be_shown_and_not_nanoseconds() -> None:
+    last = datetime.max.replace(tzinfo=UTC)
+    assert one_record(None, b"v", None, last).column("timestamp").to_pylist() == [last]
+    for time_us in (1_712_345_678_123_456_789, to_timestamp_us(last) + 1, -62_135_596_800_000_001):
+        with pytest.raises(InvalidRequest, match="not in the years 1 to 9999: give microseconds since 1970"):
+            one_record(None, b"v", None, time_us)
 
 
 def test_keys_spread_a_table_if_any_row_has_one() -> None:
