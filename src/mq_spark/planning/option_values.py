@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.names import did_you_mean
+from mq_spark.planning.offsets import BESIDE
 from mq_spark.planning.subscription import Assigned, Subscription
 
 EARLIEST: Final = -2
@@ -34,12 +35,20 @@ class AtTime:
     otherwise_latest: bool
 
 
-StartingAt: TypeAlias = "int | ByPartition | AtTime"
-"""`EARLIEST`, `LATEST`, `{topic: {partition: offset}}` in which an offset may be one of the two, or times."""
+ByTopic: TypeAlias = "dict[str, int | dict[int, int]]"
+"""`{topic: {partition: offset}}`, in which an offset may be `EARLIEST` or `LATEST`, and so may be a whole topic."""
+
+StartingAt: TypeAlias = "int | ByTopic | AtTime"
+"""`EARLIEST`, `LATEST`, offsets, or times."""
+
+_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 
 _DURATION: Final = re.compile(r"(?P<number>[0-9]{1,9})\s*(?P<unit>ms|s|m|min|h)")
+_DIGITS_MAX: Final = 30
 _SIZE: Final = re.compile(r"(?P<number>[0-9]{1,18})\s*(?P<unit>b|kb?|mb?|gb?|tb?|)")
+_LONG_MAX: Final = (1 << 63) - 1
 _MILLISECONDS_MAX: Final = 1 << 53
+"""What is later is taken for this: never. For that Kafka's users write Long.MaxValue."""
 
 
 def boolean(options: Mapping[str, str], name: str, *, default: bool) -> bool:
@@ -135,30 +144,44 @@ def _assigned(text: str) -> Assigned:
 # ------------------------------------------------------------------ where to begin and end
 
 
-def offsets(name: str, text: str, meant: Subscription) -> int | ByPartition:
+def offsets(name: str, text: str, meant: Subscription) -> int | ByTopic:
     word = text.strip().lower()
-    if word in ("earliest", "latest"):
-        return EARLIEST if word == "earliest" else LATEST
-    shape = 'earliest, latest, or {"topic":{"0":23,"1":-2}} with -2 for earliest and -1 for latest'
+    if word in _WORDS:
+        return _WORDS[word]
+    shape = 'earliest, latest, or {"topic":{"0":23,"1":-2},"other":"latest"} with -2 for earliest and -1 for latest'
     if not word.startswith("{"):
         raise InvalidSetting(
             f"{name}={text!r} is not understood{did_you_mean(text, ('earliest', 'latest'))} (it is {shape})"
         )
-    return _by_partition(name, text, shape, meant, lambda offset: offset >= EARLIEST)
+    found = _json(name, text, shape)
+    words: dict[str, int] = {}
+    if isinstance(found, dict):
+        found.pop(BESIDE, None)  # as a checkpoint or a query's progress shows offsets
+        words = {
+            topic: _WORDS[inner.lower()]
+            for topic, inner in found.items()
+            if isinstance(inner, str) and inner.lower() in _WORDS
+        }
+        found = {topic: inner for topic, inner in found.items() if topic not in words}
+    by_topic: ByTopic = {**_by_partition(name, found, shape, lambda offset: offset >= EARLIEST), **words}
+    _check_topics(name, by_topic, meant)
+    return by_topic
 
 
 def time(name: str, text: str) -> int:
     """Microseconds, of milliseconds since 1970 as Kafka's connector has them."""
-    if not text.strip().isdecimal() or int(text) > _MILLISECONDS_MAX:
+    if not text.strip().isdecimal() or len(text) > _DIGITS_MAX or int(text) > _LONG_MAX:
         raise InvalidSetting(f"{name}={text!r} is not a time: write milliseconds since 1970, e.g. 1767225600000")
-    return int(text) * 1000
+    return min(int(text), _MILLISECONDS_MAX) * 1000
 
 
 def times(name: str, text: str, meant: Subscription) -> ByPartition:
     shape = '{"topic":{"0":1767225600000}}, milliseconds since 1970 for every partition'
-    found = _by_partition(name, text, shape, meant, lambda time_ms: 0 <= time_ms <= _MILLISECONDS_MAX)
+    found = _by_partition(name, _json(name, text, shape), shape, lambda time_ms: 0 <= time_ms <= _LONG_MAX)
+    _check_topics(name, found, meant)
     return {
-        topic: {partition: time_ms * 1000 for partition, time_ms in inner.items()} for topic, inner in found.items()
+        topic: {partition: min(time_ms, _MILLISECONDS_MAX) * 1000 for partition, time_ms in inner.items()}
+        for topic, inner in found.items()
     }
 
 
@@ -168,7 +191,15 @@ def mentions(at: StartingAt, which: int) -> bool:
         return False
     if isinstance(at, int):
         return at == which
-    return any(offset == which for inner in at.values() for offset in inner.values())
+    return any(which in ((inner,) if isinstance(inner, int) else inner.values()) for inner in at.values())
+
+
+def is_word(at: StartingAt, topic: str, partition: int, which: int) -> bool:
+    """Whether it says `EARLIEST` or `LATEST` of the partition."""
+    if isinstance(at, AtTime):
+        return False
+    inner = at if isinstance(at, int) else at[topic]
+    return which == (inner if isinstance(inner, int) else inner[partition])
 
 
 def listed(things: Iterable[object], nothing: str = "none") -> str:
@@ -176,8 +207,7 @@ def listed(things: Iterable[object], nothing: str = "none") -> str:
     return ", ".join(map(str, sorted(things))) or nothing  # type: ignore[type-var]  # all strings, or all numbers
 
 
-def _by_partition(name: str, text: str, shape: str, meant: Subscription, right: Callable[[int], bool]) -> ByPartition:
-    found = _json(name, text, shape)
+def _by_partition(name: str, found: Any, shape: str, right: Callable[[int], bool]) -> ByPartition:
     try:
         by_topic = {topic: {int(number): value for number, value in inner.items()} for topic, inner in found.items()}
     except (ValueError, AttributeError) as error:
@@ -186,10 +216,13 @@ def _by_partition(name: str, text: str, shape: str, meant: Subscription, right: 
         for number, value in inner.items():
             if type(value) is not int or not right(value) or number < 0:
                 raise InvalidSetting(f"{name} has {value!r} for partition {number} of {topic!r} (it is {shape})")
+    return by_topic
+
+
+def _check_topics(name: str, by_topic: Iterable[str], meant: Subscription) -> None:
     if meant.pattern is None and sorted(by_topic) != list(meant.topics):
         there, here = listed(by_topic, "no topic"), listed(meant.topics, "no topic")
         raise InvalidSetting(f"{name} names {there}, {meant.option} names {here}: name the same topics in both")
-    return by_topic
 
 
 def _json(name: str, text: str, shape: str) -> Any:

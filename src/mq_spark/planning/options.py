@@ -10,6 +10,7 @@ Spark's own words.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,8 +18,10 @@ from typing import Final
 
 from mq_protocol import limits
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.names import did_you_mean
+from mq_protocol.names import did_you_mean, nearest
 from mq_protocol.work_keys import WORK_PREFIX, is_of_queue
+from mq_spark.planning.catalog_table import of_table
+from mq_spark.planning.kafka_clients import ISOLATION, PASSED_OVER, REFUSED, check_isolation
 from mq_spark.planning.lease_options import LeaseOptions, parse_lease
 from mq_spark.planning.option_table import (
     BOOTSTRAP,
@@ -135,10 +138,17 @@ _LEFT_OUT: Final = {
 _KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_ALIASES, *_SPARKS_OWN, *_ASYNC_PROGRESS)}
 
 
+_OF_KAFKA: Final = tuple(
+    name.removeprefix("kafka.") for name in (*_KNOWN.values(), *sorted(PASSED_OVER)) if name.startswith("kafka.")
+)
+
+
 def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceOptions:
     """The options of `readStream` (`streaming`) or `read`; None while that is not yet known. Raises
     `InvalidSetting`."""
     options = _canonical(given, role="the source", allowed=(*_BOTH, *_SOURCE), other="the sink", others=_SINK)
+    if streaming is not None:
+        _tell_of_passed_over(options)
     _check_meaning(options, streaming)
     lease = parse_lease(options, streaming)
     meant = subscription(options)
@@ -198,11 +208,21 @@ def _check_meaning(options: Mapping[str, str], streaming: bool | None) -> None:
     for name in PER_TRIGGER:
         if streaming is False and name in options:
             raise InvalidSetting(f"{name} has no meaning in a batch read: leave it out, or use spark.readStream")
-    for name in WITHOUT_EFFECT:
-        if name in options:
-            log.info(
-                "option %s tunes Kafka's client and changes nothing here: requestTimeoutMs bounds every question", name
-            )
+
+
+def _tell_of_passed_over(options: Mapping[str, str]) -> None:
+    _told(tuple(sorted(name for name in options if name in PASSED_OVER or name in WITHOUT_EFFECT)))
+
+
+@functools.cache
+def _told(names: tuple[str, ...]) -> None:
+    """Once in a process: Spark asks one for the same query again and again."""
+    if names:
+        log.warning(
+            "options of Kafka's client that mean nothing here are passed over: %s (requestTimeoutMs bounds every "
+            "question to the brokers, and only committed rows are read)",
+            ", ".join(names),
+        )
 
 
 def _starting(options: Mapping[str, str], meant: Subscription, default: str) -> StartingAt:
@@ -236,6 +256,7 @@ def _place(
 def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """The options of `writeStream` (`streaming`) or `write`. Raises `InvalidSetting`."""
     options = _canonical(given, role="the sink", allowed=(*_BOTH, *_SINK), other="the source", others=_SOURCE)
+    _tell_of_passed_over(options)
     for name in _ASYNC_PROGRESS:
         if options.get(name, "false").lower() != "false":
             raise InvalidSetting(
@@ -285,17 +306,23 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
 def _canonical(
     given: Mapping[str, str], *, role: str, allowed: Iterable[str], other: str, others: Iterable[str]
 ) -> dict[str, str]:
-    """The options under the names that the documentation gives them (Spark hands them over in lower case)."""
+    """The options under the names that the documentation gives them (Spark hands them over in lower case). Those of a
+    table in Spark's catalog serve both sides."""
     options: dict[str, str] = {}
-    for written, value in given.items():
+    table = of_table(given, _KNOWN)
+    for written, value in (given if table is None else table).items():
         name = _known_name(written, allowed)
         if name in others:
+            if table is not None:
+                continue
             raise InvalidSetting(f"option {name} belongs to {other}, not to {role}: leave it out")
         if name == "path":
             raise InvalidSetting(
                 "a path has no meaning here: name topics by the options subscribe (source) or topic (sink)"
             )
         name = _ALIASES.get(name, name)
+        if name == ISOLATION:
+            check_isolation(value)
         if options.get(name, value) != value:
             # A key or a token may stand in any of those by mistake.
             values = "" if name in SECURITY else f", as {options[name]!r} and {value!r}"
@@ -305,16 +332,16 @@ def _canonical(
 
 
 def _known_name(written: str, allowed: Iterable[str]) -> str:
-    name = _KNOWN.get(written.lower())
+    lower = written.lower()
+    name = lower if lower in PASSED_OVER else _KNOWN.get(lower)
     if name is not None:
         return name
-    if instead := _LEFT_OUT.get(written.lower()) or why_refused(written):
+    if instead := _LEFT_OUT.get(lower) or REFUSED.get(lower) or why_refused(written):
         raise InvalidSetting(f"option {written} cannot be used: {instead}")
-    if written.lower().startswith("kafka."):
-        hint = (
-            did_you_mean(written, (*_ALIASES, "kafka.group.id", "kafka.client.rack", *SECURITY))
-            or ": TritonMQ has no Kafka client to hand it to; leave it out"
-        )
+    if lower.startswith("kafka."):
+        near = nearest(lower.removeprefix("kafka."), _OF_KAFKA)
+        none = ": Kafka's clients have none of this name, and TritonMQ has no Kafka client to hand it to; leave it out"
+        hint = f": did you mean 'kafka.{near}'?" if near else none
     else:
         hint = did_you_mean(written, allowed) or f" (options are: {', '.join(sorted(allowed, key=str.lower))})"
     raise InvalidSetting(f"unknown option {written!r}{hint}")

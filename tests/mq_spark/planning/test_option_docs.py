@@ -57,9 +57,13 @@ READING = {
     "minPartitions, maxRecordsPerPartition": ["source: test_a_task_has_no_more_rows_than_max_records_per_partition"],
     "maxBytesPerTrigger": ["options: test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may"],
     "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs": [
-        "unit: test_what_only_tunes_kafkas_client_is_let_through_and_its_settings_are_not"
+        "unit: test_what_only_tunes_kafkas_client_is_passed_over_with_one_warning"
     ],
-    "other kafka.…": ["unit: test_what_only_tunes_kafkas_client_is_let_through_and_its_settings_are_not"],
+    "kafka.isolation.level": ["unit: test_what_may_not_be_dropped_in_silence_is_refused_with_what_to_do"],
+    "other kafka.…": [
+        "unit: test_what_only_tunes_kafkas_client_is_passed_over_with_one_warning",
+        "unit: test_what_may_not_be_dropped_in_silence_is_refused_with_what_to_do",
+    ],
     "requestTimeoutMs, also of the sink": [
         "errors: test_nobody_listening_is_said_within_the_deadline_and_names_the_address"
     ],

@@ -53,7 +53,8 @@ def test_an_unknown_option_is_answered_with_the_nearest_right_one() -> None:
     assert sink_error(topics="t") == "unknown option 'topics': did you mean 'topic'?"
     assert "options are: assign, bootstrap.servers" in source_error(zebra="1")
     assert "did you mean 'kafka.group.id'?" in source_error(**{"kafka.groupid": "g"})
-    assert "TritonMQ has no Kafka client" in source_error(**{"kafka.retries": "3"})
+    assert "did you mean 'kafka.max.poll.records'?" in source_error(**{"kafka.max.pol.records": "3"})
+    assert "Kafka's clients have none of this name" in source_error(**{"kafka.zebra": "3"})
 
 
 def test_forward_is_refused_and_via_is_named_instead() -> None:
@@ -196,6 +197,14 @@ def test_one_time_counts_before_times_and_times_before_offsets_as_with_kafka() -
     assert one.option == "startingTimestamp"
 
 
+def test_the_last_time_of_all_is_what_kafkas_users_write_for_never() -> None:
+    never = parse_source({**SOURCE, "endingTimestamp": str(2**63 - 1)}, streaming=False).ending
+    each = parse_source({**SOURCE, "endingOffsetsByTimestamp": f'{{"t":{{"0":{2**63 - 1}}}}}'}, streaming=False).ending
+    assert isinstance(never, AtTime)
+    assert isinstance(each, AtTime)
+    assert each.times_us == {"t": {0: never.times_us}}
+
+
 @pytest.mark.parametrize("text", ["", "yesterday", "-1", "1.5", "99999999999999999999"])
 def test_a_time_is_in_milliseconds_since_1970(text: str) -> None:
     assert source_error(startingTimestamp=text).startswith(
@@ -232,10 +241,53 @@ def test_a_filter_is_not_empty() -> None:
     assert source_error(filter=" ").startswith("filter is empty")
 
 
-def test_what_only_tunes_kafkas_client_is_let_through_and_its_settings_are_not() -> None:
-    options = {"kafkaConsumer.pollTimeoutMs": "1", "fetchOffset.numRetries": "3", "fetchOffset.retryIntervalMs": "10"}
-    assert parse_source({**SOURCE, **options}, streaming=True).subscription.topics == ("t",)
-    assert "TritonMQ has no Kafka client" in source_error(**{"kafka.max.poll.records": "9"})
+def test_what_only_tunes_kafkas_client_is_passed_over_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    options = {
+        "kafkaConsumer.pollTimeoutMs": "1",
+        "fetchOffset.numRetries": "3",
+        "kafka.max.poll.records": "9",
+        "kafka.request.timeout.ms": "3000",
+        "kafka.isolation.level": "read_committed",
+    }
+    for _ in range(3):
+        assert parse_source({**SOURCE, **options}, streaming=True).subscription.topics == ("t",)
+        assert parse_source({**SOURCE, **options}, streaming=None) == parse_source(SOURCE, streaming=None)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(
+        f"options of Kafka's client that mean nothing here are passed over: {', '.join(sorted(options))}"
+    )
+    caplog.clear()
+    assert parse_sink({**SINK, "kafka.acks": "all", "kafka.linger.ms": "5"}, streaming=True).topic == "t"
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "kafka.acks, kafka.linger.ms" in told
+
+
+def test_what_may_not_be_dropped_in_silence_is_refused_with_what_to_do() -> None:
+    assert "said by startingOffsets" in source_error(**{"kafka.auto.offset.reset": "earliest"})
+    assert "give the rows a column partition" in sink_error(**{"kafka.partitioner.class": "x.Y"})
+    assert "is not known: did you mean 'read_committed'?" in source_error(**{"kafka.isolation.level": "read_comited"})
+
+
+def test_a_table_of_sparks_catalog_serves_both_sides() -> None:
+    """As Spark hands over `CREATE TABLE … USING tritonmq OPTIONS (…) TBLPROPERTIES ('made.by' 'me')`."""
+    given = {"bootstrap.servers": "a:1", "subscribe": "t", "startingoffsets": "earliest"}
+    table = {**given, **{f"option.{name}": value for name, value in given.items()}}
+    table |= {"provider": "tritonmq", "owner": "me", "path": "file:/warehouse/t", "made.by": "me"}
+    assert parse_source(table, streaming=False) == parse_source(given, streaming=False)
+    assert parse_sink(table, streaming=False) == parse_sink(SINK, streaming=False)
+    assert parse_sink({**table, "option.subscribe": "t,u", "subscribe": "t,u"}, streaming=False).topic is None
+    assert parse_source({**table, "maxoffsetspertrigger": "3"}, streaming=True).max_offsets_per_trigger == 3
+    with pytest.raises(InvalidSetting, match="unknown option 'subscrib': did you mean 'subscribe'"):
+        parse_source({**table, "option.subscrib": "t"}, streaming=False)
+
+
+def test_a_whole_topic_may_begin_at_a_word_and_offsets_may_be_those_that_a_query_shows() -> None:
+    two = {"bootstrap.servers": "a:1", "subscribe": "t,u"}
+    starting = parse_source({**two, "startingOffsets": '{"t":"eArLiEst","u":{"0":23}}'}, streaming=True).starting
+    assert starting == {"t": EARLIEST, "u": {0: 23}}
+    shown = '{"/":{"ids":{"t":"1f"}},"t":{"0":4}}'
+    assert parse_source({**SOURCE, "startingOffsets": shown}, streaming=True).starting == {"t": {0: 4}}
+    assert "cannot be latest" in source_error(streaming=False, startingOffsets='{"t":"latest"}')
 
 
 def test_reads_go_to_the_leader_unless_any_replica_will_do() -> None:
