@@ -52,11 +52,13 @@ class TritonMQSource(DataSource):
         self.options = dict(options)
         self.lent: Lent | None = None
 
-    def _settings(self) -> dict[str, str]:
-        """The options, with what this process's environment says: it is the driver's."""
+    def _settings(self, columns: StructType | None = None) -> dict[str, str]:
+        """The options, with what this process's environment says: it is the driver's. `columns`: those of a table in
+        Spark's catalog carry its options."""
         from mq_spark.datasource.securing import with_environment
+        from mq_spark.datasource.table_columns import options_of
 
-        return with_environment(self.options)
+        return with_environment({**options_of(columns), **self.options})
 
     @classmethod
     def name(cls) -> str:
@@ -79,7 +81,9 @@ class TritonMQSource(DataSource):
             topics, include_headers=options.include_headers, include_metadata=options.include_metadata
         )
         if options.lease is None:
-            return plain
+            from mq_spark.datasource.table_columns import with_options
+
+            return with_options(plain, self.options)
         from mq_spark.datasource.lease_rows import lease_schema
 
         wanted = lease_schema(plain, topics[0], include_metadata=options.include_metadata)
@@ -95,7 +99,7 @@ class TritonMQSource(DataSource):
         from mq_spark.datasource.batch_reader import BatchReader
         from mq_spark.planning.options import parse_source
 
-        options = parse_source(self._settings(), streaming=False)
+        options = parse_source(self._settings(schema), streaming=False)
         if options.lease is None:
             return BatchReader(options, schema)
         from mq_spark.datasource.lease_batch import LeaseBatchReader
@@ -113,7 +117,7 @@ class TritonMQSource(DataSource):
 
         if self.lent is not None:  # it was taken for a batch read, since lease.member is missing
             self.lent.give_back()
-        options = parse_source(self._settings(), streaming=True)
+        options = parse_source(self._settings(schema), streaming=True)
         if options.lease is not None:
             from mq_spark.datasource.lease_reader import LeaseReader
 
@@ -129,7 +133,7 @@ class TritonMQSource(DataSource):
         from mq_spark.datasource.sink_check import check_sink
         from mq_spark.planning.options import parse_sink
 
-        options = parse_sink(self._settings(), streaming=False)
+        options = parse_sink(self._settings(schema), streaming=False)
         writer = BatchWriter(options, schema, overwrite=overwrite)
         check_sink(options, schema)
         return writer
