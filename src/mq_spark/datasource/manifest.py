@@ -49,6 +49,11 @@ def manifest_of(messages: Sequence[WriterCommitMessage | None]) -> tuple[MicroBa
     contradict each other.
     """
     given = [message for message in messages if isinstance(message, StagedMessage)]
+    if messages and not any(messages):
+        raise InvalidRequest(
+            "Spark has handed no row to this sink, as it does under trigger(continuous=…), which no sink in Python can "
+            "have: nothing is written; stop the query, and start it with trigger(processingTime=…)"
+        )
     if len(given) < len(messages) or not given:
         raise InvalidRequest(
             f"{len(messages) - len(given)} of {len(messages)} tasks left no message: nothing can be committed"

@@ -43,6 +43,13 @@ def test_a_missing_message_commits_nothing() -> None:
         manifest_of([])
 
 
+def test_continuous_processing_which_hands_no_rows_over_is_told_what_to_do() -> None:
+    with pytest.raises(
+        InvalidRequest, match=r"trigger\(continuous=…\).*nothing is written; stop the query, and start it with"
+    ):
+        manifest_of([None, None])
+
+
 def test_messages_of_two_micro_batches_commit_nothing() -> None:
     with pytest.raises(InvalidRequest, match="several micro-batches"):
         manifest_of([message(), message(batch=MicroBatch("query", "sink", 4, "run"))])
