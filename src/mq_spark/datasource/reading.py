@@ -20,7 +20,7 @@ from mq_spark.datasource.cluster import Cluster, connect
 from mq_spark.datasource.schemas import Projection, StoredRows, Topic
 from mq_spark.planning.offsets import OffsetRange, plan
 from mq_spark.planning.options import SourceOptions
-from mq_spark.planning.positions import data_loss
+from mq_spark.planning.positions import Bounds, data_loss
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,9 @@ these at 7."""
 QUERY_ID_PROPERTY: Final = "sql.streaming.queryId"
 DESCRIPTION_PROPERTY: Final = "spark.job.description"
 
+_EXECUTION_PROPERTY: Final = "spark.sql.execution.id"
+_ENDS_MAX: Final = 64
+_ends: dict[tuple[str, str, int], Mapping[int, Bounds]] = {}
 
 _P = TypeVar("_P")
 
@@ -45,6 +48,10 @@ class Converts(Protocol):
 class Ranges(InputPartition):
     """One task's work: ranges in their order, the positions `(topic, partition, offset)` that are reached when it is
     done, and the ids of the topics that were meant.
+
+    Spark plans a batch read once for each `load()` and runs it as often as its DataFrame is used. `tails`: positions
+    from which the task reads on to where the partition ends when it runs. `from_earliest`: partitions that are read
+    from whatever is kept first by then.
     """
 
     def __init__(
@@ -52,11 +59,15 @@ class Ranges(InputPartition):
         ranges: tuple[OffsetRange, ...] = (),
         reached: tuple[tuple[str, int, int], ...] = (),
         topic_ids: Mapping[str, str] | None = None,
+        tails: tuple[tuple[str, int, int], ...] = (),
+        from_earliest: frozenset[tuple[str, int]] = frozenset(),
     ) -> None:
         super().__init__(None)
         self.ranges = ranges
         self.reached = reached
         self.topic_ids = dict(topic_ids or {})
+        self.tails = tails
+        self.from_earliest = from_earliest
 
     def __repr__(self) -> str:
         return f"Ranges({self.ranges!r})"
@@ -86,15 +97,48 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
     """The rows of the task as Arrow batches in exactly the form of `wanted`. Raises `DataLoss`, `SchemaMismatch`, …"""
     cluster = connect(options, options.read_from, options.rack)
     projections: dict[str, Projection | None] = {}
-    for each in work.ranges:
+    for each in (*work.ranges, *_grown(cluster, options, work)):
         if each.topic not in projections:
             projections[each.topic] = topic_of(
                 cluster, options, each.topic, work.topic_ids[each.topic], lambda topic: Projection(topic, wanted)
             )
         projection = projections[each.topic]
         if projection is not None:
-            yield from merged(projection, each.partition, fetched(cluster, options, each, projection.columns))
+            trimmed = (each.topic, each.partition) in work.from_earliest
+            stored = fetched(cluster, options, each, projection.columns, trimmed=trimmed)
+            yield from merged(projection, each.partition, stored)
     _report(cluster, options, work)
+
+
+def _grown(cluster: Cluster, options: SourceOptions, work: Ranges) -> Iterator[OffsetRange]:
+    """What has been added since the read was planned. Asked for when all that was planned has been read."""
+    for topic in sorted({topic for topic, _, _ in work.tails}):
+        try:
+            bounds = _bounds(cluster, topic)
+        except UnknownTopic:
+            _gone(options, topic)
+            continue
+        for name, partition, start in work.tails:
+            bound = bounds.get(partition) if name == topic else None
+            if bound is not None and bound.log_end_offset > start:
+                first, *lost = OffsetRange(topic, partition, start, bound.log_end_offset).lives()
+                if (lost or first.is_rest) and options.fail_on_data_loss:
+                    raise data_loss(topic, partition, start, bound, options.subscription, first.end)
+                yield from (first, *lost)
+
+
+def _bounds(cluster: Cluster, topic: str) -> Mapping[int, Bounds]:
+    """Asked once by this process for all tasks of one of Spark's executions, so that they see the same end."""
+    context = TaskContext.get()
+    execution = context.getLocalProperty(_EXECUTION_PROPERTY) if context is not None else None
+    if execution is None:
+        return cluster.bounds([topic])[topic]
+    key = (execution, topic, id(cluster))
+    if key not in _ends:
+        while len(_ends) >= _ENDS_MAX:
+            _ends.pop(next(iter(_ends)))
+        _ends[key] = cluster.bounds([topic])[topic]
+    return _ends[key]
 
 
 def topic_of(
@@ -127,15 +171,20 @@ def _gone(options: SourceOptions, name: str) -> None:
     log.warning("topic %s was deleted while it was read: its rows are passed over", name)
 
 
-def fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:
-    """The range's stored rows; what is removed meanwhile is an error, or passed over if the user has said so."""
+def fetched(
+    cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str], *, trimmed: bool = False
+) -> Iterator[StoredRows]:
+    """The range's stored rows; what is removed meanwhile is an error, or passed over if the user has said so.
+    `trimmed`: what retention has removed is not wanted."""
     try:
-        yield from _fetched(cluster, options, each, columns)
+        yield from _fetched(cluster, options, each, columns, trimmed)
     except UnknownTopic:
         _gone(options, each.topic)
 
 
-def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str]) -> Iterator[StoredRows]:
+def _fetched(
+    cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str], trimmed: bool
+) -> Iterator[StoredRows]:
     at = each.start
     while at < each.end:
         try:
@@ -151,7 +200,8 @@ def _fetched(cluster: Cluster, options: SourceOptions, each: OffsetRange, column
             goes_on = max(
                 error.next_offset, bound.log_start_offset if bound is not None else -1
             )  # after a recovery: within the log
-            if options.fail_on_data_loss or bound is None or goes_on <= at:
+            allowed = not options.fail_on_data_loss or (trimmed and bound is not None and at < bound.log_start_offset)
+            if not allowed or bound is None or goes_on <= at:
                 raise data_loss(each.topic, each.partition, at, bound, options.subscription, goes_on) from error
             at = goes_on
 
