@@ -252,10 +252,3 @@ def test_headers_survive_the_way_in_and_out(sinks: Sinks) -> None:
     )
     found = {bytes(row["value"]): row["headers"] for row in back.option("includeHeaders", "true").load().collect()}
     assert found == {b"v": headers, b"w": None}
-
-
-def test_overwrite_is_refused(sinks: Sinks) -> None:
-    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
-    frame = sinks.spark.createDataFrame([("a",)], "value string").write.format("tritonmq").mode("overwrite")
-    with pytest.raises(PySparkException, match=r'mode\("overwrite"\) is not possible'):
-        frame.option("bootstrap.servers", sinks.bootstrap).option("topic", sinks.topic).save()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,6 @@ from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from tests.cluster.harness import wait_until
 from tests.spark.harness import Collected, Streams
-from tests.spark.sink_driver import ENDS_S
 
 Run = Callable[[DataFrame], Collected]
 Name = Callable[[str], str]
@@ -25,51 +23,6 @@ Name = Callable[[str], str]
 @pytest.fixture
 def streams(spark: SparkSession, cluster: LocalCluster, admin: Admin, producer: Producer, name: Name) -> Streams:
     return Streams(spark, cluster.bootstrap, admin, producer, name("in"))
-
-
-def test_a_stream_from_earliest_has_every_record_as_kafkas_would(streams: Streams, run_stream: Run) -> None:
-    streams.create(2)
-    streams.publish("a1", "a2", partition=0)
-    streams.publish("b1", partition=1)
-    found = run_stream(streams.stream(startingOffsets="earliest", includeHeaders="true"))
-    rows = {(row["partition"], row["offset"]): row for row in found.rows}
-    assert {place: (bytes(row["key"]), bytes(row["value"])) for place, row in rows.items()} == {
-        (0, 0): (b"a", b"a1"),
-        (0, 1): (b"a", b"a2"),
-        (1, 0): (b"b", b"b1"),
-    }
-    assert {row["topic"] for row in found.rows} == {streams.topic}
-    assert all(row["timestamp"] is not None and row["headers"] is None for row in found.rows)
-
-
-def test_a_stream_from_latest_has_only_what_comes_after_its_first_run(streams: Streams, run_stream: Run) -> None:
-    streams.create(1)
-    streams.publish("before")
-    assert run_stream(streams.stream()).values() == []
-    streams.publish("after")
-    assert run_stream(streams.stream()).values() == ["after"]
-
-
-def test_a_stream_from_offsets_begins_there(streams: Streams, run_stream: Run) -> None:
-    streams.create(2)
-    streams.publish("a0", "a1", "a2", partition=0)
-    streams.publish("b0", "b1", partition=1)
-    starting = f'{{"{streams.topic}":{{"0":2,"1":-2}}}}'
-    assert run_stream(streams.stream(startingOffsets=starting)).values() == ["a2", "b0", "b1"]
-
-
-def test_max_offsets_per_trigger_bounds_every_micro_batch_and_a_restart_sees_each_record_once(
-    streams: Streams, run_stream: Run
-) -> None:
-    streams.create(3)
-    for partition in range(3):
-        streams.publish(*(f"{partition}-{number}" for number in range(7)), partition=partition)
-    frame = streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=9)
-    first = run_stream(frame)
-    assert first.sizes() == [9, 9, 3]
-    streams.publish("late", partition=1)
-    assert run_stream(frame).values() == ["late"]
-    assert run_stream(frame).values() == []
 
 
 def test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request(streams: Streams, run_stream: Run) -> None:
@@ -91,18 +44,6 @@ def test_a_schema_that_is_given_is_the_projection(streams: Streams, run_stream: 
     streams.producer.publish_batch(streams.topic, pa.table({"a": [1], "b": ["x"]})).result(timeout=30)
     frame = streams.stream("B string, _offset long", startingOffsets="earliest")
     assert [row.asDict() for row in run_stream(frame).rows] == [{"B": "x", "_offset": 0}]
-
-
-def test_a_batch_read_has_what_lies_between_its_offsets(streams: Streams) -> None:
-    streams.create(2)
-    streams.publish("a0", "a1", "a2", partition=0)
-    streams.publish("b0", partition=1)
-    assert sorted(bytes(row["value"]).decode() for row in streams.read().collect()) == ["a0", "a1", "a2", "b0"]
-    between = streams.read(
-        startingOffsets=f'{{"{streams.topic}":{{"0":1,"1":0}}}}', endingOffsets=f'{{"{streams.topic}":{{"0":2,"1":0}}}}'
-    )
-    assert [bytes(row["value"]) for row in between.collect()] == [b"a1"]
-    assert streams.read(startingOffsets=f'{{"{streams.topic}":{{"0":3,"1":1}}}}').count() == 0
 
 
 def test_records_of_several_producers_batches_are_merged_before_spark_sees_them(streams: Streams) -> None:
@@ -150,16 +91,6 @@ def test_the_latest_offsets_are_in_sparks_progress(streams: Streams, tmp_path: A
         assert json.loads(progress[-1]["sources"][0]["endOffset"])[streams.topic] == {"0": 2}
     finally:
         query.stop()
-
-
-def test_a_new_query_reads_in_its_first_and_only_micro_batch(streams: Streams, tmp_path: Path) -> None:
-    streams.create(1)
-    streams.publish("a", "b")
-    collected = Collected()
-    writer = streams.stream(startingOffsets="earliest").writeStream.foreachBatch(collected)
-    query = writer.option("checkpointLocation", str(tmp_path / "once")).trigger(once=True).start()
-    assert query.awaitTermination(ENDS_S)
-    assert collected.values() == ["a", "b"]
 
 
 def test_an_error_of_a_reader_ends_the_query_with_first_words_that_say_what_to_do(

@@ -7,7 +7,6 @@ Spark.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -98,14 +97,6 @@ def running(tmp_path: Path) -> Iterator[Callable[[DataFrame], Collected]]:
 # ------------------------------------------------------------------ which topics
 
 
-def test_several_topics_are_one_stream(topics: Topics, run_stream: Run) -> None:
-    a, b = topics.create("a"), topics.create("b", partitions=2)
-    topics.publish(a, "a0")
-    topics.publish(b, "b0", "b1", partition=1)
-    rows = run_stream(topics.stream(subscribe=f"{a}, {b}", startingOffsets="earliest")).rows
-    assert sorted((row["topic"], row["partition"], row["offset"]) for row in rows) == [(a, 0, 0), (b, 1, 0), (b, 1, 1)]
-
-
 def test_a_pattern_finds_topics_while_the_query_runs_and_between_its_runs(
     topics: Topics, run_stream: Run, running: Callable[[DataFrame], Collected]
 ) -> None:
@@ -178,29 +169,6 @@ def test_assigned_partitions_are_read_and_no_others(topics: Topics, run_stream: 
 # ------------------------------------------------------------------ where to begin and end
 
 
-def moment(topics: Topics, topic: str) -> int:
-    """A time in milliseconds after all that has been appended, and before all that will be."""
-    appended_ms = topics.read(subscribe=topic).selectExpr("max(unix_millis(timestamp))").head()[0]
-    wait_until(lambda: time.time() * 1000 > appended_ms + 2, "the clock")
-    return int(time.time() * 1000)
-
-
-def test_a_batch_read_lies_between_two_times(topics: Topics) -> None:
-    topic = topics.create("t", partitions=2)
-    topics.publish(topic, "old", partition=0)
-    first = moment(topics, topic)
-    topics.publish(topic, "new 0", partition=0)
-    topics.publish(topic, "new 1", partition=1)
-    second = moment(topics, topic)
-    topics.publish(topic, "newest", partition=0)
-    assert topics.values(subscribe=topic, startingTimestamp=first) == ["new 0", "new 1", "newest"]
-    assert topics.values(subscribe=topic, startingTimestamp=first, endingTimestamp=second) == ["new 0", "new 1"]
-    assert topics.values(subscribe=topic, endingTimestamp=second + 86_400_000) == ["new 0", "new 1", "newest", "old"]
-    each = json.dumps({topic: {"0": second, "1": first}})
-    assert topics.values(subscribe=topic, startingOffsetsByTimestamp=each) == ["new 1", "newest"]
-    assert topics.values(subscribe=topic, endingOffsetsByTimestamp=each) == ["new 0", "old"]
-
-
 # ------------------------------------------------------------------ how much
 
 
@@ -215,18 +183,6 @@ def test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may(topics: To
     topics.producer.publish_batch(topic, table).result(30)
     by_rows = topics.stream(subscribe=topic, maxBytesPerTrigger="1g", maxOffsetsPerTrigger=12, minOffsetsPerTrigger=12)
     assert run_stream(by_rows).sizes() == [12, 8]
-
-
-def test_a_micro_batch_waits_for_enough_rows(topics: Topics, running: Callable[[DataFrame], Collected]) -> None:
-    topic = topics.create("t")
-    topics.publish(topic, "first")
-    start = json.dumps({topic: {"0": 0}})
-    on = running(topics.stream(subscribe=topic, startingOffsets=start, minOffsetsPerTrigger=3, maxTriggerDelay="1h"))
-    wait_until(lambda: on.sizes() == [1], "the first, for which nobody has waited")
-    for value in ("a", "b", "c"):
-        topics.publish(topic, value)
-    wait_until(lambda: len(on.rows) == 4, "enough rows")
-    assert on.sizes() == [1, 3]
 
 
 # ------------------------------------------------------------------ what is carried out on the broker

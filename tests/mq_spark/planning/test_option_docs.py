@@ -22,13 +22,14 @@ FILES = {
     "sink": [ROOT / "tests/spark/test_sink.py"],
     "where": [ROOT / "tests/spark/test_sink_options.py"],
     "errors": [ROOT / "tests/spark/test_errors.py"],
+    "suites": sorted((ROOT / "tests/spark/suites").glob("*.py")),
     "crashes": [ROOT / "tests/spark/test_crashes.py"],
 }
 """`unit` needs no broker; `readers` and `read_from` make Spark's calls on a real broker; the others run real Spark."""
 
 READING = {
     "kafka.bootstrap.servers": ["unit: test_kafkas_name_for_the_brokers_is_an_alias"],
-    "subscribe": ["options: test_several_topics_are_one_stream"],
+    "subscribe": ["suites: whole_topics"],
     "subscribePattern": ["options: test_a_pattern_finds_topics_while_the_query_runs_and_between_its_runs"],
     "assign": ["options: test_assigned_partitions_are_read_and_no_others"],
     "includeHeaders": ["sink: test_headers_survive_the_way_in_and_out"],
@@ -40,20 +41,21 @@ READING = {
     "includeMetadata": ["source: test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request"],
     ".schema(...)": ["readers: test_what_the_broker_leaves_out_is_not_sent"],
     "filter": ["options: test_a_filter_keeps_what_sparks_own_would_keep"],
-    "startingOffsets": ["source: test_a_stream_from_offsets_begins_there"],
+    "startingOffsets": ["suites: from_offsets"],
     "startingTimestamp": ["readers: test_a_stream_begins_at_a_time_or_says_that_nothing_follows_it"],
-    "startingOffsetsByTimestamp": ["options: test_a_batch_read_lies_between_two_times"],
+    "startingOffsetsByTimestamp": ["suites: times"],
     "startingOffsetsByTimestampStrategy": ["readers: test_a_stream_begins_at_a_time_or_says_that_nothing_follows_it"],
-    "endingOffsets, batch": ["source: test_a_batch_read_has_what_lies_between_its_offsets"],
-    "endingTimestamp, endingOffsetsByTimestamp, batch": ["options: test_a_batch_read_lies_between_two_times"],
+    "endingOffsets, batch": ["suites: explicit"],
+    "endingTimestamp, endingOffsetsByTimestamp, batch": ["suites: times"],
     "failOnDataLoss": [
         "source: test_a_topic_that_was_made_again_is_never_taken_for_the_old_one",
         "options: test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over",
     ],
-    "maxOffsetsPerTrigger": [
-        "source: test_max_offsets_per_trigger_bounds_every_micro_batch_and_a_restart_sees_each_record_once"
+    "maxOffsetsPerTrigger": ["suites: rows_max"],
+    "minOffsetsPerTrigger, maxTriggerDelay": [
+        "suites: rows_min",
+        "unit: test_a_micro_batch_waits_for_enough_rows_until_its_time_is_up",
     ],
-    "minOffsetsPerTrigger, maxTriggerDelay": ["options: test_a_micro_batch_waits_for_enough_rows"],
     "minPartitions, maxRecordsPerPartition": ["source: test_a_task_has_no_more_rows_than_max_records_per_partition"],
     "maxBytesPerTrigger": ["options: test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may"],
     "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs": [
