@@ -37,8 +37,10 @@ def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
 
 
 def options_of(columns: StructType | None) -> dict[str, str]:
-    """What `with_options` has put there; empty for other columns."""
+    """What `with_options` has put there, each of the OPTIONS twice, as Spark hands them over when the table is made;
+    empty for other columns."""
     for column in columns or ():
         if _KEY in column.metadata:
-            return dict(json.loads(column.metadata[_KEY]))
+            kept = json.loads(column.metadata[_KEY])
+            return {**kept, **{name.removeprefix("option."): value for name, value in kept.items()}}
     return {}

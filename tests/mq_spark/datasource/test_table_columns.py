@@ -14,7 +14,7 @@ TABLE = {"provider": "tritonmq", "subscribe": "t", "option.subscribe": "t", "mad
 
 def test_the_columns_of_a_table_have_its_options_and_others_have_none() -> None:
     kept = StructType.fromJson(with_options(COLUMNS, TABLE).jsonValue())  # as the catalog keeps them
-    assert options_of(kept) == {"provider": "tritonmq", "option.subscribe": "t"}
+    assert options_of(kept) == {"provider": "tritonmq", "subscribe": "t", "option.subscribe": "t"}
     assert [field.dataType for field in kept] == [field.dataType for field in COLUMNS]
     assert with_options(COLUMNS, {"subscribe": "t"}) == COLUMNS
     assert options_of(COLUMNS) == options_of(None) == {}
