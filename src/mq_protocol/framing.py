@@ -137,6 +137,11 @@ class Receiver:
         """Whether `buffer()` is the rest of one message, and nothing else."""
         return self._large is not None
 
+    def drop(self) -> None:
+        """Let go of what has come of a message that is not whole, and of all that was not taken."""
+        self._large = None
+        self._start = self._end = 0
+
     def received(self, count: int) -> None:
         """So many bytes have been received into `buffer()`."""
         if self._large is not None:

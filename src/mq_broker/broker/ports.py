@@ -23,6 +23,7 @@ from grpc import aio
 from mq_broker.broker.config import BrokerConfig, Role
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.rpc import server as rpc_server
+from mq_broker.rpc.arriving import Memory
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.framed import Converse, LinkServer, bind
@@ -152,10 +153,11 @@ class Ports:
         streams: Mapping[str, Conversation],
         door: TokenDoor,
         flight: tuple[Any, ...],
+        memory: Memory,
     ) -> None:
         """What is served, to be called before `start`: handlers of gRPC, and what holds links (None: there are none)
         and clients' streams. `door`: what stands before those for clients at the port for tokens. `flight`: handlers of
-        the port for Flight."""
+        the port for Flight. `memory`: where what clients send by streams is counted."""
         config = self._config
         tls = self.certificates.server_context if self.certificates is not None else None
         if self._link_listener is not None and links is not None:
@@ -163,7 +165,7 @@ class Ports:
         age_ms = None if tls is None else config.connection_age_ms
         bounds = config.message_bytes_max, config.connections_max
         if self._stream_listener is not None:
-            self._streams = StreamServer(self._stream_listener, streams, *bounds, tls, age_ms)
+            self._streams = StreamServer(self._stream_listener, streams, *bounds, memory, tls, age_ms)
         for server in self._clients:
             server.add_generic_rpc_handlers(for_clients)
         by_token = (*for_clients, *flight) if config.flight else for_clients

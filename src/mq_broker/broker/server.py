@@ -278,7 +278,7 @@ class _Broker:
         forwarded = ForwardedHandlers(rpc_service.handlers(services, gate, room), passed_on)
         for_peers = (peer_handlers(services, self._links, proof, refusals), forwarded)
         door = TokenDoor(self._judging.authenticators(), self._judging.audit)
-        self._ports.serve(for_clients, for_peers, self._links.accept, streams, door, self._flight(room))
+        self._ports.serve(for_clients, for_peers, self._links.accept, streams, door, self._flight(room), self._held)
 
     def _flight(self, room: rpc_service.Room) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What is served at the port for Arrow Flight."""

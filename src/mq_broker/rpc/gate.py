@@ -252,6 +252,13 @@ class Door:
         """Who asks: before anything is read. Raises `NotAuthenticated` and `PermissionDenied`."""
         return self._gate.greet(context, self._name)
 
+    def check_any(self, asker: Asker) -> None:
+        """When a stream is opened, and nothing of it was received: whoever has the first right of the row on no name at
+        all has no use for it. Raises `PermissionDenied`."""
+        if not asker.free:
+            need = self._row.needs[0]
+            self._gate.judge(asker, self._name, need.operation, need.kind, None)
+
     def lasts(self, request: Message) -> bool:
         """Whether it may be under way for long. A Lease that settles something waits for nothing."""
         return self._row.waits and not self._settles(request)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, assert_never
 
 import grpc
@@ -66,6 +67,7 @@ class Coding(NamedTuple):
     decode: Callable[[Any, type[pb.ProduceHeader], int], Envelope[pb.ProduceHeader]]
     body: Callable[[Any], bytes]  # serialized, of a message without payload
     size: Callable[[Any], int]
+    place: Callable[[Any, Present], AbstractContextManager[None]]  # around a call that is admitted
     name: str
 
 
@@ -73,7 +75,11 @@ def _as_it_is(data: bytes) -> bytes:
     return data
 
 
-BY_GRPC: Final = Coding(encode, _as_it_is, decode, _as_it_is, len, "grpc")
+def _while_it_lasts(_context: object, present: Present) -> Present:
+    return present
+
+
+BY_GRPC: Final = Coding(encode, _as_it_is, decode, _as_it_is, len, _while_it_lasts, "grpc")
 
 
 class Incoming(Generic[T]):
@@ -416,17 +422,20 @@ def _answering(
 ) -> Callable[[bytes | None, Any], Awaitable[None]]:
     """The request is None where it is still to be read from the context."""
     bounded: Bounded[Any] = Bounded(method.name, method.request)
+    alone = coding is not BY_GRPC
 
     async def give(data: bytes | None, context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
-        to = 0 if forwarder is None else forwarder.to(context)
         if data is None:
-            said: Any = await context.read()
-            if said is EOF:
-                raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
-            data = coding.body(said)
-        request = await bounded.read(data)
-        with door.under_way(asker) as call, room, door.present(asker, stream=True, alone=coding is not BY_GRPC):
+            door.check_any(asker)
+        to = 0 if forwarder is None else forwarder.to(context)
+        with door.under_way(asker) as call, room, coding.place(context, door.present(asker, stream=True, alone=alone)):
+            if data is None:
+                said: Any = await context.read()
+                if said is EOF:
+                    raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
+                data = coding.body(said)
+            request = await bounded.read(data)
             await door.hold_back(asker, request)
             call.grants.update(await door.admit(asker, request))
             if to and forwarder is not None:
@@ -447,6 +456,7 @@ def _conversing(
     forwarder: Forwarder | None = None,
 ) -> Conversation:
     bounded: Bounded[Any] = Bounded(method.name, method.request)
+    alone = coding is not BY_GRPC
 
     async def admitted(messages: Incoming[bytes], call: UnderWay, *, as_they_came: bool) -> AsyncIterator[Any]:
         async for data in messages:
@@ -456,8 +466,9 @@ def _conversing(
 
     async def hold(context: aio.ServicerContext[Any, Any]) -> None:
         asker = door.greet(context)
+        door.check_any(asker)
         to = 0 if forwarder is None else forwarder.to(context)
-        with door.under_way(asker) as call, room, door.present(asker, stream=True, alone=coding is not BY_GRPC):
+        with door.under_way(asker) as call, room, coding.place(context, door.present(asker, stream=True, alone=alone)):
             await door.hold_back(asker, None)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
             if _is_envelope(method.request):

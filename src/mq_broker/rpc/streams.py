@@ -2,7 +2,8 @@
 
 A connection is in the place of gRPC's context (`StreamWire`), so what answers a call, and the gate before it, are the
 same (service.py, gate.py). One call at a time; its task is the connection's, and ends with it. What is received waits
-in TCP while nobody reads it: little more than one message is in memory.
+in TCP while nobody reads it: little more than one message is in memory. Of a call nothing is received before the gate
+has let it in, and of a large message nothing before there is room for it (arriving.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from weakref import WeakSet
 
+from mq_broker.rpc.arriving import WHOLE_S, Arriving, Memory
+from mq_broker.rpc.callers import account
 from mq_broker.rpc.framed import Accepting, Tls, begin, joined, peer_of, prepare, proved, say_last
+from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.service import EOF, Coding, Conversation
 from mq_broker.rpc.status import let_go
 from mq_protocol import mq_pb2 as pb
@@ -67,6 +71,9 @@ there."""
 
 UNREAD_BYTES: Final = 64 << 10
 """Of messages that wait for whoever reads them; then no more is received."""
+
+FIRST_REQUEST_S: Final = HANDSHAKE_TIMEOUT_MS / 1000
+"""How long a call may be open before its client asks something, and up to `_LOOK_S` more."""
 
 _MESSAGE_BYTES: Final = 128
 """About what a message takes beside its bytes, so that a flood of empty ones is bounded too."""
@@ -121,20 +128,26 @@ def _size_of(message: Said | list[Buffer]) -> int:
     return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in message)
 
 
-FRAMED: Final = Coding(_envelope, _plain, _message_of, _body_of, _size_of, "framed")
+def _place_of(wire: StreamWire, present: Present) -> contextlib.AbstractContextManager[None]:
+    wire.admit(present)
+    return contextlib.nullcontext()
+
+
+FRAMED: Final = Coding(_envelope, _plain, _message_of, _body_of, _size_of, _place_of, "framed")
 
 
 class StreamWire(asyncio.BufferedProtocol):
     """Owns one connection. In a call it stands in the place of gRPC's context: `auth_context`, `peer`, `read`,
     `write`."""
 
-    def __init__(self, message_bytes_max: int) -> None:
+    def __init__(self, message_bytes_max: int, memory: Memory) -> None:
         self._message_bytes_max = message_bytes_max
+        self._arriving = Arriving(memory)
         self._receiver = Receiver(OPEN_BYTES_MAX, OPEN_BYTES_MAX, spoken=STREAM)
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._task = asyncio.current_task()
-        self._unread: deque[Said] = deque()
+        self._unread: deque[tuple[Said, int]] = deque()  # each with what is counted of it
         self._unread_bytes = 0
         self._reader: asyncio.Future[None] | None = None
         self._reading = True
@@ -143,6 +156,9 @@ class StreamWire(asyncio.BufferedProtocol):
         self._error: TritonMQError | None = None  # why nothing more is taken from this connection
         self._gone = False
         self._in_call = False
+        self._admitted = False
+        self._was_asked = False
+        self._place: Present | None = None
         self._watched = False
         self._old = False
         self._heard_at = self._loop.time()
@@ -169,7 +185,7 @@ class StreamWire(asyncio.BufferedProtocol):
         call."""
         message = await self._next()
         if message.kind is Kind.END:
-            self._unread.appendleft(message)  # to be read as often as it is asked for
+            self._unread.appendleft((message, 0))  # to be read as often as it is asked for
             self._unread_bytes += _MESSAGE_BYTES
             return EOF
         if message.kind is not Kind.MESSAGE:
@@ -219,11 +235,26 @@ class StreamWire(asyncio.BufferedProtocol):
             self._bound(request, request)
         self._in_call, self._watched = True, watched
         self._heard_at = self._loop.time()
+        self._flow()
+
+    def admit(self, present: Present) -> None:
+        """The gate has let the call in: it is received from now on. The connection counts for whose it is until it is
+        closed, since nobody else can have its place. Raises `QuotaExceeded`."""
+        if self._place is None:
+            present.__enter__()
+            self._place = present
+        self._arriving.account, self._admitted = account(), True
+        self._arriving.begins()
         self._take()
+
+    @property
+    def may_stay(self) -> bool:
+        """After a call that was refused: it counts for somebody, and nothing was half written."""
+        return self._place is not None and not self.is_torn
 
     def end(self, error: TritonMQError | None) -> bool:
         """The call is over, with an error or without. Whether there may be another."""
-        self._in_call = self._watched = False
+        self._in_call = self._watched = self._admitted = self._was_asked = False
         self._unread.popleft()  # the client's END, to which it was read
         self._unread_bytes -= _MESSAGE_BYTES
         said = say(Kind.END) if error is None else say(Kind.ERROR, to_wire(error).SerializeToString())
@@ -245,6 +276,11 @@ class StreamWire(asyncio.BufferedProtocol):
         self._fail(error or Unreachable("the connection was ended here"))
         self._error = Unreachable("the connection was ended here")  # the former knows where it was raised
         self._task = None
+        self._arriving.free(sum(count for _, count in self._unread))
+        self._unread.clear()
+        if self._place is not None:
+            self._place.__exit__(None, None, None)
+            self._place = None
         if self._look is not None:
             self._look.cancel()
         if transport is None:
@@ -287,6 +323,8 @@ class StreamWire(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._error is None:
             self._heard_at = self._loop.time()
+            if self._receiver.is_empty:
+                self._arriving.begins()
             self._receiver.received(nbytes)
             self._take()
 
@@ -317,19 +355,20 @@ class StreamWire(asyncio.BufferedProtocol):
         behind it may be larger."""
         asked = False
         try:
-            while self._error is None and self._unread_bytes < UNREAD_BYTES:
-                if not self._in_call and self._unread:
-                    break
+            while self._error is None and self._may_receive:
                 found = self._receiver.next()
                 if found is None:
                     break
+                self._arriving.begins()
                 message = said(found)
                 if message.kind in (Kind.PING, Kind.PONG):
                     self._count_beat()
                     asked = asked or message.kind is Kind.PING
                 else:
-                    self._unread.append(message)
+                    self._unread.append((message, self._arriving.whole()))
                     self._unread_bytes += message.nbytes + _MESSAGE_BYTES
+            if self._error is None and self._receiver.is_large:
+                self._arriving.expect(len(self._receiver.buffer()), self._flow, self._fail)
         except TritonMQError as error:
             self._fail(error)
         if asked and self._error is None:
@@ -352,15 +391,22 @@ class StreamWire(asyncio.BufferedProtocol):
         if self._room.is_set() and not self.is_torn and not transport.is_closing():
             transport.write(b"".join(say(Kind.PONG)))
 
+    @property
+    def _may_receive(self) -> bool:
+        if self._arriving.is_waiting or self._unread_bytes >= UNREAD_BYTES:
+            return False
+        return self._admitted if self._in_call else not self._unread
+
     def _flow(self) -> None:
         """Receive, or leave what comes in TCP. What was received is taken to its last message before more is."""
         transport = self._transport
-        reading = self._unread_bytes < UNREAD_BYTES and (self._in_call or not self._unread)
+        reading = self._may_receive
         if transport is None or reading is self._reading or transport.is_closing() or self._error is not None:
             return
         self._reading = reading
         if reading:
             self._heard_at = self._loop.time()
+            self._arriving.begins()
             transport.resume_reading()
         else:
             transport.pause_reading()
@@ -378,7 +424,9 @@ class StreamWire(asyncio.BufferedProtocol):
         if self._loop.time() >= self._turn_ends:
             await asyncio.sleep(0)
             self._turn_ends = self._loop.time() + TURN_S
-        message = self._unread.popleft()
+        message, counted = self._unread.popleft()
+        self._arriving.free(counted)  # whoever reads it counts it
+        self._was_asked = self._in_call
         self._unread_bytes -= message.nbytes + _MESSAGE_BYTES
         if self._in_call:  # else what is behind it may have other bounds
             self._take()
@@ -388,6 +436,8 @@ class StreamWire(asyncio.BufferedProtocol):
         """Whether the client is still there. While nothing is received it may have spoken all the same."""
         self._look = self._loop.call_later(_LOOK_S, self._look_after)
         self._beats = 0
+        if self._reading and (why := self._too_slow()):
+            self._fail(Unreachable(why))
         if not self._watched or self._transport is None or self._transport.is_closing():
             return
         if not self._reading:
@@ -400,6 +450,15 @@ class StreamWire(asyncio.BufferedProtocol):
         elif silent_s >= PING_S and self._room.is_set() and not self.is_torn:
             self._transport.write(b"".join(say(Kind.PING)))
 
+    def _too_slow(self) -> str:
+        waited_s = self._loop.time() - self._arriving.began_at
+        if not self._receiver.is_empty and waited_s >= WHOLE_S:
+            return f"a message was not whole after {WHOLE_S:.0f} s: send it at once, or a smaller one"
+        is_asked = not self._in_call or self._was_asked or self._unread
+        if not is_asked and self._receiver.is_empty and waited_s >= FIRST_REQUEST_S:
+            return f"{FIRST_REQUEST_S:.0f} s ago a call was opened, and nothing was asked"
+        return ""
+
     def _lost(self, why: str) -> None:
         self._fail(Unreachable(why))
         if not self._gone:
@@ -411,6 +470,8 @@ class StreamWire(asyncio.BufferedProtocol):
     def _fail(self, error: TritonMQError) -> None:
         if self._error is None:
             self._error = error
+            self._receiver.drop()  # what is not whole never will be
+            self._arriving.drop()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
@@ -431,12 +492,14 @@ class StreamServer(Accepting):
         conversations: Mapping[str, Conversation],
         message_bytes_max: int,
         connections_max: int,
+        memory: Memory,
         tls: Tls | None = None,
         age_ms: int | None = None,
     ) -> None:
         super().__init__(listener, "stream", connections_max=connections_max, per_second=ACCEPTS_PER_S)
         self._conversations = conversations
         self._message_bytes_max = message_bytes_max
+        self._memory = memory
         self._tls = tls
         self._age_ms = age_ms
         self._wires: WeakSet[StreamWire] = WeakSet()  # the loop holds those whose connection is open
@@ -455,7 +518,7 @@ class StreamServer(Accepting):
     async def _serve(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
-        wire = StreamWire(self._message_bytes_max)
+        wire = StreamWire(self._message_bytes_max, self._memory)
         self._wires.add(wire)
         error: TritonMQError | None = None
         age: asyncio.TimerHandle | None = None
@@ -507,7 +570,7 @@ class StreamServer(Accepting):
                 try:
                     await held(wire)  # type: ignore[arg-type]  # stands in the place of gRPC's context
                 except TritonMQError as refused:
-                    if wire.is_torn or BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
+                    if not wire.may_stay or BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
                         raise
                     let_go(refused)  # of the request: the client may stay
                     error = refused

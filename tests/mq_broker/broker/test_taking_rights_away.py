@@ -308,6 +308,7 @@ def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_pat
                         await etl.ask(method, kind(name=name))
                     told.append(str(error.value).replace(name, "NAME"))
                 assert told[0] == told[1]
+            await root.allow(rule("Write", name="of-its-own"))  # else the stream is refused when it is opened
             async with etl.producing() as stream:
                 told = []
                 for name in ("secret-1", "secret-3"):
@@ -525,7 +526,7 @@ def test_clients_that_are_denied_are_told_at_once(tmp_path: Path) -> None:
     from mq_client import Admin, Consumer, Producer, Queue, Reader
 
     def ask(address: str) -> None:
-        with Producer(address) as producer, pytest.raises(PermissionDenied, match="no right Write on topic 't'"):
+        with Producer(address) as producer, pytest.raises(PermissionDenied, match="no right Write on any topic"):
             producer.publish("t", "x").result(DEADLINE_S)
         for topic, group, missing in (("seen", None, "topic 'seen'"), ("t", "others", "group 'others'")):
             told = pytest.raises(PermissionDenied, match=f"no right Read on {missing}")

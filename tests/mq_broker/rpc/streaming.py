@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from mq_broker.broker.runtime.memory import Held
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.framed import bind
 from mq_broker.rpc.gate import Gate
@@ -91,16 +92,19 @@ class Answering:
 
 
 class Served:
-    """A stream port. `room`: of streams at once."""
+    """A stream port. `room`: of streams at once. `memory`: what clients may have there."""
 
-    def __init__(self, authority: Authority | None = None, room: int = 100, **options: Any) -> None:
+    def __init__(
+        self, authority: Authority | None = None, room: int = 100, memory: Held | None = None, **options: Any
+    ) -> None:
         self.service = Answering()
         self.authority = authority or Authority()
         self.gate = Gate(self.authority)
         held = conversations(self.service, self.gate, Room(room), FRAMED, METHODS)
         listener, self.port = bind(f"{HOST}:0", "--stream-listen")
         options = {"connections_max": 100, **options}
-        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, **options)
+        self.memory = memory or Held(1 << 30)
+        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, memory=self.memory, **options)
 
 
 class Client:

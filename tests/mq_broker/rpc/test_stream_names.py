@@ -7,6 +7,8 @@ import contextlib
 import ssl
 from pathlib import Path
 
+import pytest
+
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.streams import METHODS
 from mq_broker.security.authority import Authority
@@ -17,6 +19,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     NotAuthenticated,
+    PermissionDenied,
 )
 from mq_protocol.pem import context, read
 from mq_protocol.rights import Kind as Resource
@@ -61,6 +64,22 @@ def test_a_name_is_what_the_certificate_proves_and_each_batch_is_judged_by_it(tm
         async with connected(served, tls) as client:
             client.say([PREAMBLE], opening())
             assert isinstance(await client.refused(), NotAuthenticated)
+        await served.server.stop()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_has_no_right_is_refused_before_anything_is_received(tmp_path: Path, method: str) -> None:
+    certs = Certs(tmp_path / "certs", 1)
+    tls = context(read(certs.user("etl").files()), server=False)
+
+    async def main() -> None:
+        served = Served(judged(), tls=server_tls(certs))
+        served.server.start()
+        async with connected(served, tls) as client:
+            client.say([PREAMBLE], opening(method))  # and nothing else: it is judged without a request
+            assert isinstance(await client.refused(), PermissionDenied)
         await served.server.stop()
 
     asyncio.run(main())

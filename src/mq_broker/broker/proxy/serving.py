@@ -103,7 +103,7 @@ class _Proxy:
         self._routing = Routing(self.cluster, self._forwarding, leaders, holding, held, self._judging.acls.refresh)
         served = rpc_service.handlers(_Elsewhere(), self._judging.gate, rpc_service.Room(), self._routing)
         door = TokenDoor(self._judging.authenticators(), self._judging.audit)
-        self._ports.serve((served, health_handler(self._why_not_ready)), (), None, {}, door, ())
+        self._ports.serve((served, health_handler(self._why_not_ready)), (), None, {}, door, (), held)
 
     def _why_not_ready(self) -> str:
         return "" if self.cluster.brokers else "no broker of the cluster is registered"

@@ -2,7 +2,8 @@
 
 Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the
 streams of those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been
-answered or sent. What they are sent is counted before it is read from the journal, and not read above the mark.
+answered or sent. A large message at the stream port counts before it is received, for the user whose it is. What they
+are sent is counted before it is read from the journal, and not read above the mark.
 """
 
 from __future__ import annotations
@@ -91,6 +92,12 @@ class Held:
         self._of[caller] -= count
         if not self._of[caller]:
             del self._of[caller]
+        self._wake(caller)
+
+    async def receive(self, caller: str, count: int) -> None:
+        """Counts so many bytes of a message that is on its way, once there is room for them. Waits for it."""
+        await self._wait(_Wish(caller, count))
+        self.add(caller, count)
         self._wake(caller)
 
     async def room(self, caller: str) -> None:

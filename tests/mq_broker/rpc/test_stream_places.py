@@ -1,0 +1,80 @@
+"""What a connection to the stream port takes of a broker: memory of what is half sent, and a place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.runtime.memory import Held
+from mq_protocol.errors import QuotaExceeded
+from mq_protocol.quotas import Quota
+from mq_protocol.streams import PREAMBLE, Kind
+from tests.mq_broker.rpc.streaming import Served, batch, connected, fetching, opening, run, until
+
+OPENED = PREAMBLE + b"".join(opening())
+
+
+def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_waits_in_tcp() -> None:
+    """Then each goes on as soon as those before it are answered."""
+    message = b"".join(batch(1, bytes(1_000_000)))
+    most = 0
+
+    async def scenario(served: Served) -> None:
+        nonlocal most
+        async with contextlib.AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(connected(served)) for _ in range(20)]
+            for client in clients:
+                client.say([OPENED, message[:-1_000]])
+            await until(lambda: served.service.begun == len(clients))
+            await until(lambda: served.memory.bytes > 4_000_000)
+            waiting = [asyncio.create_task(client.result()) for client in clients]
+            for client in clients:
+                client.say([message[-1_000:]])
+                await asyncio.sleep(0)
+                most = max(most, served.memory.bytes)
+            assert await asyncio.gather(*waiting) == [(1, 1_000_000)] * len(clients)
+        await until(lambda: served.memory.bytes == 0)
+
+    run(scenario, memory=Held(4_000_000))
+    assert most <= 5_000_000
+
+
+def test_what_is_half_sent_by_who_is_gone_is_given_back() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([OPENED, b"".join(batch(1, bytes(1_000_000)))[:-1]])
+            await until(lambda: served.memory.bytes > 900_000)
+        await until(lambda: served.memory.bytes == 0)
+
+    run(scenario)
+
+
+def open_streams(served: Served) -> int:
+    meter = served.gate.quotas.meter_of("User:ANONYMOUS")
+    return 0 if meter is None else meter.streams
+
+
+@pytest.mark.parametrize("opened", [opening("Fetch"), fetching(0, 0)], ids=["nothing was asked", "one was answered"])
+def test_a_connection_counts_for_the_quota_of_streams_while_it_is_open(opened: list[Any]) -> None:
+    async def scenario(served: Served) -> None:
+        served.gate.quotas.take(0, 1, {"User:ANONYMOUS": {Quota.STREAMS: 2}})
+        async with connected(served) as one:
+            one.say([PREAMBLE], fetching(0, 1))
+            assert await one.hear() is not None
+            async with connected(served) as other:
+                other.say([PREAMBLE], opened)
+                await until(lambda: open_streams(served) == 2)
+                async with connected(served) as third:
+                    third.say([PREAMBLE], opening("Fetch"))
+                    assert isinstance(await third.refused(), QuotaExceeded)
+            async with connected(served) as fourth:
+                await until(lambda: open_streams(served) == 1)
+                fourth.say([PREAMBLE], fetching(0, 1))
+                answered = await fourth.hear()
+                assert answered is not None
+                assert answered.kind is Kind.MESSAGE
+
+    run(scenario)
