@@ -325,7 +325,8 @@ RIGHTS: Final[Mapping[str, Row]] = {
     "AlterSecurityFloor": Row((_cluster(_O.ACLS),), changes=True),
     "Produce": Row(
         (_topic(pb.ProduceHeader, _O.WRITE), *_transaction(_O.WRITE, _staging_key)),
-        says="Judged for each batch; the transaction is that of a batch which is staged.",
+        says="Judged for each batch; the transaction is that of a batch which is staged. Whoever may write to no topic "
+        "is refused when the stream is opened.",
         waits=True,
     ),
     "Fetch": Row((_topic(pb.FetchRequest, _O.READ),), waits=True),
@@ -333,6 +334,7 @@ RIGHTS: Final[Mapping[str, Row]] = {
         (
             _topic(pb.SubscribeRequest, _O.READ, "open.partitions.topic"),
             _group(pb.SubscribeRequest, _O.READ, "open.group"),
+            _group(pb.SubscribeRequest, _O.READ, "open.broadcast"),
         ),
         waits=True,
     ),

@@ -276,6 +276,26 @@ def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Meth
     asyncio.run(main())
 
 
+def test_a_broadcast_group_is_joined_by_who_may_read_the_group(tmp_path: Path) -> None:
+    """Else whoever reads the topic joins with a higher priority, and its members are given nothing more."""
+    who = "User:reader"
+    opened = pb.SubscribeOpen(broadcast="desks", member_id="m", partitions=[pb.SubscribePartition(topic=TOPIC)])
+
+    async def main() -> None:
+        async with judging(tmp_path) as broker:
+            root, reader = As(broker, ROOT), As(broker, who)
+            await root.create_topic(TOPIC)
+            await root.allow(pb.AclRule(principal=who, operation="Read", kind="Topic", name=TOPIC))
+            subscribe = BROKER.methods["Subscribe"]
+            denied = await outcome(reader, subscribe, pb.SubscribeRequest(open=opened))
+            assert isinstance(denied, PermissionDenied)
+            assert "no right Read on group 'desks'" in str(denied)
+            await root.allow(pb.AclRule(principal=who, operation="Read", kind="Group", name="desks"))
+            assert await outcome(reader, subscribe, pb.SubscribeRequest(open=opened)) is None
+
+    asyncio.run(main())
+
+
 def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_which_are_there(tmp_path: Path) -> None:
     who = "User:maker"
 
