@@ -241,6 +241,7 @@ class _Broker:
         self._transactions = Transactions(shell, self.cluster, self._topics, self._admin, self._calls)
         held = self._held = Held(config.memory_high or memory_high_by_default(), config.connections_max)
         self._clock = RetentionClock()
+        self._upkeep = Upkeep(shell, self._clock.now_us)
         self._scheduled = Scheduled(shell, self._topics, self._clock.now_us)
         self._producing = Producing(shell, self._topics, held, self._scheduled, self._transactions.owned, self._room)
         self._reading = Reading(shell, self._topics, held)
@@ -320,7 +321,8 @@ class _Broker:
         """What is so now, by the names of metrics."""
         unpublished, age_s = self._transactions.unpublished()
         return {**self._shell.gauges(), **self._held.gauges(), "sink_unpublished": unpublished,
-                "sink_unpublished_age_seconds": age_s, "broker_ready": not self._readiness.why_not()}  # fmt: skip
+                "sink_unpublished_age_seconds": age_s, "broker_ready": not self._readiness.why_not(),
+                "retention_held_up": self._upkeep.holding_up}  # fmt: skip
 
     def _delivery_limit(self, partition: Partition, group: str) -> int | None:
         queue = self._declared.find(partition, group)
@@ -449,7 +451,7 @@ class _Broker:
         spawn(self._total_loss.watch(), "watch for partitions without a log")
         spawn(self._scheduled.keep(), "scheduled batches")
         spawn(Retention(self._shell, self._consumed, self._clock).keep(), "retention")
-        spawn(Upkeep(self._shell, self._clock.now_us).keep(), "upkeep of transactions")
+        spawn(self._upkeep.keep(), "upkeep of transactions")
         spawn(self._beginning.keep(), "beginning of queue groups")
         spawn(self._stuck.watch(), "queue groups that stand still")
         spawn(self._leftovers.keep(), "leftovers of queue groups")

@@ -55,6 +55,7 @@ _VALUES: Final = {
     "client_memory_bytes_max": "Above it streams that hold much are not read.",
     "sink_unpublished": "Micro-batches that are decided here and not published yet.",
     "sink_unpublished_age_seconds": "How long ago the first of them was decided, or this broker began to lead it.",
+    "retention_held_up": "Transactions with staged batches that keep a journal led here from being shortened.",
     "observation_seconds": "How long the last gathering of all this took.",
 }
 _ROLES: Final = ("leader", "follower")

@@ -24,8 +24,9 @@ from mq_protocol.work_keys import place_of
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 10.0
-ALARM_MS: Final = 3_600_000
-"""For how long a staged batch may hold up retention before an operator is told."""
+ALARM_MS: Final = 30_000
+"""For how long a staged batch may hold up retention before an operator is told, within a minute in all. An honest
+micro-batch that takes longer costs a line of the log; a stranger's batch of a few bytes fills the disk."""
 
 FORGET_US: Final = 3_600_000_000
 """For how long a key that was for one decision is remembered after that was published: long past the last retry of its
@@ -57,6 +58,10 @@ class HeldUp:
         self._told.update(due)
         return due
 
+    def __len__(self) -> int:
+        """How many there were at the last look."""
+        return len(self._since)
+
 
 class Upkeep:
     """Owns the alarm. `now_us` is the time by which keys are forgotten, microseconds since 1970."""
@@ -65,6 +70,11 @@ class Upkeep:
         self._shell = shell
         self._now_us = now_us
         self._held_up = HeldUp(ALARM_MS)
+
+    @property
+    def holding_up(self) -> int:
+        """Pairs of a key and a partition led here whose retention it holds up."""
+        return len(self._held_up)
 
     async def keep(self) -> None:
         """Runs until cancelled."""
@@ -78,7 +88,7 @@ class Upkeep:
         """Tell who has held up retention for too long, in partitions led here. `partitions`: of which something may be
         staged; all if not given."""
         held = {
-            (partition.name, batch.key)
+            (partition.name, batch.key): batch.owner
             for partition in (self._shell.partitions() if partitions is None else partitions)
             if partition.serving
             for batch in partition.replica.machine.staged.values()
@@ -93,13 +103,15 @@ class Upkeep:
                     f"They go once partition {place.partition} of the queue's topic has a leader, and the lease under "
                     "which they were staged has ended: `tritonmq queue describe` shows both"
                 )
+            owner = held[name, key]
             log.error(
-                "%s: its journal grows, because batches that %s %r staged for %r have held up retention for an hour. "
-                "%s",
+                "%s: its journal grows, because batches that %s %r%s staged for %r have held up retention for %d s. %s",
                 name,
                 "query" if place is None else "queue group",
                 key.query_id if place is None else place.group,
+                f" of {owner}" if owner else "",
                 key.sink,
+                ALARM_MS // 1000,
                 advice,
             )
 

@@ -347,11 +347,13 @@ def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it
                 await broker.produce("t", *range(first, first + 2_000))
             await until(lambda: _pins(broker))
             await until(lambda: _said(caplog, "transaction abort " + NAME))
+            assert not await _is_free(broker)
             before = _journal_bytes(tmp_path, info.topic_id)
             assert before > 5 * (64 << 10)
             await abort(broker)
             await until(lambda: _shorter(tmp_path, info.topic_id, before // 2))
             assert len([record for record in caplog.records if "transaction abort" in record.message]) == 1
+            await until(lambda: _is_free(broker))
 
     with caplog.at_level(logging.ERROR):
         asyncio.run(scenario())
@@ -359,6 +361,10 @@ def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it
 
 async def _pins(broker: Broker) -> bool:
     return [s.pins for s in (await listed(broker)).staged] == [True]
+
+
+async def _is_free(broker: Broker) -> bool:
+    return (await broker.ask("Observe", pb.ObserveRequest())).values["retention_held_up"] == 0
 
 
 async def _said(caplog: pytest.LogCaptureFixture, text: str) -> bool:

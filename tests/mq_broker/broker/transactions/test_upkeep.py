@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mq_broker.broker.administration import retention
 from mq_broker.broker.transactions import upkeep
 from mq_broker.broker.transactions.upkeep import Upkeep
 from mq_broker.core.entries import SCHEDULED, Forget, TransactionKey
@@ -57,13 +58,19 @@ def test_a_coordinator_that_cannot_forget_is_left_alone_until_later_and_others_g
     run(scenario)
 
 
+def test_what_holds_up_retention_is_told_within_a_minute() -> None:
+    """A batch of a few bytes does it, and a disk is full in less than an hour."""
+    at_the_latest_s = upkeep.LOOK_S + upkeep.ALARM_MS / 1000 + upkeep.LOOK_S
+    assert retention.CHECK_S + at_the_latest_s <= 60
+
+
 def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCaptureFixture) -> None:
     """`transaction abort` is refused for what queue groups stage."""
     of_group = TransactionKey(f"work:{'a' * 32}/3/workers", "t")
 
     async def scenario(world: World) -> None:
         part: Any = world.parts["t", 0]
-        part.stage(staged(1, 0, KEYS[0]), staged(2, 0, of_group))
+        part.stage(replace(staged(1, 0, KEYS[0]), owner="User:etl"), staged(2, 0, of_group))
         part.could_begin = 4
         # one that holds up nothing, and one that waits until it is due
         part.stage(staged(4, 0, KEYS[1], index=4), replace(staged(3, 0, SCHEDULED), due_us=1))
@@ -76,7 +83,7 @@ def test_who_holds_up_retention_is_told_with_what_frees_it(caplog: pytest.LogCap
 
     run(scenario)
     of_query, of_queue = sorted((record.getMessage() for record in caplog.records), key=lambda text: "queue" in text)
-    assert "query 'query 0' staged for 't'" in of_query
+    assert "query 'query 0' of User:etl staged for 't'" in of_query
     assert "tritonmq transaction abort" in of_query
     assert "queue group 'workers' staged for 't'" in of_queue
     assert "partition 3 of the queue's topic" in of_queue
