@@ -28,16 +28,26 @@ _SECRETS: Final = (
     re.compile(rf"{_KEY_BEGIN}.*?(?:{_KEY_END}|\Z)", re.DOTALL),
     re.compile(rf"\A(?:(?!{_KEY_BEGIN}).)*?{_KEY_END}", re.DOTALL),  # one that began before what is read of a log
     re.compile(r"tmq_[0-9A-Za-z]+_[0-9A-Za-z_-]{16,}"),
-    re.compile(r"(?i)(?<=bearer )[0-9a-z._~+/=-]{8,}"),
-    re.compile(r"""(?i)(?:password|passwd|secret|token)["']?\s*[=:]\s*["']?[^\s"',;}]+"""),
+    re.compile(r"(?i)(?:(?<=bearer )|(?<=basic ))[0-9a-z._~+/=-]{8,}"),
+    re.compile(r"\beyJ[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]+(?:\.[0-9A-Za-z_-]*)*"),  # a JWT begins as {" does in base64
+    re.compile(r"(?<=://)[^\s/@]+(?=@)"),  # who asks, in an address: user:password, or a token alone
+    re.compile(r"(?i)\bdigest[ :,]+'?[^\s:]+:[^\s']+"),  # a credential for ZooKeeper
+    re.compile(r"(?<!sha256):[0-9a-f]{64}\b"),  # the same, as `cert` makes it: USER:PASSWORD
 )
+_NAMED: Final = re.compile(
+    r"""(?ix) ( (?: password | passwd | passphrase | pwd | secret | token | credentials? | cookie | authorization
+                | (?: api | access | private | account ) [_.-]? key | zookeeper [._-] auth )
+              (?: \\* ["'] )? \s* (?: [=:] | -> | => ) \s* )
+        ( (?P<quote> \\* ["'] ) [^\r\n]*? (?: (?P=quote) | (?=[\r\n]) | \Z ) | [^\r\n"']+ )""",
+)
+"""What is named as one, and its value: in quotes, or to the end of the line, since a password may have spaces."""
 
 
 def redacted(text: str) -> str:
     """The text without what looks like a token, a private key, or the value of a password or secret."""
     for pattern in _SECRETS:
         text = pattern.sub(LEFT_OUT, text)
-    return text
+    return _NAMED.sub(lambda found: f"{found[1]}{found['quote'] or ''}{LEFT_OUT}{found['quote'] or ''}", text)
 
 
 def write_bundle(

@@ -16,6 +16,7 @@ from mq_client import Producer
 from tests.mq_broker.broker.cluster import standalone
 
 TOKEN = "tmq_k3f9_" + "aZ09-_" * 7 + "a"
+JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJldGwifQ.c2lnbmF0dXJl"
 KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEI\nQWxpY2U=\n-----END EC PRIVATE KEY-----"
 
 
@@ -30,6 +31,24 @@ KEY = "-----BEGIN EC PRIVATE KEY-----\nMHcCAQEEI\nQWxpY2U=\n-----END EC PRIVATE 
         ('{"password": "hunter2", "a": 1}', "hunter2"),
         ("TRITONMQ_TOKEN=hunter2 next", "hunter2"),
         ("client-secret: hunter2", "hunter2"),
+        (f"who shows {JWT} is", JWT.split(".")[1]),
+        (f"who shows {JWT} is", JWT.split(".")[2]),
+        ("--zookeeper-auth etc/zookeeper.auth: tritonmq:" + "0f" * 32, "0f0f"),
+        ("zookeeper.auth = tritonmq:hunter2", "hunter2"),
+        ("addauth digest tritonmq:hunter2", "hunter2"),
+        ("acl 'digest,'tritonmq:aGFzaA==", "aGFzaA"),
+        ('password = "two words"', "words"),
+        ("password: two words", "words"),
+        ('{"message": "said \\"password\\": \\"two words\\", and"}', "words"),
+        ("Authorization: Basic dXNlcjpodW50ZXIy", "dXNlcjpodW50ZXIy"),
+        ("basic dXNlcjpodW50ZXIy", "dXNlcjpodW50ZXIy"),
+        ("GET https://user:hunter2@example.org/x", "hunter2"),
+        ("git+https://aTokenOfMine@example.org/x", "aTokenOfMine"),
+        ("api_key=hunter2", "hunter2"),
+        ("X-Api-Key: hunter2", "hunter2"),
+        ("ssl.key.passphrase -> hunter2", "hunter2"),
+        ("Set-Cookie: a=hunter2; Path=/", "hunter2"),
+        ("cookie: one=1; session=hunter2", "hunter2"),
     ],
 )
 def test_what_looks_like_a_secret_is_taken_out(text: str, secret: str) -> None:
@@ -44,6 +63,10 @@ def test_what_is_none_stays() -> None:
         "a token was revoked",
         "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----",
         "QWxpY2U before",
+        "see https://example.org/x, and mail a@example.org",
+        "sha256:" + "0f" * 32,
+        '{"setting": "broker.zookeeper_auth", "value": "/etc/zookeeper.auth"}',
+        "the password of a credential, and its passphrase, are in no log",
     ):
         assert redacted(text) == text
 
