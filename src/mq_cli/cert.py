@@ -19,6 +19,7 @@ from mq_cli.output import (
     open_admin,
     say,
     timeout_option,
+    write_line,
     write_table,
 )
 from mq_cli.principals import say_if_unknown
@@ -126,7 +127,7 @@ def create_broker(numbers: tuple[int, ...], hosts: tuple[str, ...], dir: Path, c
         for number in numbers:
             directory = write_broker(authority, dir, number, hosts, days)
             write_private(directory / CREDENTIAL, credential.line)
-            click.echo(directory)
+            write_line(directory)
 
 
 @cert.command("create-client")
@@ -151,7 +152,7 @@ def create_client(name: str, replace: bool, dir: Path, ca_key: Path, days: int) 
         elif not path.exists():
             raise InvalidSetting(f"there is no {path} to replace: correct the name, or leave out --replace")
         for written in write_client(authority, dir, name, days):
-            click.echo(written)
+            write_line(written)
 
 
 @cert.command()
@@ -177,10 +178,10 @@ def check(dir: Path, bootstrap: str | None, user: str | None) -> int:  # noqa: A
     for path in paths:
         fault = _fault(path, dir)
         faults += bool(fault)
-        click.echo(f"{path}: {fault or 'good'}")
+        write_line(f"{path}: {fault or 'good'}")
     for address, wrong in _tried(dir, bootstrap, user) if bootstrap else ():
         faults += bool(wrong)
-        click.echo(f"{address}: {wrong or 'good'}")
+        write_line(f"{address}: {wrong or 'good'}")
     return 1 if faults else 0
 
 
@@ -211,7 +212,7 @@ def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa
         for path, found in made.items():
             if found.not_valid_after_utc <= limit:
                 authority.again(found, days).write(path.parent, path.stem)
-                click.echo(path)
+                write_line(path)
     first = min((found.not_valid_after_utc for found in made.values()), default=None)
     if first is None:
         say(f"{dir} holds no certificate but that of the authority")
@@ -238,7 +239,7 @@ def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, bootstr
     with open_admin(bootstrap, timeout_s) as admin:
         if listing:
             for entry in admin.revoked():
-                click.echo(entry)
+                write_line(entry)
             return 0
         known = [] if undo else admin.known_to_brokers(*who)
         if not force:
@@ -248,7 +249,7 @@ def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, bootstr
         _say_whose(each)
     count, there = (done.removed, "was not revoked") if undo else (done.added, "was revoked already")
     missed = len(set(who)) - count
-    click.echo(f"{count} {'no longer revoked' if undo else 'revoked'}" + (f", {missed} {there}" if missed > 0 else ""))
+    write_line(f"{count} {'no longer revoked' if undo else 'revoked'}" + (f", {missed} {there}" if missed > 0 else ""))
     return told_of_brokers(done)
 
 
@@ -272,9 +273,9 @@ def _refuse_what_is_not_meant(known: Sequence[KnownEntry]) -> None:
 
 def _say_whose(known: KnownEntry) -> None:
     if known.whose in ("", known.entry):
-        click.echo(known.entry)
+        write_line(known.entry)
     else:
-        click.echo(f"{known.entry}: a certificate of {known.whose}")
+        write_line(f"{known.entry}: a certificate of {known.whose}")
     if ":" in known.entry:
         say_if_unknown(known)
     elif not known.whose:

@@ -19,6 +19,7 @@ from mq_cli.output import (
     say,
     timeout_option,
     write_json,
+    write_line,
     write_table,
 )
 from mq_cli.reach import check_somebody_listens
@@ -89,11 +90,11 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
         return
     write_table(*summary.brokers())
     click.echo()
-    click.echo(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
-    click.echo(f"level of features: {described.level}{_level_advice(described)}")
+    write_line(f"coordination: {described.coordination}{_ACCESS.get(described.coordination_access, '')}")
+    write_line(f"level of features: {described.level}{_level_advice(described)}")
     for line in summary.security():
-        click.echo(line)
-    click.echo(summary.counts())
+        write_line(line)
+    write_line(summary.counts())
     if summary.out_of_sync:
         click.echo()
         write_table(*summary.not_in_sync(_SHOWN_MAX))
@@ -206,13 +207,13 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
         write_table(["#broker", "release", "#knows level"], [(b.id, b.release or OLD, b.level) for b in found.brokers])
         click.echo()
         if found.absent:
-            click.echo(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows their release")
+            write_line(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows their release")
         if raised:
-            click.echo(f"the cluster was at level {before} and is at level {found.level} now")
+            write_line(f"the cluster was at level {before} and is at level {found.level} now")
         elif found.target > found.level:
-            click.echo(f"the cluster is at level {found.level} and can be raised to level {found.target}")
+            write_line(f"the cluster is at level {found.level} and can be raised to level {found.target}")
         else:
-            click.echo(f"the cluster is at level {found.level}, the highest that every broker knows")
+            write_line(f"the cluster is at level {found.level}, the highest that every broker knows")
     newest = max((each.level for each in found.brokers), default=found.level)
     if newest > max(found.target, found.level):
         context.exit(3)

@@ -306,6 +306,11 @@ def write(text: str) -> None:
     click.echo(printable(text, LINES))
 
 
+def write_line(text: object) -> None:
+    """One line of it, whatever is in the text: brokers and ZooKeeper have said a part of it."""
+    click.echo(printable(str(text)))
+
+
 def say(text: str) -> None:
     """A remark, on standard error."""
     click.echo(printable(text, LINES), err=True)

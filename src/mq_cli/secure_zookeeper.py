@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mq_cli.output import checking_what_was_typed, counted, say
+from mq_cli.output import checking_what_was_typed, counted, say, write_line
 from mq_protocol.pem import Files, files_in
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ async def _work(hosts: str, credential: Credential, tls: Files | None, *, check:
     async with Closing(hosts, credential, tls=tls) as closing:
         if check:
             found = await closing.check()
-            click.echo(f"{counted(found.nodes, 'node')}, {found.opened} open{_such_as(found)}")
+            write_line(f"{counted(found.nodes, 'node')}, {found.opened} open{_such_as(found)}")
             return 1 if found.opened else 0
         done = await closing.close(lambda sofar: say(f"{counted(sofar.opened, 'node')} closed so far"))
-    click.echo(f"{counted(done.nodes, 'node')}, {done.opened} closed now: only the brokers may read and write them")
+    write_line(f"{counted(done.nodes, 'node')}, {done.opened} closed now: only the brokers may read and write them")
     return 0
 
 

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import bootstrap_option, json_option, open_admin, say, timeout_option, write_json, write_table
+from mq_cli.output import (
+    bootstrap_option,
+    json_option,
+    open_admin,
+    say,
+    timeout_option,
+    write_json,
+    write_line,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from mq_client.floor_admin import SecurityFloor
@@ -44,14 +53,14 @@ def show(as_json: bool, bootstrap: str, timeout_s: float) -> None:
         return
     _write_offers(found)
     click.echo()
-    click.echo(f"demanded: {_listed(found.demands)}")
+    write_line(f"demanded: {_listed(found.demands)}")
     if found.can_demand:
-        click.echo(
+        write_line(
             f"every broker that is registered offers {_listed(found.can_demand)}: `tritonmq cluster security raise` "
             "demands it"
         )
     if found.absent:
-        click.echo(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows what they offer")
+        write_line(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows what they offer")
 
 
 @security.command("raise")
@@ -96,9 +105,9 @@ def lower(demands: tuple[str, ...], yes: bool, bootstrap: str, timeout_s: float)
 
 def _say_change(found: SecurityFloor) -> None:
     if found.before == found.demands:
-        click.echo(f"demanded as before: {_listed(found.demands)}")
+        write_line(f"demanded as before: {_listed(found.demands)}")
     else:
-        click.echo(f"demanded before: {_listed(found.before)}; now: {_listed(found.demands)}")
+        write_line(f"demanded before: {_listed(found.before)}; now: {_listed(found.demands)}")
 
 
 def _write_offers(found: SecurityFloor) -> None:
