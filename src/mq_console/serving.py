@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import math
 import socket
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+import h11
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mq_client import Admin, Reader, Security
 from mq_client.security import given
@@ -19,6 +24,13 @@ from mq_console.watching import Watcher
 from mq_console.web import Site
 
 CONNECTIONS_MAX: Final = 64
+WAITING_MAX: Final = CONNECTIONS_MAX // 2
+"""Of these, that have not asked whole. Of more the first of the host that has most is ended: one host that begins
+hundreds of requests leaves room for who asks."""
+
+REQUEST_S: Final = 10.0
+"""How long a request may take to come."""
+
 KEEP_ALIVE_S: Final = 15
 TIMEOUT_MS: Final = 5_000.0
 """For each question to the cluster."""
@@ -55,6 +67,55 @@ class Serving:
     private_key: Path | None = None
 
 
+class Connection(H11Protocol):
+    """One connection, which has a bounded time for each request, from its first byte to its last. uvicorn bounds none,
+    and counts those that say half of one as it counts those that ask."""
+
+    late: asyncio.TimerHandle | None = None
+    """Set while a request is awaited or on its way."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._look()
+        waiting = [each for each in self.connections if isinstance(each, Connection) and each.late is not None]
+        if len(waiting) > WAITING_MAX:
+            _one_too_many(waiting).cut()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop()
+
+    def _look(self) -> None:
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop()
+        elif self.late is None and not self.transport.is_closing():
+            self.late = self.loop.call_later(REQUEST_S, self.cut)
+
+    def cut(self) -> None:
+        """End it now. It waits no more."""
+        self._stop()
+        self.transport.abort()
+
+    def _stop(self) -> None:
+        if self.late is not None:
+            self.late.cancel()
+            self.late = None
+
+
+def _one_too_many(waiting: Sequence[Connection]) -> Connection:
+    """The first of the host that has most."""
+    hosts = Counter(each.client and each.client[0] for each in waiting)
+    [(most, _)] = hosts.most_common(1)
+    return min(
+        (each for each in waiting if (each.client and each.client[0]) == most),
+        key=lambda each: each.late.when() if each.late is not None else math.inf,
+    )
+
+
 class Server(uvicorn.Server):
     """Serves a console on a socket that listens, until `should_exit`."""
 
@@ -63,7 +124,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 guard,
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
