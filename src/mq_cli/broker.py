@@ -23,6 +23,7 @@ from mq_process.allocator import keep_freed_memory
 from mq_process.imports import without_pandas
 from mq_process.logs import dump_stacks_when_asked
 from mq_process.polling import wait_without_event_engine
+from mq_process.tls_versions import refuse_older_tls
 from mq_process.tracing import exporting
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import (
@@ -434,6 +435,7 @@ def broker(
     os.umask(0o027)  # before anything is written: others read nothing of it
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
     wait_without_event_engine()  # before anything of ours imports gRPC
+    refuse_older_tls()
     from mq_broker.broker.config import AutoCreate, BrokerConfig, Role
     from mq_protocol.errors import InvalidSetting
 

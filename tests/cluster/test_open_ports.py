@@ -78,6 +78,16 @@ def lets_in(port: int, shown: ssl.SSLContext) -> bool:
             return False
 
 
+def takes_older_tls(port: int, shown: ssl.SSLContext) -> bool:
+    """Whether the broker ends a handshake of TLS 1.2 well."""
+    with socket.create_connection((HOST, port), ANSWER_S) as plain:
+        try:
+            shown.wrap_socket(plain, server_hostname=HOST).close()
+        except (ssl.SSLError, ConnectionError):
+            return False
+    return True
+
+
 def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps_the_floor_down(
     start_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
@@ -105,6 +115,9 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
         assert [port for port in ports if speaks_plain_text(port)] == []
         assert {port for port in ports if lets_in(port, stranger)} == {of_tokens, http}
         assert {port for port in ports if lets_in(port, known)} == ports
+        older = trusting(certs, own.certificate, own.key)
+        older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
+        assert [port for port in ports if takes_older_tls(port, older)] == []
         assert admin.raise_security_floor("tls").demands == ("tls",)
         admin.lower_security_floor("tls")
         for options, open_to_all in (

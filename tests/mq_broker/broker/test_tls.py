@@ -243,7 +243,8 @@ def test_no_method_is_reached_without_a_good_certificate(tmp_path: Path, monkeyp
 
 
 def test_tls_of_an_older_version_is_refused(tmp_path: Path) -> None:
-    """gRPC in Python cannot refuse the handshake, so each call is refused: here spoken in bytes of HTTP/2."""
+    """A broker's process refuses the handshake (tests/cluster/test_open_ports.py). Where gRPC was imported before, as
+    here, it cannot, and each call is refused: here spoken in bytes of HTTP/2."""
     certs = Certs(tmp_path / "certs", 1)
     older = context(read(certs.user("admin").files()), server=False)
     older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
