@@ -434,8 +434,7 @@ def broker(
         raise click.UsageError("--role proxy runs no ZooKeeper: give the HOST:PORT,… of the cluster's")
     os.umask(0o027)  # before anything is written: others read nothing of it
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
-    wait_without_event_engine()  # before anything of ours imports gRPC
-    refuse_older_tls()
+    _choose_for_grpc()
     from mq_broker.broker.config import AutoCreate, BrokerConfig, Role
     from mq_protocol.errors import InvalidSetting
 
@@ -539,6 +538,12 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
     finally:
         looking.cancel()
         watch.close()
+
+
+def _choose_for_grpc() -> None:
+    """What it reads from the environment once: before anything of ours imports it."""
+    wait_without_event_engine()
+    refuse_older_tls()
 
 
 def _log_to_stderr(level: str, *, as_json: bool, broker: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
-from kazoo.security import OPEN_ACL_UNSAFE
+from kazoo.security import ACL, OPEN_ACL_UNSAFE, make_acl
 
 from mq_broker.coordination import zookeeper_closing
 from mq_broker.coordination.credential import Credential
@@ -19,6 +19,7 @@ from mq_broker.coordination.interface import BrokerRegistration, TopicSpec
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.coordination.zookeeper_closing import Closing
 from mq_broker.core.messages import CasOutcome
+from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting
 from tests.mq_broker.coordination.wire import Heard, eventually, id_of, state_of
 
@@ -123,6 +124,49 @@ def test_a_cluster_that_begins_with_a_credential_is_closed_to_strangers_in_every
                         assert refused(lambda path=path: stranger.delete(path, recursive=False)), path
 
     asyncio.run(main())
+
+
+def documented() -> list[tuple[str, list[ACL]]]:
+    """What docs/zookeeper.md has an operator say to close `/`: paths, and the lists they are given."""
+    page = Path(__file__).parents[3] / "docs/zookeeper.md"
+    given = [line.split()[1:] for line in page.read_text().splitlines() if line.startswith("setAcl ")]
+    lists = {"auth::cdrwa": OURS.acl, "world:anyone:r,auth::cdrwa": [make_acl("world", "anyone", read=True), *OURS.acl]}
+    return [(path, lists[acl]) for path, acl in given]
+
+
+def test_what_the_manual_says_closes_what_is_beside_the_tree(tmp_path: Path) -> None:
+    zookeeper = EmbeddedZooKeeper(tmp_path / "zookeeper")
+    zookeeper.start()
+
+    def close() -> None:
+        with kazoo(zookeeper.hosts, OURS) as ours:
+            for path, acl in documented():
+                ours.set_acls(path, acl)
+
+    def strangers_are_refused() -> None:
+        for credential in (None, OTHER):
+            with kazoo(zookeeper.hosts, credential) as stranger:
+                for call in (
+                    lambda stranger=stranger: stranger.create("/beside", b""),
+                    lambda stranger=stranger: stranger.create("/zookeeper/beside", b""),
+                    lambda stranger=stranger: stranger.create("/zookeeper/quota/tritonmq", b""),
+                    lambda stranger=stranger: stranger.set_acls("/", OTHER.acl),
+                ):
+                    assert refused(call)
+
+    async def main() -> None:
+        assert len(documented()) == 3
+        await asyncio.to_thread(close)
+        await asyncio.to_thread(strangers_are_refused)
+        for _ in range(2):  # it begins, and goes on
+            async with session(zookeeper.hosts, "/tritonmq", OURS) as service:
+                await service.cluster_id()
+                assert service.access == "closed"
+
+    try:
+        asyncio.run(main())
+    finally:
+        zookeeper.stop()
 
 
 @pytest.mark.parametrize(("credential", "said"), [(None, "--zookeeper-auth FILE"), (OTHER, "other.auth")])
