@@ -11,6 +11,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, conversations
@@ -142,7 +143,7 @@ async def _serve(stream: bytes, pieces: random.Random) -> bool:
     held = conversations(_Service(), Gate(Authority()), Room(10), FRAMED, METHODS)
     server: Any = StreamServer.__new__(StreamServer)
     server._conversations = held
-    wire, transport = StreamWire(MESSAGE_BYTES_MAX, Held(1 << 30)), _Transport()
+    wire, transport = StreamWire(MESSAGE_BYTES_MAX, Arrivals(Held(1 << 30))), _Transport()
     wire.connection_made(transport)
     feeding = asyncio.create_task(_feed(wire, transport, stream, pieces))
     error: TritonMQError | None = None

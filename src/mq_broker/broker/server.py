@@ -76,6 +76,7 @@ from mq_broker.broker.queues.staging import Staging
 from mq_broker.broker.queues.stuck import Stuck
 from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
@@ -279,7 +280,9 @@ class _Broker:
         forwarded = ForwardedHandlers(rpc_service.handlers(services, gate, room), passed_on)
         for_peers = (peer_handlers(services, self._links, proof, refusals), forwarded)
         door = TokenDoor(self._judging.authenticators(), self._judging.audit)
-        self._ports.serve(for_clients, for_peers, self._links.accept, streams, door, self._flight(room), self._held)
+        self._ports.serve(
+            for_clients, for_peers, self._links.accept, streams, door, self._flight(room), Arrivals(self._held)
+        )
 
     def _flight(self, room: rpc_service.Room) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
         """What is served at the port for Arrow Flight."""

@@ -20,7 +20,7 @@ WHOLE_S: Final = 60.0
 
 
 class Memory(Protocol):
-    """Owns how much may be held for clients (broker/runtime/memory.py). `caller`: for whom."""
+    """Owns how much may be on its way from clients (broker/runtime/arrivals.py). `caller`: for whom."""
 
     def add_at_once(self, caller: str, count: int) -> bool: ...
     async def receive(self, caller: str, count: int) -> None: ...

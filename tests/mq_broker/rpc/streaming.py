@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.framed import bind
@@ -104,7 +105,7 @@ class Served:
         listener, self.port = bind(f"{HOST}:0", "--stream-listen")
         options = {"connections_max": 100, **options}
         self.memory = memory or Held(1 << 30)
-        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, memory=self.memory, **options)
+        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, memory=Arrivals(self.memory), **options)
 
 
 class Client:

@@ -29,7 +29,7 @@ def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_waits_in_t
             for client in clients:
                 client.say([OPENED, message[:-1_000]])
             await until(lambda: served.service.begun == len(clients))
-            await until(lambda: served.memory.bytes > 4_000_000)
+            await until(lambda: served.memory.bytes > 2_000_000)
             waiting = [asyncio.create_task(client.result()) for client in clients]
             for client in clients:
                 client.say([message[-1_000:]])
@@ -38,8 +38,8 @@ def test_what_is_half_sent_is_counted_and_more_than_there_is_room_for_waits_in_t
             assert await asyncio.gather(*waiting) == [(1, 1_000_000)] * len(clients)
         await until(lambda: served.memory.bytes == 0)
 
-    run(scenario, memory=Held(4_000_000))
-    assert most <= 5_000_000
+    run(scenario, memory=Held(6_000_000))
+    assert most <= 3_100_000  # half of it, and what was handed over just now
 
 
 def test_what_is_half_sent_by_who_is_gone_is_given_back() -> None:

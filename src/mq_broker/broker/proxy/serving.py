@@ -22,6 +22,7 @@ from mq_broker.broker.ports import Ports
 from mq_broker.broker.proxy.holding import Holding
 from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.proxy.routing import Routing
+from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.rpc import service as rpc_service
@@ -103,7 +104,7 @@ class _Proxy:
         self._routing = Routing(self.cluster, self._forwarding, leaders, holding, held, self._judging.acls.refresh)
         served = rpc_service.handlers(_Elsewhere(), self._judging.gate, rpc_service.Room(), self._routing)
         door = TokenDoor(self._judging.authenticators(), self._judging.audit)
-        self._ports.serve((served, health_handler(self._why_not_ready)), (), None, {}, door, (), held)
+        self._ports.serve((served, health_handler(self._why_not_ready)), (), None, {}, door, (), Arrivals(held))
 
     def _why_not_ready(self) -> str:
         return "" if self.cluster.brokers else "no broker of the cluster is registered"

@@ -2,7 +2,7 @@
 
 Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the
 streams of those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been
-answered or sent. A large message at the stream port counts before it is received, for the user whose it is. What they
+answered or sent. A large message at the stream port counts before it is received (arrivals.py). What they
 are sent is counted before it is read from the journal, and not read above the mark.
 """
 
@@ -67,6 +67,10 @@ class Held:
         # Of those, whose callers hold little: they wait for what all hold to be less than twice the mark
         self._large: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
+    @property
+    def high(self) -> int:
+        return self._high
+
     def gauges(self) -> dict[str, float]:
         """What is held, and the mark, by the names of metrics."""
         return {"client_memory_bytes": self.bytes, "client_memory_bytes_max": self._high}
@@ -92,12 +96,6 @@ class Held:
         self._of[caller] -= count
         if not self._of[caller]:
             del self._of[caller]
-        self._wake(caller)
-
-    async def receive(self, caller: str, count: int) -> None:
-        """Counts so many bytes of a message that is on its way, once there is room for them. Waits for it."""
-        await self._wait(_Wish(caller, count))
-        self.add(caller, count)
         self._wake(caller)
 
     async def room(self, caller: str) -> None:
