@@ -49,13 +49,14 @@ class Line:
         self._receiver: Receiver = connected[1]
         self.connection.sendall(b"".join(streams.open_message(method)))
 
-    def ended(self) -> TritonMQError:
-        """Why the broker has ended the call. Waits for it, and answers when it is asked whether anybody is there."""
+    def ended(self) -> TritonMQError | None:
+        """Why the broker has ended the call; None if it did so without a word. Waits for it."""
         self.connection.settimeout(ENDS_S)
         while True:
             while (found := self._receiver.next()) is None:
                 count = self.connection.recv_into(self._receiver.buffer())
-                assert count, "it was ended without a word"
+                if not count:
+                    return None
                 self._receiver.received(count)
             message = said(found)
             if message.kind is Kind.ERROR:
@@ -117,16 +118,28 @@ def test_what_is_half_sent_is_held_up_to_the_mark_and_others_are_served(tmp_path
             admin.create_topic("t", partitions=1)
         with most_resident(cluster) as found:
             before = found[0]
-            with half_sent(address), Line(address) as late:
-                late.connection.sendall(SIZES + bytes(1_000))
-                with Producer(cluster.bootstrap, linger_ms=0) as producer:
-                    producer.publish("t", "small").result(WAIT_S)
-                error = late.ended()
-        assert isinstance(error, Overloaded)
-        assert "--memory-high" in str(error)
+            with half_sent(address), Producer(cluster.bootstrap, linger_ms=0) as producer:
+                producer.publish("t", "small").result(WAIT_S)
         assert found[0] - before < GROWN_BYTES_MAX
         with Producer(cluster.bootstrap, linger_ms=0) as producer:  # all is given back
             producer.publish("t", "x" * 500_000).result(WAIT_S)
+
+
+@pytest.mark.long
+def test_who_finds_no_room_for_a_large_message_is_told(tmp_path: Path) -> None:
+    """What has only begun counts whole, so there is none long before anybody is cut off for saying nothing."""
+    with (
+        LocalCluster(tmp_path, arguments=["--memory-high", str(MEMORY_HIGH_FLOOR)]) as cluster,
+        contextlib.ExitStack() as opened,
+    ):
+        address, lines = stream_address(cluster), []
+        for _ in range(MEMORY_HIGH_FLOOR // MESSAGE_BYTES // 2 + 1):
+            lines.append(opened.enter_context(Line(address)))
+            lines[-1].connection.sendall(SIZES + bytes(1_000))
+        with ThreadPoolExecutor(len(lines)) as threads:
+            errors = [error for error in threads.map(Line.ended, lines) if error is not None]
+        assert [type(error) for error in errors] == [Overloaded], "the others were cut off for saying nothing"
+        assert "--memory-high" in str(errors[0])
 
 
 @pytest.mark.long
