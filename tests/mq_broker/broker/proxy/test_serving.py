@@ -250,7 +250,10 @@ def test_rules_that_change_through_a_proxy_are_in_force_there_at_once(
         ):
             deafen(monkeypatch, CoordinationEvent.SECURITY_CHANGED, ID)
             asks = pb.AclsRequest(principal=ETL)
-            await admin.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write")]))
+            elsewhere = pb.AclRule(
+                principal=ETL, operation="Write", kind="Topic", name="another"
+            )  # so streams are opened
+            await admin.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write"), elsewhere]))
             await two.ask("Acls", asks)
             await etl.produce("t", 1)
             await one.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write", who="*", deny=True)]))
