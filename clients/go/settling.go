@@ -339,11 +339,11 @@ func (q *Queue) answered(p *queuePlace, address string, l *line, told *pb.Settle
 		return malformed(address, "it told of records that went back, and which these are makes no sense")
 	}
 	extends := l.word().outcome == pb.Outcome_OUTCOME_EXTEND
+	again := false
 	for _, piece := range l.pieces {
 		for _, at := range piece.at {
 			_, isLost := slices.BinarySearch(lostAt, at)
-			// It was said before, and that answer was lost: what is not this member's any more went back by that
-			isLost = isLost && (extends || !piece.again || piece.word.outcome == pb.Outcome_OUTCOME_ACK)
+			again = again || piece.again && !extends && piece.word.outcome != pb.Outcome_OUTCOME_ACK
 			switch {
 			case isLost && (!extends || piece.lease.states[at] <= begun):
 				q.over(piece.lease, at, lost)
@@ -361,7 +361,7 @@ func (q *Queue) answered(p *queuePlace, address string, l *line, told *pb.Settle
 			q.over(each.lease, each.at, lost)
 		}
 	}
-	if len(lostAt) > 0 {
+	if len(lostAt) > 0 || again { // the answer that was lost may have told of others that went back with these
 		q.releaseBehind(p)
 	}
 	return nil

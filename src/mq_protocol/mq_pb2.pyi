@@ -7142,12 +7142,17 @@ Global___WorkLease: _TypeAlias = WorkLease  # noqa: Y015
 class WorkAccept(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    LATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def late(self) -> Global___WorkHeld: ...
     def __init__(
         self,
+        *,
+        late: Global___WorkHeld | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["late", b"late"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["late", b"late"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -7179,19 +7184,22 @@ class WorkReturn(_message.Message):
     CHARGED_FIELD_NUMBER: _builtins.int
     DUE_US_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SAID_FIELD_NUMBER: _builtins.int
     charged: _builtins.bool
     due_us: _builtins.int
     error: _builtins.str
+    said: _builtins.bool
     def __init__(
         self,
         *,
         charged: _builtins.bool = ...,
         due_us: _builtins.int = ...,
         error: _builtins.str = ...,
+        said: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["charged", b"charged", "due_us", b"due_us", "error", b"error"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["charged", b"charged", "due_us", b"due_us", "error", b"error", "said", b"said"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -7570,6 +7578,8 @@ class WorkPart(_message.Message):
     RECOVERY_FIELD_NUMBER: _builtins.int
     BEGUN_EPOCH_FIELD_NUMBER: _builtins.int
     BEGUN_ENTRY_FIELD_NUMBER: _builtins.int
+    FLOOR_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
     group: _builtins.str
     life: _builtins.int
     base: _builtins.int
@@ -7613,6 +7623,12 @@ class WorkPart(_message.Message):
     def outbox(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkOutgoing]: ...
     @_builtins.property
     def taken(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkTaken]: ...
+    @_builtins.property
+    def floor(self) -> Global___WorkHeld: ...
+    @_builtins.property
+    def ended(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkEnded]:
+        """of leases up to the floor some may be missing"""
+
     def __init__(
         self,
         *,
@@ -7640,10 +7656,12 @@ class WorkPart(_message.Message):
         recovery: _builtins.int = ...,
         begun_epoch: _builtins.int = ...,
         begun_entry: _builtins.int = ...,
+        floor: Global___WorkHeld | None = ...,
+        ended: _abc.Iterable[Global___WorkEnded] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["floor", b"floor"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "begun_entry", b"begun_entry", "begun_epoch", b"begun_epoch", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "recovery", b"recovery", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "base", b"base", "begun_entry", b"begun_entry", "begun_epoch", b"begun_epoch", "bits", b"bits", "charged", b"charged", "chunks", b"chunks", "dead", b"dead", "dropped", b"dropped", "ended", b"ended", "floor", b"floor", "frontier", b"frontier", "full", b"full", "group", b"group", "last_n", b"last_n", "lent", b"lent", "lent_by", b"lent_by", "life", b"life", "mark", b"mark", "marked", b"marked", "marks", b"marks", "members", b"members", "outbox", b"outbox", "recovery", b"recovery", "returned", b"returned", "taken", b"taken"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -7698,6 +7716,40 @@ class WorkHeld(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkHeld: _TypeAlias = WorkHeld  # noqa: Y015
+
+@_typing.final
+class WorkEnded(_message.Message):
+    """How a lease ended: gaps and lengths, and of each run how (0 to 4) and which delivery of its records that was."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    RANGES_FIELD_NUMBER: _builtins.int
+    HOW_FIELD_NUMBER: _builtins.int
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def lease(self) -> Global___WorkHeld: ...
+    @_builtins.property
+    def ranges(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def how(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def deliveries(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        lease: Global___WorkHeld | None = ...,
+        ranges: _abc.Iterable[_builtins.int] | None = ...,
+        how: _abc.Iterable[_builtins.int] | None = ...,
+        deliveries: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "how", b"how", "lease", b"lease", "ranges", b"ranges"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkEnded: _TypeAlias = WorkEnded  # noqa: Y015
 
 @_typing.final
 class WorkMark(_message.Message):

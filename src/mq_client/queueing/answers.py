@@ -181,11 +181,8 @@ class Answers:
 
     def _done(self, place: Place, line: Line, gaps: Any, now: float) -> list[Tally]:
         lost = _lost(line, gaps)
+        # It was said before, and that answer was lost: it may have told of others that went back with these
         again = line.again and line.word.outcome != pb.OUTCOME_ACK
-        if again:
-            # It was said before, and that answer was lost: what the leader does not know as this member's any more
-            # went back by it
-            lost = lost[:0]
         if line.word.outputs is not None and len(lost):
             return self._nothing_of_it(place, line, now)
         self._holdings.end(line.lease, lost, LOST)

@@ -16,6 +16,7 @@ from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import OffsetsSkipped, Published
 from mq_broker.core.work import state as work_state
+from mq_broker.core.work.endings import How
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, LeaseId, Reason, Reject, Return, Send, Step
 from mq_protocol import mq_pb2 as pb
@@ -35,6 +36,12 @@ DEAD, OUTPUTS = ".dead", ".out"
 ACK_WITH_OUTPUT = 100
 """Beside the outcomes of the protocol: an ack with one record that is to be published."""
 
+HOWS = {
+    pb.OUTCOME_ACK: How.ACCEPTED,
+    pb.OUTCOME_RELEASE: How.RELEASED,
+    pb.OUTCOME_FAIL: How.FAILED,
+    pb.OUTCOME_REJECT: How.REJECTED,
+}
 LEASE_S = 3.0
 RESUME_S = 1.0
 DELIVERY_LIMIT = 4
@@ -69,7 +76,6 @@ class QueueTruth:
         self.recoveries = 0
         self._written: dict[tuple[int, int], Written] = {}
         self._asked: set[Asked] = set()
-        self._acked: set[int] = set()
         self._lives: Counter[str] = Counter()
         self._extended: dict[tuple[LeaseId, int], tuple[float, int]] = {}
         self._heard: dict[str, list[tuple[float, float]]] = {}  # of each session: when it was opened, and first heard
@@ -78,7 +84,6 @@ class QueueTruth:
         self._lent: dict[tuple[LeaseId, int], tuple[int, int]] = {}
         self._ended: dict[tuple[LeaseId, int], int] = {}
         self._ended_at: dict[tuple[LeaseId, int], int] = {}
-        self._told: set[tuple[LeaseId, int]] = set()
         self._replaced: Counter[str] = Counter()
         self._works = 0
         self._checked: set[tuple[int, int]] = set()
@@ -95,6 +100,7 @@ class QueueTruth:
         self._epochs: dict[int, int] = {}
         self._machine = PartitionMachine(WindowBounds(1_000))
         self._model = Model({})
+        self._former: dict[int, dict[LeaseId, How]] = {}  # of records that the model has forgotten, as they have ended
         self._life = 0
         self._recovery = 0  # the last that ended the leases of the group
         self._gaps: list[tuple[int, int]] = []  # offsets that are nobody's, each (first, next)
@@ -230,6 +236,7 @@ class QueueTruth:
     def _begins(self, life: int, recovery: int) -> None:
         if life > self._life:
             self._life, self._model, self._next, self._recovery = life, Model({}), -1, recovery
+            self._former = {}
 
     def _follow_log(self, entry: Entry, state: WorkState) -> None:
         """New records, and those that no one can be lent any more."""
@@ -264,7 +271,7 @@ class QueueTruth:
             self._fail(f"the state at entry {self.at} is not what the model says (line {line}): {error}")
         keep = max(self._model.records)
         for offset in [each for each in self._model.records if each < min(state.base, keep)]:
-            del self._model.records[offset]
+            self._former[offset] = self._model.records.pop(offset).ended
 
     # ------------------------------------------------------------------ each step has a cause
 
@@ -280,13 +287,15 @@ class QueueTruth:
                 fresh = [o for o in fresh if o >= lent_to]
                 if fresh and runs >= work_state.RUNS_MAX:
                     self._fail(f"fresh records {fresh} are lent while {runs} runs are kept")
-            case Accept(ranges):
+            case Accept(ranges, late):
                 self.order.accepts(ranges, self._model)
                 for offset, record in self._unsettled(ranges):
                     if record.lease is not None and record.lease[:2] != at[:2]:
                         self._has_cause(record.lease, offset, pb.OUTCOME_ACK, "is settled")
-                    elif record.lease is None and offset not in self._acked:
+                    elif record.lease is None and (late is None or (late, offset, pb.OUTCOME_ACK) not in self._asked):
                         self._fail(f"offset {offset} is settled, and no member has acknowledged it")
+                    elif late is not None and not record.welcomes(late, How.ACCEPTED, DELIVERY_LIMIT):
+                        self._fail(f"offset {offset} is settled late, and {late} is not its last lease: {record}")
             case Send():
                 self._check_send(step, at)
             case Return() | Reject():
@@ -333,25 +342,25 @@ class QueueTruth:
             self._fail(f"offset {offset} {what} while {member} has it in {lease} and did not ask for that")
 
     def _check_return(self, step: Return | Reject, lease: LeaseId, offset: int, written: Written) -> None:
-        outcome = pb.OUTCOME_RELEASE
+        outcome = -1
         if isinstance(step, Reject):
             outcome = pb.OUTCOME_REJECT
             self._has_cause(lease, offset, outcome, "is rejected")
         elif step.charged and step.error == RAN_OUT:
-            outcome = -1
             self._check_ran_out(lease, offset, written)
         elif step.charged and step.error == REPLACED:
-            outcome = -1
             member = self._model.members[lease]
             self._replaced[member] += 1
             if self._replaced[member] > self._lives[member] - 1:
                 self._fail(f"offset {offset} is charged, and {member} was not replaced so often")
         elif step.charged and step.error == LOST:
-            outcome = -1
             self._check_lost(self._model.members[lease], lease, offset, written)
         elif step.charged:
             outcome = pb.OUTCOME_FAIL
             self._has_cause(lease, offset, outcome, "is charged")
+        elif step.said:
+            outcome = pb.OUTCOME_RELEASE
+            self._has_cause(lease, offset, outcome, "is released")
         self._ended[lease, offset] = outcome
         self._ended_at[lease, offset] = self.at
 
@@ -395,8 +404,6 @@ class QueueTruth:
     def asks(self, lease: LeaseId, offset: int, outcome: int) -> None:
         """A member is about to settle it."""
         self._asked.add((lease, offset, outcome))
-        if outcome == pb.OUTCOME_ACK:
-            self._acked.add(offset)
 
     def was_asked(self, lease: LeaseId, offset: int) -> bool:
         """Whether its member has asked for its lease to end."""
@@ -449,27 +456,22 @@ class QueueTruth:
                 self._fail(f"offset {offset} is in {its} still, though {member} did not name it before {lease}")
 
     def answered(self, lease: LeaseId, offset: int, outcome: int, lost: bool, asked_at: float, broker: int) -> None:
-        """What a member was told of its request is so."""
+        """What a member was told of its request is so: what is said to be done is what has ended this lease."""
         record = self._model.records.get(offset)
         if self.is_old(asked_at):
             return
-        settled = record is None or record.settled
         held = record is not None and not record.settled and record.lease == lease
+        how = (record.ended if record is not None else self._former.get(offset, {})).get(lease)
         if outcome == ACK_WITH_OUTPUT:
             if lost == (self.outputs.get(offset) == lease):
                 self._fail(f"the output of offset {offset} was said to be {'lost' if lost else 'decided'}, and is not")
-        elif lost:
-            if held:
-                self._fail(f"offset {offset} was said to be lost, and is in {lease} still")
+        elif lost and held:
+            self._fail(f"offset {offset} was said to be lost, and is in {lease} still")
         elif outcome == pb.OUTCOME_EXTEND:
-            self._extended[lease, offset] = asked_at, broker
-        elif settled:
-            return
-        elif outcome == pb.OUTCOME_ACK:
-            self._fail(f"offset {offset} was said to be settled, and is not: {record}")
-        elif self._ended.get((lease, offset)) != outcome:
-            self._fail(f"outcome {outcome} of offset {offset} was said to be done, and {lease} has not ended so")
-        elif (lease, offset) in self._told:
-            self._fail(f"offset {offset} was given back from {lease} twice")
-        else:
-            self._told.add((lease, offset))
+            if not lost:
+                self._extended[lease, offset] = asked_at, broker
+        elif lost == (how is HOWS[outcome]):
+            state = self._machine.work.get(GROUP)
+            if not lost or (state is not None and state.endings.is_whole(lease)):
+                told = "lost" if lost else "done"
+                self._fail(f"outcome {outcome} of offset {offset} was said to be {told}, and {lease} ended so: {how!r}")

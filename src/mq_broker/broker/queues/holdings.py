@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Final
 
 from mq_broker.broker.queues.clocks import Clocks
 from mq_broker.broker.queues.members import LEASES_MAX, WORKING_MAX, Members, first_unsettled
 from mq_broker.broker.queues.requests import Asking, Extend
 from mq_broker.core.work.order import without
-from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
-from mq_broker.core.work.run_map import RunMap
+from mq_broker.core.work.ranges import Range, Ranges, joined
 from mq_broker.core.work.settling import Answer, Failed, Release, Settle
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import LeaseId
@@ -99,11 +97,11 @@ class Holdings:
     def _ran_out(self, lease: LeaseId, ranges: Ranges, *, ordered: bool) -> list[Settle]:
         member, missing_count = self._state.leases[lease].member, self._state.settled.missing_count
         if ordered:
-            return [Settle(lease, member, ranges, Failed(RAN_OUT, begun_first=True))]
+            return [Settle(lease, member, ranges, Failed(RAN_OUT, begun_first=True), said=False)]
         begun = self.members.begun(member, ranges)
-        settles = [Settle(lease, member, joined(begun), Failed(RAN_OUT))] if begun else []
+        settles = [Settle(lease, member, joined(begun), Failed(RAN_OUT), said=False)] if begun else []
         rest = [(first, end) for first, end in without(ranges, begun) if missing_count(first, end)]
-        return [*settles, Settle(lease, member, joined(rest), Release())] if rest else settles
+        return [*settles, Settle(lease, member, joined(rest), Release(), said=False)] if rest else settles
 
     def unclaimed(self, asking: Asking, most: int) -> tuple[list[Settle], bool]:
         """Leases that the member does not name go back: they were lent by answers that it never had, or to a process
@@ -137,8 +135,9 @@ class Holdings:
                 charge -= taken
                 left += [(until, end)] if self._state.settled.missing_count(until, end) else []
             rests = joined(left)[: most - count]
-            settles += [Settle(lease, member, joined(charged), Failed(why, begun_first=True))] if charged else []
-            settles += [Settle(lease, member, rests, Release())] if rests else []
+            ended = Failed(why, begun_first=True)
+            settles += [Settle(lease, member, joined(charged), ended, said=False)] if charged else []
+            settles += [Settle(lease, member, rests, Release(), said=False)] if rests else []
             count += len(charged) + len(rests)
         return settles, count < most
 
@@ -162,18 +161,13 @@ class Holdings:
         )
 
     def extend(self, item: Extend, now_ms: int) -> Answer:
-        """The records that are the member's have the whole time of their lease again."""
+        """The records that are the member's have the whole time of their lease again; all others are lost."""
         held = self._state.leases.get(item.lease)
         ranges: list[Range] = []
         if held is not None and held.member == item.member:
             ranges = self.of(item.lease, item.ranges)
             self._clocks.extend(item.lease, ranges, _begun(now_ms))
-        mine: RunMap[bool] = RunMap((first, end, True) for first, end in joined(ranges))
-        lost: list[Range] = []
-        for first, end, known in mine.pieces(item.ranges):
-            if known is None:
-                lost += islice(self._state.settled.missing(first, end), RANGES_MAX - len(lost))
-        return Answer(lost=tuple(lost))
+        return Answer(lost=tuple(without(item.ranges, ranges)))
 
     def full(self, member: str, limit: int) -> bool:
         """Whether the member is lent no more before it has settled something: it has too many leases, or a record that

@@ -139,7 +139,7 @@ class PartitionMachine:
                 log = self.log_start_offset, self.next_offset
                 self.work.apply(group, life, steps, entry.leader_epoch, entry.index, log)
             case EpochStart(offset_floor=floor, recovery=recovery):
-                self.work.recover(recovery)
+                self.work.recover(recovery, (entry.leader_epoch, entry.index))
                 return self._skip_to(floor)
             case Trim(log_start_offset=offset):
                 start = min(offset, self.next_offset)  # there is nothing beyond to drop

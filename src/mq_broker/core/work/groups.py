@@ -43,10 +43,11 @@ class WorkGroups(dict[str, WorkState]):
                 else:
                     state.apply(step, LeaseId(leader_epoch, index, number), end)
 
-    def recover(self, recovery: int) -> None:
-        """The log was cut by a recovery: leases that were made before it end uncharged."""
+    def recover(self, recovery: int, at: tuple[int, int]) -> None:
+        """The log was cut by a recovery: leases that were made before it end uncharged. `at`: epoch and index of the
+        entry that says so."""
         for state in self.values():
-            state.recover(recovery)
+            state.recover(recovery, at)
 
     def skip(self, first: int, end: int) -> None:
         """No record has these offsets, and none will."""

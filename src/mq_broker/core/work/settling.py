@@ -6,12 +6,12 @@ Nothing here changes the state: the steps do, once they are committed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum
-from itertools import islice
-from typing import Final, TypeAlias
+from itertools import chain, islice
+from typing import Final, NamedTuple, TypeAlias
 
+from mq_broker.core.work.endings import How
 from mq_broker.core.work.order import Order, without
 from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined, why_wrong
 from mq_broker.core.work.run_map import RunMap
@@ -75,12 +75,13 @@ Outcome: TypeAlias = Ack | AckWithOutputs | Release | Failed | Rejected
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """A member's word on records that were lent to it."""
+    """A member's word on records that were lent to it. Not `said`: its leader takes them from it."""
 
     lease: LeaseId
     member: str
     ranges: Ranges
     outcome: Outcome
+    said: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +195,21 @@ def gather(
     return Gathered(entry.steps(), tuple(settled), tuple(lent), (), tuple(lends[len(lent) :]), tuple(sent))
 
 
-class _Now(Enum):
-    """What the steps before have made of a record."""
+class _Now(NamedTuple):
+    """What the steps before have made of a record. `how`: `lease` ended; None: it was lent anew. No lease: it was sent
+    as a dead letter."""
 
-    SETTLED = 1
-    BACK = 2
-    LENT = 3
+    lease: LeaseId | None
+    how: How | None
+
+
+class _Judged(NamedTuple):
+    """`mine`: what an outcome is for, settled records among them. `late`: of an acknowledgement, what nobody has since
+    this lease ran out."""
+
+    mine: list[Range]
+    late: list[Range]
+    lost: list[Range]
 
 
 PIECES_MAX: Final = 2 * RANGES_MAX
@@ -207,6 +217,27 @@ PIECES_MAX: Final = 2 * RANGES_MAX
 each takes three microseconds."""
 
 _TOO_MANY: Final = f"the request concerns more than {RANGES_MAX} ranges of records: settle fewer at once"
+
+
+def _how(settle: Settle) -> How:
+    """How the lease ends by it."""
+    match settle.outcome:
+        case Ack() | AckWithOutputs():
+            return How.ACCEPTED
+        case _ if not settle.said:
+            return How.TAKEN
+        case Release():
+            return How.RELEASED
+        case Failed():
+            return How.FAILED
+        case Rejected():
+            return How.REJECTED
+
+
+def _each(ranges: Iterable[Range], settle: Settle) -> list[tuple[int, int, _Now]]:
+    """These, as the outcome leaves them."""
+    now = _Now(settle.lease, _how(settle))
+    return [(first, end, now) for first, end in ranges]
 
 
 class _Entry:
@@ -249,27 +280,20 @@ class _Entry:
         if isinstance(settle.outcome, AckWithOutputs):
             return self._settle_with_outputs(settle, settle.outcome)
         before = self._pieces
-        mine, lost = self._judged(settle)
-        if mine is None or lost is None:
+        judged = self._judged(settle)
+        if judged is None:
             return None if before else Answer(error=InvalidRequest(_TOO_MANY))
-        if setting.order is not None and not isinstance(settle.outcome, Ack):
-            lost = self._with_settled(settle, mine, lost)
-        now, answer = _Now.BACK, Answer(lost=joined(lost))
+        mine, late, lost = judged
+        answer = Answer(lost=joined(lost))
         if isinstance(settle.outcome, Ack):
-            now = _Now.SETTLED
             if setting.order is not None and mine:
                 waits = setting.order.overtaking(mine, self._done)
                 mine, answer = without(mine, waits), replace(answer, waits=waits)
-        elif setting.order is not None and mine:
+            steps = [Accept(joined(some), of) for some, of in ((mine, None), (late, settle.lease)) if some]
+            return self._written(steps, _each(joined(mine, late), settle), answer)
+        if setting.order is not None and mine:
             return self._give_back(settle, mine, answer, setting.order)
-        return self._written(self._steps_of(settle.outcome, mine), mine, now, answer)
-
-    def _with_settled(self, settle: Settle, mine: list[Range], lost: list[Range]) -> list[Range]:
-        """What is told as lost of records that go back in order: settled ones too. The member may ask again after one
-        was sent as a dead letter, and what went back with it the first time is not known any more."""
-        unsettled = (piece for low, high in mine for piece in self._state.settled.missing(low, high))
-        exact = list(islice(unsettled, RANGES_MAX + 1))
-        return without(settle.ranges, exact) if len(exact) <= RANGES_MAX else lost
+        return self._written(self._steps_of(settle, mine), _each(joined(mine), settle), answer)
 
     def _give_back(self, settle: Settle, mine: list[Range], answer: Answer, order: Order) -> Answer | None:
         """With them go the member's later records of their keys, uncharged. What cannot be in one entry stays: it
@@ -282,20 +306,26 @@ class _Entry:
             if len(exact) < RANGES_MAX:
                 named = exact
                 mine = without(named, order.of_those_after(named, named))
-        pulled: list[Range] = []
+        pulled: list[tuple[int, int, _Now]] = []
         # What a step before has given back, as it ran out, the member is told too: it is not to begin with it.
-        behind = [piece for piece in self._touched.pieces(order.behind(mine)) if piece[2] in (None, _Now.BACK)]
+        touched = self._touched.pieces(order.behind(mine))
+        behind = [piece for piece in touched if piece[2] is None or piece[2].how not in (How.ACCEPTED, None)]
         others = without(((low, high) for low, high, _ in behind), mine)
         for first, end, lease in islice(state.lent.covered(others), RANGES_MAX - len(named)):
             if state.leases[lease].member == settle.member:
                 leases.setdefault(lease, []).append((first, end))
-                pulled += [(low, high) for low, high, now in self._touched.pieces(((first, end),)) if now is None]
-        steps = self._steps_of(settle.outcome, mine)
-        steps += self._steps_of(Release(), pulled)
+                untouched = [(low, high) for low, high, now in self._touched.pieces(((first, end),)) if now is None]
+                pulled += [(low, high, _Now(lease, How.TAKEN)) for low, high in untouched]
+        steps = self._steps_of(settle, mine)
+        steps += [Return(joined((low, high) for low, high, _ in pulled))] if pulled else []
         told = tuple((lease, joined(ranges)) for lease, ranges in leases.items())
-        return self._written(steps, joined(mine, pulled), _Now.BACK, replace(answer, pulled=told))
+        back = sorted([*_each(joined(mine), settle), *pulled])
+        return self._written(steps, back, replace(answer, pulled=told))
 
-    def _written(self, steps: list[Step], mine: Sequence[Range], now: _Now, answer: Answer) -> Answer | None:
+    def _written(
+        self, steps: Sequence[Step], touched: Sequence[tuple[int, int, _Now]], answer: Answer
+    ) -> Answer | None:
+        """`touched`: by these steps, ascending and disjoint."""
         ranges = sum(len(ranges_of(step)) for step in steps)
         size = sum(map(step_bytes, steps))
         if ranges > RANGES_MAX or size > ENTRY_BYTES_MAX:
@@ -306,82 +336,95 @@ class _Entry:
         self._bytes += size
         for step in steps:
             self._add(step)
-        self._touched.assign([(low, high, now) for low, high in mine])
-        if self._setting.order is not None and now is _Now.SETTLED:
-            self._done.assign([(low, high, True) for low, high in mine])
-        elif self._setting.order is not None and now is _Now.BACK:
-            self._back += mine
+        self._touched.assign(touched)
+        if self._setting.order is not None:
+            self._done.assign([(low, high, True) for low, high, now in touched if now.how is How.ACCEPTED])
+            self._back += [(low, high) for low, high, now in touched if now.how not in (How.ACCEPTED, None)]
         return answer
 
-    def _judged(self, settle: Settle) -> tuple[list[Range] | None, list[Range] | None]:
-        """Which unsettled records of these the outcome is for, and which are not the member's; None if they are in too
-        many pieces."""
-        state = self._state
-        of_this_life = settle.lease[:2] > state.begun
-        late = isinstance(settle.outcome, Ack) and self._setting.order is None and of_this_life
-        mine: list[Range] = []
-        lost: list[Range] = []
+    def _judged(self, settle: Settle) -> _Judged | None:
+        """None if they are in too many pieces."""
+        state, member = self._state, settle.member
+        judged = _Judged([], [], [])
         for low, high, now in self._touched.pieces(settle.ranges):
             self._pieces += 1
-            if now is _Now.SETTLED:
-                continue
             for first, end, lease in state.lent.pieces(((low, high),)):
+                theirs = lease == settle.lease and state.leases[lease].member == member
+                if theirs and now is None and state.settled.missing_count(first, end):
+                    self._pieces += 1
+                    judged.mine.append((first, end))
+                    if settle.said and _how(settle) is not How.ACCEPTED:  # what was acknowledged does not go back
+                        judged.lost.extend(self._settled(first, end))
+                else:
+                    self._judge_ended(settle, (first, end), now, judged, held=lease is not None)
+                if self._pieces > PIECES_MAX or len(judged.lost) > RANGES_MAX:
+                    return None
+        return judged
+
+    def _judge_ended(self, settle: Settle, where: Range, now: _Now | None, judged: _Judged, *, held: bool) -> None:
+        """This lease has ended, as far as these are concerned. `held`: by another one."""
+        state, how, setting = self._state, _how(settle), self._setting
+        accepted = how is How.ACCEPTED and state.endings.is_whole(settle.lease)
+        for low, high, ending in state.endings.of(settle.lease).pieces((where,)):
+            self._pieces += 1
+            if ending is not None and ending.how is how:
+                continue  # said again
+            done = accepted and ending is None  # what of it is settled
+            late = isinstance(settle.outcome, Ack) and setting.order is None and not held and now is None
+            if ending is None or ending.how is not How.TAKEN or not late:
+                if now == _Now(settle.lease, how):
+                    judged.lost.extend(() if how is How.ACCEPTED else self._settled(low, high))
+                else:
+                    judged.lost.extend(self._unsettled(low, high) if done else ((low, high),))
+                continue
+            judged.lost.extend(self._settled(low, high))
+            for first, end, mark in state.marks.pieces(self._unsettled(low, high)):
                 self._pieces += 1
                 if self._pieces > PIECES_MAX:
-                    return None, None
-                if not state.settled.missing_count(first, end):
-                    continue
-                if lease is not None and now is None:
-                    theirs = lease == settle.lease and state.leases[lease].member == settle.member
-                    pieces = [(first, end, theirs)]
-                elif lease is not None:  # it went back by a step before this one
-                    pieces = [(first, end, late)]
-                else:
-                    marked = islice(state.marks.pieces(((first, end),)), PIECES_MAX + 1)
-                    pieces = [(a, b, late and mark is not None and mark.deliveries > 0) for a, b, mark in marked]
-                    self._pieces += len(pieces)
-                    if self._pieces > PIECES_MAX:
-                        return None, None
-                for a, b, done in pieces:
-                    if done:
-                        mine.append((a, b))
-                        continue
-                    for missing in state.settled.missing(a, b):
-                        lost.append(missing)
-                        self._pieces += 1
-                        if len(lost) > RANGES_MAX or self._pieces > PIECES_MAX:
-                            return None, None
-        return mine, lost
+                    return
+                last = mark is not None and mark.deliveries == ending.deliveries
+                welcome = mark is not None and last and not mark.doomed(setting.delivery_limit)
+                (judged.late if welcome else judged.lost).append((first, end))
 
-    def _steps_of(self, outcome: Outcome, mine: list[Range]) -> list[Step]:
+    def _unsettled(self, first: int, end: int) -> Iterator[Range]:
+        """What of these was not settled before this entry, as far as anybody may have it looked for."""
+        room = max(PIECES_MAX - self._pieces, 0) + 1  # what is beyond is in too many pieces, and not looked at
+        for missing in islice(self._state.settled.missing(first, end), room):
+            self._pieces += 1
+            yield missing
+
+    def _settled(self, first: int, end: int) -> Iterator[Range]:
+        """All others of these."""
+        for low, high in chain(self._unsettled(first, end), ((end, end),)):
+            if first < low:
+                yield first, low
+            first = high
+
+    def _steps_of(self, settle: Settle, mine: list[Range]) -> list[Step]:
         if not mine:
             return []
-        match outcome:
-            case Ack():
-                return [Accept(joined(mine))]
+        match settle.outcome:
             case Release(due_us):
-                return [Return(joined(mine), False, due_us)]
+                return [Return(joined(mine), False, due_us, said=settle.said)]
             case Rejected(error):
                 return [Reject(joined(mine), error)]
-            case Failed(error, due_us):
-                return self._failed(mine, error, due_us)
-            case AckWithOutputs():
+            case Failed(error, None):
+                due: dict[int, list[Range]] = {}
+                for low, high, mark in self._state.marks.pieces(mine):
+                    at = self._setting.backoff.due_us(self._setting.now_us, mark.failures if mark is not None else 0)
+                    due.setdefault(at, []).append((low, high))
+                return [Return(joined(ranges), True, at, error, settle.said) for at, ranges in due.items()]
+            case Failed(error, int(due_us)):
+                return [Return(joined(mine), True, due_us, error, settle.said)]
+            case _:
                 raise AssertionError("is settled otherwise")
-
-    def _failed(self, mine: list[Range], error: str, due_us: int | None) -> list[Step]:
-        if due_us is not None:
-            return [Return(joined(mine), True, due_us, error)]
-        due: dict[int, list[Range]] = {}
-        for low, high, mark in self._state.marks.pieces(mine):
-            at = self._setting.backoff.due_us(self._setting.now_us, mark.failures if mark is not None else 0)
-            due.setdefault(at, []).append((low, high))
-        return [Return(joined(ranges), True, at, error) for at, ranges in due.items()]
 
     def _settle_with_outputs(self, settle: Settle, outcome: AckWithOutputs) -> Answer | None:
         """All of it or nothing: the records are the member's and unsettled, or no output is published."""
         state, member = self._state, settle.member
         if outcome.number <= max(state.taken.get(member, -1), self._taken.get(member, -1)):
-            return Answer(lost=self._left(settle.ranges))  # asked again, if all of them are settled
+            judged = self._judged(settle)  # asked again, if it has settled all of them; else nothing was ever decided
+            return Answer(lost=settle.ranges if judged is None or any(judged) else ())
         for low, high, now in self._touched.pieces(settle.ranges):
             for first, end, lease in state.lent.pieces(((low, high),)):
                 held = lease == settle.lease and state.leases[settle.lease].member == member
@@ -397,19 +440,12 @@ class _Entry:
         if len(state.outbox) + self._outputs >= OUTBOX_MAX:
             return Answer(error=Overloaded("too many outputs are decided and not published yet: ask again in a moment"))
         send = Send(settle.ranges, Reason.OUTPUT, self._next_n, outcome.lines, member, outcome.number)
-        answer = self._written([send], settle.ranges, _Now.SETTLED, Answer())
+        answer = self._written([send], _each(settle.ranges, settle), Answer())
         if answer is not None and answer.error is None:
             self._next_n += 1
             self._outputs += 1
             self._taken[member] = outcome.number
         return answer
-
-    def _left(self, ranges: Ranges) -> Ranges:
-        """All of these, if one of them is not settled: then nothing was ever decided with them. Else none."""
-        missing_count = self._state.settled.missing_count
-        pieces = self._touched.pieces(ranges)
-        left = any(now is not _Now.SETTLED and missing_count(first, end) for first, end, now in pieces)
-        return ranges if left else ()
 
     # ------------------------------------------------------------------ dead letters
 
@@ -433,7 +469,7 @@ class _Entry:
         if len(state.outbox) + self._outputs >= OUTBOX_MAX:
             return Answer(error=Overloaded("too many decisions of the group are not published yet"))
         step = Send(send.ranges, send.reason, self._next_n, send.lines)
-        answer = self._written([step], send.ranges, _Now.SETTLED, Answer())
+        answer = self._written([step], [(*each, _Now(None, How.ACCEPTED)) for each in send.ranges], Answer())
         if answer is not None and answer.error is None:
             self._next_n += 1
             self._outputs += 1
@@ -466,7 +502,8 @@ class _Entry:
         steps: list[Step] = [Lease(ranges, lend.member)]
         if lend.accepted:
             steps.append(Accept(ranges))
-        return self._written(steps, ranges, _Now.LENT, Answer(lent=ranges, step=len(self._steps)))
+        lent = [(*each, _Now(None, None)) for each in ranges]
+        return self._written(steps, lent, Answer(lent=ranges, step=len(self._steps)))
 
     # ------------------------------------------------------------------ steps
 

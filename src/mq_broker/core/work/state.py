@@ -10,10 +10,12 @@ Pure and total: a step that does not fit the state changes nothing, for those re
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, Final
 
+from mq_broker.core.work.endings import ENDINGS_MAX, Ending, Endings, FrozenEndings, How
 from mq_broker.core.work.offset_set import Frozen, OffsetSet
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.run_map import RunMap
@@ -101,6 +103,7 @@ class FrozenWork:
     totals: Totals = field(default_factory=Totals)
     recovery: int = 0
     begun: tuple[int, int] = (0, 0)
+    endings: FrozenEndings = (LeaseId(0, 0, 0), ())
 
 
 @dataclass(slots=True)
@@ -129,6 +132,7 @@ class WorkState:
         self.taken: OrderedDict[str, int] = OrderedDict()
         self.totals = Totals()
         self.leased = 0
+        self.endings = Endings(begun)
 
     @classmethod
     def thawed(cls, frozen: FrozenWork) -> WorkState:
@@ -151,6 +155,7 @@ class WorkState:
             raise ValueError("a lease has no records, or is beyond what was ever lent")
         made.outbox, made.last_n = dict(frozen.outbox), frozen.last_n
         made.taken, made.totals = OrderedDict(frozen.taken), frozen.totals
+        made.endings = Endings.thawed(frozen.endings)
         return made
 
     def frozen(self) -> FrozenWork:
@@ -168,6 +173,7 @@ class WorkState:
             self.totals,
             self.recovery,
             self.begun,
+            self.endings.frozen(),
         )
 
     # ------------------------------------------------------------------ what policy asks
@@ -266,10 +272,8 @@ class WorkState:
         match step:
             case Lease(ranges, member):
                 self._lease(_below(ranges, end), at, member)
-            case Accept(ranges):
-                ranges = _below(ranges, end)
-                self.totals = replace(self.totals, accepted=self.totals.accepted + self._missing_count(ranges))
-                self._settle(ranges)
+            case Accept(ranges, late):
+                self._accept(_below(ranges, end), late)
             case Drop(ranges, reason):
                 self._drop(self._unheld(_below(ranges, end)), reason)
             case Return() | Reject():
@@ -285,12 +289,13 @@ class WorkState:
             case Begin() | End():
                 pass
 
-    def recover(self, recovery: int) -> None:
+    def recover(self, recovery: int, at: tuple[int, int]) -> None:
         """The log was cut by this recovery: what became of the leases since is unknown, so they end and are not
-        charged. Once for each recovery."""
+        charged. Once for each recovery. `at`: epoch and index of the entry that says so."""
         if recovery <= self.recovery:
             return
         self.recovery = recovery
+        self.endings.forget_before(at)
         self._return(tuple((low, high) for low, high, _ in self.lent), Return(()))
 
     def skip(self, first: int, end: int) -> None:
@@ -301,7 +306,9 @@ class WorkState:
     def pass_to(self, start: int) -> None:
         """The log begins there from now on: what was dropped before it is settled, leases too."""
         if start > self.base:
-            self._drop(((self.base, start),), Reason.RETENTION)
+            dropped = ((self.base, start),)
+            self._note_ended(list(self.lent.covered(dropped)), How.TAKEN)
+            self._drop(dropped, Reason.RETENTION)
 
     def _missing_count(self, ranges: Iterable[Range]) -> int:
         count = self.settled.missing_count
@@ -317,6 +324,34 @@ class WorkState:
         settled.add(ranges)
         self.lent.begin_at(ranges, settled.next_missing)
         self.marks.begin_at(ranges, settled.next_missing)
+
+    def _accept(self, ranges: Ranges, late: LeaseId | None = None) -> None:
+        ranges = ranges if late is None else self._unheld(ranges)
+        self.totals = replace(self.totals, accepted=self.totals.accepted + self._missing_count(ranges))
+        if late is not None:
+            self._note_ended([(low, high, late) for low, high in ranges], How.ACCEPTED)
+        elif not all(map(self.endings.is_whole, islice(self.leases, 1))):  # they ascend as they were made
+            forgotten = [piece for piece in self.lent.covered(ranges) if not self.endings.is_whole(piece[2])]
+            self._note_ended(forgotten, How.ACCEPTED)
+        self._settle(ranges)
+
+    def _note_ended(self, pieces: Sequence[tuple[int, int, LeaseId]], how: How) -> None:
+        """Their unsettled records leave these leases so. Before they are settled, and after they are marked."""
+        ended: dict[LeaseId, list[tuple[int, int, Ending]]] = {}
+        count = 0
+        for low, high, lease in pieces:
+            some = ended.setdefault(lease, [])
+            for missing in self.settled.missing(low, high):
+                count += 1
+                if count > ENDINGS_MAX:
+                    break
+                for first, end, mark in self.marks.pieces((missing,)):
+                    some.append((first, end, Ending(how, mark.deliveries if mark is not None else 0)))
+        for lease, some in ended.items():
+            if count > ENDINGS_MAX:
+                self.endings.forget(lease)
+            elif some:
+                self.endings.note(lease, some)
 
     def _drop(self, ranges: Ranges, reason: Reason) -> None:
         dropped = dict(self.totals.dropped)
@@ -354,6 +389,7 @@ class WorkState:
             charged=self.totals.charged + (returned if charged else 0),
         )
         self._mark([(low, high) for low, high, _ in held], step)
+        self._note_ended(held, _how(step))
 
     def _let_go(self, pieces: Iterable[tuple[int, int, LeaseId]]) -> int:
         """The unsettled records of these pieces leave their leases; how many there were."""
@@ -404,14 +440,13 @@ class WorkState:
             self.taken.move_to_end(send.member)
             if len(self.taken) > TAKEN_MAX:
                 self.taken.popitem(last=False)
-        count = sum(high - low for low, high in ranges)
-        if send.member:
-            self.totals = replace(self.totals, accepted=self.totals.accepted + count)
-        else:
-            self.totals = replace(self.totals, dead=self.totals.dead + count)
         self.outbox[send.n] = Outgoing(send.lines, ranges, send.reason)
         self.last_n = send.n
-        self._settle(ranges)
+        if send.member:
+            self._accept(ranges)
+        else:
+            self.totals = replace(self.totals, dead=self.totals.dead + sum(high - low for low, high in ranges))
+            self._settle(ranges)
 
 
 def _below(ranges: Ranges, end: int) -> Ranges:
@@ -419,6 +454,15 @@ def _below(ranges: Ranges, end: int) -> Ranges:
     if not ranges or ranges[-1][1] <= end:
         return ranges
     return tuple((first, min(until, end)) for first, until in ranges if first < end)
+
+
+def _how(step: Return | Reject) -> How:
+    """How leases end by it."""
+    if isinstance(step, Reject):
+        return How.REJECTED
+    if not step.said:
+        return How.TAKEN
+    return How.FAILED if step.charged else How.RELEASED
 
 
 def _after(mark: Mark | None, step: Return | Reject | Reset | None) -> Mark | None:

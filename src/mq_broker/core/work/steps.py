@@ -69,9 +69,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """These records are settled."""
+    """These records are settled. `late`: nobody has them, and this was the last lease of each; it ran out."""
 
     ranges: Ranges
+    late: LeaseId | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,14 @@ class Drop:
 @dataclass(frozen=True, slots=True)
 class Return:
     """The leases of these records end. `charged`: it counts as a failed delivery. They are not lent again before
-    `due_us`, microseconds since 1970. `error`: why; without one the error of an earlier failure is kept."""
+    `due_us`, microseconds since 1970. `error`: why; without one the error of an earlier failure is kept. `said`: by
+    whoever had them, and for these."""
 
     ranges: Ranges
     charged: bool = False
     due_us: int = 0
     error: str = ""
+    said: bool = False
 
 
 @dataclass(frozen=True, slots=True)

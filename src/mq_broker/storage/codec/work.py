@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 from mq_broker.core.entries import UUID_BYTES, Work
+from mq_broker.core.work.endings import Ending, How
 from mq_broker.core.work.groups import FrozenGroups
 from mq_broker.core.work.ranges import RANGES_MAX, from_gaps, to_gaps
 from mq_broker.core.work.state import FrozenWork, Mark, Outgoing, Totals, WorkState
@@ -41,6 +42,7 @@ _CHUNK_BYTES: Final = 512
 _OUTGOING_AT_A_TIME: Final = 100
 _RUNS_AT_A_TIME: Final = 2_000
 _CHUNKS_AT_A_TIME: Final = 64
+_LEASES_AT_A_TIME: Final = 500
 
 
 class LaterWork(Exception):
@@ -62,12 +64,13 @@ def _step_to_wire(step: Step) -> pb.WorkStep:
             return pb.WorkStep(begin=pb.WorkBegin(offset=offset, recovery=recovery), ranges=gaps)
         case Lease(member=member):
             return pb.WorkStep(lease=pb.WorkLease(member=member), ranges=gaps)
-        case Accept():
-            return pb.WorkStep(accept=pb.WorkAccept(), ranges=gaps)
+        case Accept(late=late):
+            return pb.WorkStep(accept=pb.WorkAccept(late=None if late is None else _lease_to_wire(late)), ranges=gaps)
         case Drop(reason=reason):
             return pb.WorkStep(drop=pb.WorkDrop(reason=reason), ranges=gaps)
-        case Return(_, charged, due_us, error):
-            return pb.WorkStep(give_back=pb.WorkReturn(charged=charged, due_us=due_us, error=error), ranges=gaps)
+        case Return(_, charged, due_us, error, said):
+            back = pb.WorkReturn(charged=charged, due_us=due_us, error=error, said=said)
+            return pb.WorkStep(give_back=back, ranges=gaps)
         case Reject(_, error):
             return pb.WorkStep(reject=pb.WorkReject(error=error), ranges=gaps)
         case Send(_, reason, n, lines, member, number):
@@ -101,12 +104,12 @@ def _step(step: pb.WorkStep) -> Step:
         case "lease":
             return Lease(ranges, _member(step.lease.member))
         case "accept":
-            return Accept(ranges)
+            return Accept(ranges, _lease(step.accept.late) if step.accept.HasField("late") else None)
         case "drop":
             return Drop(ranges, _reason(step.drop.reason))
         case "give_back":
             back = step.give_back
-            return Return(ranges, back.charged, _number(back.due_us), _error(back.error))
+            return Return(ranges, back.charged, _number(back.due_us), _error(back.error), back.said)
         case "reject":
             return Reject(ranges, _error(step.reject.error))
         case "send":
@@ -193,17 +196,13 @@ def groups_to_wire(groups: FrozenGroups) -> Iterator[pb.WorkPart]:
             returned=totals.returned,
             charged=totals.charged,
             dropped=[pb.WorkDropped(reason=reason, count=count) for reason, count in totals.dropped],
+            floor=_lease_to_wire(frozen.endings[0]),
         )
         for some in _in_pieces(chunks, _CHUNKS_AT_A_TIME):
             bits = b"".join(bits.to_bytes(_CHUNK_BYTES, "little") for _, bits in some)
             yield pb.WorkPart(chunks=[chunk for chunk, _ in some], bits=bits)
         for held in _in_pieces(frozen.members, _RUNS_AT_A_TIME):
-            yield pb.WorkPart(
-                members=[
-                    pb.WorkHeld(leader_epoch=lease.leader_epoch, entry=lease.entry, step=lease.step, member=member)
-                    for lease, member in held
-                ]
-            )
+            yield pb.WorkPart(members=[_lease_to_wire(lease, member) for lease, member in held])
         number = {lease: at for at, (lease, _) in enumerate(frozen.members)}
         for lent in _in_pieces(frozen.leases, _RUNS_AT_A_TIME):
             yield pb.WorkPart(
@@ -220,6 +219,8 @@ def groups_to_wire(groups: FrozenGroups) -> Iterator[pb.WorkPart]:
             yield pb.WorkPart(outbox=[_outgoing_to_wire(n, outgoing) for n, outgoing in sent])
         for taken in _in_pieces(frozen.taken, _RUNS_AT_A_TIME):
             yield pb.WorkPart(taken=[pb.WorkTaken(member=member, number=n) for member, n in taken])
+        for ended in _in_pieces(frozen.endings[1], _LEASES_AT_A_TIME):
+            yield pb.WorkPart(ended=[_ended_to_wire(lease, runs) for lease, runs in ended])
 
 
 def groups_from_wire(parts: Iterable[pb.WorkPart]) -> FrozenGroups:
@@ -253,6 +254,7 @@ class _Gathered:
         self._marked: list[tuple[int, int, Mark]] = []
         self._outbox: dict[int, Outgoing] = {}
         self._taken: dict[str, int] = {}
+        self._ended: list[tuple[LeaseId, tuple[tuple[int, int, Ending], ...]]] = []
 
     def take(self, part: pb.WorkPart) -> None:
         """Raises `ValueError` where columns are not of one length, or one points at what is not there."""
@@ -263,7 +265,7 @@ class _Gathered:
             chunk_bits = bits[at * _CHUNK_BYTES : (at + 1) * _CHUNK_BYTES]
             self._chunks.append((_number(chunk), int.from_bytes(chunk_bits, "little")))
         for held in part.members:
-            self._members.append((LeaseId(held.leader_epoch, held.entry, held.step), _member(held.member)))
+            self._members.append((_lease(held), _member(held.member)))
         leases = [_at(self._members, number)[0] for number in part.lent_by]
         self._lent += [(*run, lease) for run, lease in zip(from_gaps(part.lent), leases, strict=True)]
         kinds = list(map(_mark, part.marks))
@@ -273,6 +275,7 @@ class _Gathered:
             self._outbox[_number(sent.n)] = Outgoing(_lines(sent.lines), from_gaps(sent.ranges), _reason(sent.reason))
         for taken in part.taken:
             self._taken[_member(taken.member)] = _number(taken.number)
+        self._ended += map(_ended, part.ended)
 
     def frozen(self) -> FrozenWork:
         """Raises `ValueError` if it contradicts itself."""
@@ -291,6 +294,7 @@ class _Gathered:
             Totals(head.accepted, dropped, head.dead, head.returned, head.charged),
             _number(head.recovery),
             (head.begun_epoch, head.begun_entry),
+            (_lease(head.floor), tuple(self._ended)),
         )
         WorkState.thawed(frozen)
         return frozen
@@ -304,6 +308,31 @@ def _at(values: Sequence[T], number: int) -> T:
     if number >= len(values):
         raise ValueError("a run of offsets points at what is not there")
     return values[number]
+
+
+def _lease_to_wire(lease: LeaseId, member: str = "") -> pb.WorkHeld:
+    return pb.WorkHeld(leader_epoch=lease.leader_epoch, entry=lease.entry, step=lease.step, member=member)
+
+
+def _lease(lease: pb.WorkHeld) -> LeaseId:
+    return LeaseId(lease.leader_epoch, lease.entry, lease.step)
+
+
+def _ended_to_wire(lease: LeaseId, runs: Sequence[tuple[int, int, Ending]]) -> pb.WorkEnded:
+    return pb.WorkEnded(
+        lease=_lease_to_wire(lease),
+        ranges=to_gaps((low, end) for low, end, _ in runs),
+        how=[ending.how for *_, ending in runs],
+        deliveries=[ending.deliveries for *_, ending in runs],
+    )
+
+
+def _ended(ended: pb.WorkEnded) -> tuple[LeaseId, tuple[tuple[int, int, Ending], ...]]:
+    if any(how > max(How) for how in ended.how):
+        raise LaterWork("a lease ended in a way that this version does not know")
+    endings = [Ending(How(how), number) for how, number in zip(ended.how, ended.deliveries, strict=True)]
+    runs = zip(from_gaps(ended.ranges), endings, strict=True)
+    return _lease(ended.lease), tuple((*run, ending) for run, ending in runs)
 
 
 def _mark_to_wire(mark: Mark) -> pb.WorkMark:

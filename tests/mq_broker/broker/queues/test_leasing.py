@@ -232,7 +232,7 @@ def test_who_settles_does_not_wait_to_be_lent_something(tmp_path: Path) -> None:
             await broker.produce("t", 1)
             told = await member.lease(1, settles=[lost])
             assert ranges(told) == [1, 1]
-            assert list(told.answers) == [pb.SettleAnswer()], "it was settled already"
+            assert list(told.answers) == [pb.SettleAnswer(lost=[0, 1])], "it was acknowledged"
 
     asyncio.run(scenario())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from mq_broker.core.work.endings import How
 from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import NO_MARK, Mark, WorkState
 from mq_broker.core.work.steps import (
@@ -30,11 +31,27 @@ def offsets_of(ranges: Ranges | tuple[Range, ...]) -> list[int]:
 
 @dataclass
 class Record:
-    """`lease` None: nobody has it. `mark` None: it never came back and was never parked."""
+    """`lease` None: nobody has it. `mark` None: it never came back and was never parked. `ended`: how each of its
+    leases did, the last one last."""
 
     settled: bool = False
     lease: LeaseId | None = None
     mark: Mark | None = None
+    ended: dict[LeaseId, How] = field(default_factory=dict)
+
+    def ends(self, how: How, late: LeaseId | None = None) -> None:
+        lease = late or self.lease
+        if lease is not None:
+            self.ended[lease] = how
+
+    def welcomes(self, lease: LeaseId, how: How, limit: int, *, ordered: bool = False) -> bool:
+        """Whether an outcome under that lease, which does not hold it, is answered as done: said again, or an
+        acknowledgement that only its time has overtaken."""
+        if self.ended.get(lease) is how:
+            return True
+        last = bool(self.ended) and next(reversed(self.ended)) == lease and self.ended[lease] is How.TAKEN
+        free = not self.settled and self.lease is None and self.mark is not None and not self.mark.doomed(limit)
+        return how is How.ACCEPTED and last and free and not ordered
 
 
 @dataclass
@@ -57,11 +74,15 @@ class Model:
 
     def drop(self, record: Record, reason: Reason) -> None:
         if not record.settled:
+            record.ends(How.TAKEN)
             self._settle(record)
             self.dropped[reason] = self.dropped.get(reason, 0) + 1
 
-    def give_back(self, record: Record, charged: bool = False, due_us: int = 0, error: str = "") -> None:
+    def give_back(
+        self, record: Record, charged: bool = False, due_us: int = 0, error: str = "", how: How = How.TAKEN
+    ) -> None:
         mark = record.mark or NO_MARK
+        record.ends(how)
         record.lease = None
         record.mark = replace(
             mark,
@@ -89,15 +110,17 @@ class Model:
             case Lease(member=member) if record.lease is None and not mark.rejected and not mark.parked:
                 record.lease = at
                 self.members[at] = member
-            case Accept():
+            case Accept(late=late) if late is None or record.lease is None:
+                record.ends(How.ACCEPTED, late)
                 self._settle(record)
                 self.accepted += 1
             case Drop(reason=reason) if record.lease is None:
                 self.drop(record, reason)
-            case Return(_, charged, due_us, error) if record.lease is not None:
-                self.give_back(record, charged, due_us, error)
+            case Return(_, charged, due_us, error, said) if record.lease is not None:
+                how = How.FAILED if charged else How.RELEASED
+                self.give_back(record, charged, due_us, error, how if said else How.TAKEN)
             case Reject(_, error) if record.lease is not None:
-                self.give_back(record, error=error)
+                self.give_back(record, error=error, how=How.REJECTED)
                 assert record.mark is not None
                 record.mark = replace(record.mark, rejected=True)
             case Park() if record.lease is None:
@@ -119,6 +142,7 @@ class Model:
             return
         for record in records:
             assert record is not None
+            record.ends(How.ACCEPTED)
             self._settle(record)
         self.last_n = send.n
         self.outbox.add(send.n)

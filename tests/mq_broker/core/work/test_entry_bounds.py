@@ -152,11 +152,12 @@ def test_what_a_request_is_compared_with_has_a_bound(monkeypatch: pytest.MonkeyP
     [
         (state(), ack((0, 10)), 2),  # a run that no step before has touched, and its lease
         (state(), ack((0, 10), (20, 30)), 4),
-        (state(), Settle(LEASE, "b", ((0, 10),), Ack()), 3),  # and what is lost of it
+        (state(), Settle(LEASE, "b", ((0, 10),), Ack()), 3),  # and how the lease ended, and what of it is lost
         (state(Accept(((2, 4), (6, 8)))), Settle(LEASE, "b", ((0, 10),), Ack()), 5),
-        (state(Return(((0, 100),))), ack((0, 10)), 3),  # and the mark of what nobody has
-        (state(Return(((0, 5),)), Return(((5, 100),), True, 0, "bad")), ack((0, 10)), 4),
-        (state(Return(((0, 5),)), Return(((5, 100),), True, 0, "bad")), replace(ack((0, 10)), outcome=Release()), 6),
+        (state(Accept(((2, 4), (6, 8)))), Settle(LEASE, "a", ((0, 10),), Release()), 5),  # and what is settled of it
+        (state(Return(((0, 100),))), ack((0, 10)), 5),  # and what nobody has, which may be acknowledged late
+        (state(Return(((0, 5),)), Return(((5, 100),), False, 0, "bad")), ack((0, 10)), 6),
+        (state(Return(((0, 5),)), Return(((5, 100),), said=True)), ack((0, 10)), 6),
     ],
 )
 def test_each_piece_that_a_request_is_compared_with_counts(
@@ -237,8 +238,8 @@ def test_steps_that_say_the_same_are_one_and_others_stay_in_their_order() -> Non
     found = gathered(*(Settle(LEASE, "a", ((at, at + 1),), each) for at, each in enumerate(outcomes)))
     assert found.steps == (
         Accept(((0, 2),)),
-        Return(((2, 4),), due_us=5),
-        Return(((4, 5),), due_us=6),
+        Return(((2, 4),), due_us=5, said=True),
+        Return(((4, 5),), due_us=6, said=True),
         Reject(((5, 6),), "a"),
         Reject(((6, 7),), "b"),
         Accept(((7, 8),)),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mq_broker.core.work.settling import Ack, Gathered, SendDead, Setting, Settle, gather
+from mq_broker.core.work.settling import Ack, Answer, Gathered, SendDead, Setting, Settle, gather
 from mq_broker.core.work.state import OUTBOX_MAX, WorkState
 from mq_broker.core.work.steps import (
     Accept,
@@ -84,10 +84,13 @@ def test_neither_what_is_lent_nor_what_is_fresh_nor_what_may_be_lent_again_is_se
     assert gather(state(), (), (), lenient, (send,)).steps == (), "the limit was raised meanwhile"
 
 
-def test_a_late_ack_in_the_same_entry_comes_first() -> None:
-    late = Settle(LeaseId(3, 1, 2), "a", ((4, 5),), Ack())
-    gathered = decided(state(), (2, 3), (4, 5), settles=(late,))
-    assert gathered.steps == (Accept(((4, 5),)),)
+def test_a_late_ack_in_the_same_entry_comes_first_and_none_undoes_what_is_doomed() -> None:
+    lease = LeaseId(3, 1, 2)
+    late = Settle(lease, "a", ((4, 5), (6, 7), (8, 9)), Ack())
+    send = SendDead(((8, 9),), Reason.EXPIRED, (LINE,))
+    gathered = gather(state(Return(((8, 9),))), (late,), (), SETTING, (send,))
+    assert gathered.settled == (Answer(lost=((4, 5), (6, 7))),)
+    assert gathered.steps == (Accept(((8, 9),), late=lease),)
     assert gathered.sent[0].lost
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from mq_broker.core.work import settling
 from mq_broker.core.work import state as state_module
+from mq_broker.core.work.endings import How
 from mq_broker.core.work.groups import WorkGroups
-from mq_broker.core.work.ranges import Ranges
+from mq_broker.core.work.ranges import Ranges, joined
 from mq_broker.core.work.settling import (
     Ack,
     AckWithOutputs,
@@ -48,6 +49,7 @@ END = 1_000
 FIRST = LeaseId(1, 2, 0)
 """Records 0 to 9, of member a. Records 10 to 19 are of b, by SECOND; 20 to 29 came back from a; the rest is fresh."""
 SECOND = LeaseId(1, 2, 1)
+BACK = LeaseId(1, 2, 2)
 FORMER = LeaseId(1, 1, 0)
 """Of a life before."""
 LINES = (OutputLine("id", 1, (bytes(16),)),)
@@ -84,15 +86,16 @@ class Group:
 
 
 @pytest.mark.parametrize("outcome", [Ack(), Release(), Failed(), Rejected()])
-def test_what_is_in_the_lease_is_done_and_what_is_settled_already_is_done_again_without_an_entry(
+def test_what_is_in_the_lease_is_done_and_what_it_has_acknowledged_is_acknowledged_and_nothing_else(
     outcome: Outcome,
 ) -> None:
     group = Group()
+    lost = () if isinstance(outcome, Ack) else ((0, 4),)
     assert group.ask(((0, 4),), Ack()) == Answer()
     assert group.state.base == 4
     gathered = group.gather(Settle(FIRST, "a", ((0, 4),), outcome))
-    assert (gathered.steps, gathered.settled) == ((), (Answer(),))
-    assert group.ask(((0, 10),), outcome) == Answer()
+    assert (gathered.steps, gathered.settled) == ((), (Answer(lost),))
+    assert group.ask(((0, 10),), outcome) == Answer(lost)
     assert group.state.leased == 10
 
 
@@ -108,7 +111,7 @@ def test_what_is_leased_to_anybody_else_is_lost_always(outcome: Outcome) -> None
 @pytest.mark.parametrize("outcome", [Release(), Failed(), Rejected(), AckWithOutputs(LINES, 1)])
 def test_of_what_nobody_has_only_a_plain_ack_is_welcome(outcome: Outcome) -> None:
     group = Group()
-    lease = LeaseId(1, 2, 2)
+    lease = BACK
     assert group.ask(((20, 22),), outcome, lease).lost == ((20, 22),)
     assert group.state.totals.accepted == 0
     assert group.ask(((20, 22),), Ack(), lease) == Answer()
@@ -118,14 +121,15 @@ def test_of_what_nobody_has_only_a_plain_ack_is_welcome(outcome: Outcome) -> Non
 def test_a_record_that_was_never_lent_is_settled_by_nobody() -> None:
     group = Group()
     group.take(Park(((40, 41),)))
-    assert group.ask(((28, 50),), Ack()).lost == ((30, 50),)
+    assert group.ask(((28, 50),), Ack(), BACK).lost == ((30, 50),)
 
 
 def test_each_record_of_a_request_is_judged_by_itself() -> None:
     group = Group()
     group.take(Accept(((11, 12), (35, 36))))
-    assert group.ask(((5, 40),), Ack()).lost == ((10, 11), (12, 20), (30, 35), (36, 40))
-    assert list(group.state.settled.missing(0, 40)) == [(0, 5), (10, 11), (12, 20), (30, 35), (36, 40)]
+    assert group.ask(((5, 40),), Ack()).lost == ((10, 11), (12, 35), (36, 40))
+    assert list(group.state.settled.missing(0, 40)) == [(0, 5), (10, 11), (12, 35), (36, 40)]
+    assert group.ask(((5, 40),), Ack(), BACK).lost == ((10, 11), (12, 20), (30, 35), (36, 40))
 
 
 def test_requests_are_judged_on_the_state_that_the_steps_before_them_leave() -> None:
@@ -133,19 +137,22 @@ def test_requests_are_judged_on_the_state_that_the_steps_before_them_leave() -> 
     gathered = group.gather(
         Settle(FIRST, "a", ((0, 3),), Failed("bad", due_us=9)),
         Settle(FIRST, "a", ((2, 5),), Release()),  # record 2 went back
-        Settle(FIRST, "a", ((1, 2),), Ack()),  # late, and welcome
-        Settle(FIRST, "a", ((1, 2),), Rejected()),  # settled already
+        Settle(FIRST, "a", ((1, 2),), Failed("bad", due_us=9)),  # said again
+        Settle(FIRST, "a", ((1, 2),), Ack()),  # it failed
+        Settle(BACK, "a", ((20, 21),), Ack()),  # late, and welcome
+        Settle(BACK, "a", ((20, 21),), Ack()),  # said again
+        Settle(BACK, "a", ((20, 21),), Rejected()),  # settled already
         Settle(FIRST, "a", ((0, 1), (5, 6)), AckWithOutputs(LINES, 1)),  # record 0 went back
         Settle(FIRST, "a", ((5, 7),), AckWithOutputs(LINES, 2)),
         Settle(FIRST, "a", ((5, 7),), AckWithOutputs(LINES, 2)),  # asked again
         Settle(FIRST, "a", ((6, 8),), Ack()),
     )
-    lost: list[Ranges] = [(), ((2, 3),), (), (), ((0, 1), (5, 6)), (), (), ()]
+    lost: list[Ranges] = [(), ((2, 3),), (), ((1, 2),), (), (), ((20, 21),), ((0, 1), (5, 6)), (), (), ()]
     assert [answer.lost for answer in gathered.settled] == lost
     assert gathered.steps == (
-        Return(((0, 3),), True, 9, "bad"),
-        Return(((3, 5),)),
-        Accept(((1, 2),)),
+        Return(((0, 3),), True, 9, "bad", said=True),
+        Return(((3, 5),), said=True),
+        Accept(((20, 21),), late=BACK),
         Send(((5, 7),), Reason.OUTPUT, N, LINES, "a", 2),
         Accept(((7, 8),)),
     )
@@ -220,7 +227,7 @@ def test_a_failed_record_comes_back_later_each_time_up_to_a_bound() -> None:
     group = Group()
     group.take(Return(((0, 2),), True), Lease(((0, 2),), "a"))
     gathered = group.gather(Settle(LeaseId(1, 3, 1), "a", ((0, 2),), Failed("x")))
-    assert gathered.steps == (Return(((0, 2),), True, 2_000_000, "x"),)
+    assert gathered.steps == (Return(((0, 2),), True, 2_000_000, "x", said=True),)
     mixed = gather(
         group.state,
         [Settle(FIRST, "a", ((2, 3),), Failed("x")), Settle(LeaseId(1, 3, 1), "a", ((1, 2),), Failed("x"))],
@@ -238,7 +245,7 @@ def test_settles_stand_before_leases_and_what_they_touched_is_not_lent_by_the_sa
         lends=(Lend("c", ((0, 70),)), Lend("d", ((65, 75),), accepted=True), Lend("d", ((65, 75),))),
     )
     assert gathered.steps == (
-        Return(((0, 2),)),
+        Return(((0, 2),), said=True),
         Lease(((20, 50), (52, 60), (61, 70)), "c"),
         Lease(((70, 75),), "d"),
         Accept(((70, 75),)),
@@ -269,28 +276,32 @@ def test_what_does_not_fit_into_an_entry_is_left_for_the_next_one(monkeypatch: p
     assert len(group.gather(*settles).settled) == 1
 
 
-def naive(model: Model, settle: Settle) -> set[int]:
-    """The records of the request that are lost, record by record."""
-    lost = set()
+def how_of(settle: Settle) -> How:
+    hows = {Ack: How.ACCEPTED, Release: How.RELEASED, Failed: How.FAILED, Rejected: How.REJECTED}
+    return hows[type(settle.outcome)] if settle.said else How.TAKEN
+
+
+def naive(model: Model, settle: Settle, limit: int) -> tuple[set[int], set[int], set[int]]:
+    """The records of the request that are the member's, those that it acknowledges late, and those that are lost,
+    record by record."""
+    mine, late, lost = set(), set(), set()
     for offset in offsets_of(settle.ranges):
         record = model.records[offset]
-        if record.settled:
-            continue
-        mine = record.lease == settle.lease and model.members[settle.lease] == settle.member
-        lent_before = record.lease is None and record.mark is not None and record.mark.deliveries > 0
-        if not mine and not (lent_before and isinstance(settle.outcome, Ack) and settle.lease != FORMER):
-            lost.add(offset)
-    return lost
+        if record.lease == settle.lease and model.members[settle.lease] == settle.member:
+            mine.add(offset)
+        elif record.ended.get(settle.lease) is not how_of(settle):
+            (late if record.welcomes(settle.lease, how_of(settle), limit) else lost).add(offset)
+    return mine, late, lost
 
 
-def step_of(settle: Settle, done: Ranges) -> Step:
+def step_of(settle: Settle, done: Ranges, late: LeaseId | None) -> Step:
     match settle.outcome:
         case Ack():
-            return Accept(done)
+            return Accept(done, late)
         case Release(due_us):
-            return Return(done, False, due_us)
+            return Return(done, False, due_us, said=settle.said)
         case Failed(error, due_us):
-            return Return(done, True, due_us or 0, error)
+            return Return(done, True, due_us or 0, error, settle.said)
         case Rejected(error):
             return Reject(done, error)
         case AckWithOutputs():
@@ -301,35 +312,42 @@ def step_of(settle: Settle, done: Ranges) -> Step:
 def test_a_whole_entry_leaves_the_state_that_its_requests_leave_one_by_one(seed: int) -> None:
     rng = random.Random(seed)
     end = 60
+    limit = rng.choice([0, 3])
     groups, model = WorkGroups(), Model({offset: Record() for offset in range(end)})
     groups.apply("g", 1, [Begin(0)], 1, 1, (0, end))
+    had: dict[LeaseId, tuple[str, set[int]]] = {}
     for index in range(2, 60):
         model.records |= {offset: Record() for offset in range(end, end + 10)}
         end += 10
         state = groups["g"]
-        known = [*state.leases, LeaseId(1, 2, 9), FORMER]
         settles = []
         for _ in range(rng.choice([0, 1, 3, 8])):
-            lease = rng.choice(known)
-            member = state.leases[lease].member if lease in state.leases and rng.random() < 0.9 else "x"
+            lease = rng.choice([*had, FORMER])
             outcome = rng.choice([Ack(), Ack(), Release(), Failed("bad", 0), Rejected("no")])
-            ranges = tuple((a, min(b, end)) for a, b in random_ranges(rng, state.base, end) if a < end)
-            settles.append(Settle(lease, member, ranges, outcome))
+            said = rng.random() < 0.6 or isinstance(outcome, Ack | Rejected)
+            member = had[lease][0] if lease in had and (not said or rng.random() < 0.9) else "x"
+            records = set(range(end)) if lease == FORMER or rng.random() < 0.3 else had[lease][1]
+            ranges = [(a, min(b, end)) for a, b in random_ranges(rng, state.base // 2, end) if a < end]
+            some = sorted(records & set(offsets_of(tuple(ranges))))
+            # Of what it never had a lease that is known whole is believed to have acknowledged it
+            some = [o for o in some if lease == FORMER or o in had[lease][1] or not model.records[o].settled]
+            settles.append(Settle(lease, member, joined((o, o + 1) for o in some), outcome, said))
         lends = tuple(Lend(rng.choice("abc"), ((low, min(low + 9, end)),)) for low in rng.sample(range(end), 3))
-        gathered = gather(state, settles, lends, Setting(1, end, 0, N))
+        gathered = gather(state, settles, lends, Setting(1, end, 0, N, delivery_limit=limit))
         assert gathered.settles_left == gathered.lends_left == ()
         for settle, answer in zip(settles, gathered.settled, strict=True):
-            lost = naive(model, settle)
-            assert set(offsets_of(answer.lost)) == lost
-            done = [(offset, offset + 1) for offset in offsets_of(settle.ranges) if offset not in lost]
-            for offset, _ in done:
-                record = model.records[offset]
-                if record.settled or record.lease is not None or isinstance(settle.outcome, Ack):
-                    model.apply(step_of(settle, ((offset, offset + 1),)), LeaseId(1, index, 0))
+            mine, late, lost = naive(model, settle, limit)
+            if settle.said:
+                # The records that an entry takes from its member in the same entry nobody acknowledges late
+                assert lost <= set(offsets_of(answer.lost)) <= lost | late
+            for offset in sorted(mine | late - set(offsets_of(answer.lost))):
+                of = settle.lease if offset in late else None
+                model.apply(step_of(settle, ((offset, offset + 1),), of), LeaseId(1, index, 0))
         groups.apply("g", 1, gathered.steps, 1, index, (0, end))
-        for answer in gathered.lent:
+        for answer, lend in zip(gathered.lent, lends, strict=True):
             lease = LeaseId(1, index, answer.step)
             assert sum(held == lease for held in state.leases) == bool(answer.lent)
             if answer.lent:
-                model.apply(Lease(answer.lent, state.leases[lease].member), lease)
-        model.agrees_with(state)
+                model.apply(Lease(answer.lent, lend.member), lease)
+                had[lease] = lend.member, set(offsets_of(answer.lent))
+        model.agrees_with(state, limit)

@@ -215,7 +215,7 @@ def test_steps_of_another_life_do_nothing_but_begin_a_later_one() -> None:
     before = group.state.frozen()
     for life, step in ((2, Accept(((0, 5),))), (2, End()), (0, End()), (1, Begin(7)), (0, Begin(7))):
         assert group.take(step, life=life).frozen() == before
-    assert group.take(Begin(7), life=2).frozen() == FrozenWork(2, (7, (), ()), 7, begun=(1, group.index))
+    assert group.take(Begin(7), life=2).frozen() == WorkState(2, 7, begun=(1, group.index)).frozen()
     group.groups.apply("g", 2, [End()], 1, 99, (0, END))
     assert not group.groups
     group.groups.apply("g", 2, [Accept(((0, 5),))], 1, 100, (0, END))
@@ -238,7 +238,7 @@ def test_no_step_touches_what_is_beyond_the_end_of_the_log() -> None:
 def test_a_recovery_ends_every_lease_uncharged_and_settles_the_offsets_that_no_record_has() -> None:
     group = Group()
     group.take(Lease(((0, 5),), "a"), Lease(((5, 10),), "b"), Accept(((2, 3),)))
-    group.groups.recover(1)
+    group.groups.recover(1, (1, 99))
     group.groups.skip(END, 1 << 40)
     state = group.state
     assert (state.leases, state.leased, len(state.lent)) == ({}, 0, 0)

@@ -54,11 +54,14 @@ def random_step(rng: random.Random, state: WorkState, end: int) -> Step:
         case 0 | 1 | 2 | 3:
             return Lease(ranges, member)
         case 4 | 5:
-            return Accept(ranges)
+            known = [lease for lease, _ in state.endings.frozen()[1]]
+            return Accept(ranges, rng.choice(known) if known and rng.random() < 0.3 else None)
         case 6:
             return Drop(ranges[:3], rng.choice([Reason.EXPIRED, Reason.PURGED]))
         case 7 | 8:
-            return Return(ranges, rng.random() < 0.7, rng.choice([0, 0, 90]), rng.choice(["", "bad", "worse"]))
+            return Return(
+                ranges, rng.random() < 0.7, rng.choice([0, 0, 90]), rng.choice(["", "bad", "worse"]), rng.random() < 0.5
+            )
         case 9:
             return Reject(ranges[:2], "no")
         case 10:
@@ -97,7 +100,7 @@ def test_each_record_is_in_exactly_one_state_as_a_model_says_it_and_a_snapshot_g
             for offset in range(floor):
                 model.drop(model.records[offset], Reason.RETENTION)
         elif chance < 0.07:
-            groups.recover(index)
+            groups.recover(index, (1, index))
             groups.skip(end, end + 9000)
             for record in model.records.values():
                 if record.lease is not None:
