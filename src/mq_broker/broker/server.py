@@ -356,7 +356,7 @@ class _Broker:
         self._stuck = Stuck(shell, self._declared, self._working)
         self._beginning = Beginning(shell, self._topics, self._declared, self._working)
         self._idle = Idle(shell, self._topics, self._declared, self._working, self._transactions)
-        asked = Asked(shell, self._topics, self._declared, self._clock.now_us)
+        asked = Asked(shell, self._topics, self._declared)
         return (
             Declaring(self._topics, self._declared, self._transactions.begun),
             Leasing(asked, self._working, Outputs(self._topics, self._transactions)),

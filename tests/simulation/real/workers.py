@@ -52,7 +52,7 @@ class Told:
     """What members know of one record. `held_until`: before then nobody else may have it."""
 
     receipts: int = 0
-    failed: int = 0
+    failed: set[LeaseId] = field(default_factory=set)
     accepted_at: float | None = None
     holder: str = ""
     held_until: float = 0.0
@@ -90,8 +90,8 @@ class Ledger:
             self.cluster.fail(f"{what} while {told.holder} had it, until {told.held_until:.6f} at least")
         if deliveries < told.receipts:
             self.cluster.fail(f"{what} as delivery {deliveries}, and members had it {told.receipts} times")
-        if failures < told.failed:
-            self.cluster.fail(f"{what} as failed {failures} times, and {told.failed} failures were confirmed")
+        if failures < len(told.failed):
+            self.cluster.fail(f"{what} as failed {failures} times, and {len(told.failed)} failures were confirmed")
         told.holder, told.held_until = member, asked_at + hold_s
         if self.truth.order.order != "none":
             self._went_with(offset, member)
@@ -123,12 +123,13 @@ class Ledger:
         if told is not None and told.holder == member:
             told.held_until = max(told.held_until, asked_at + hold_s)
 
-    def settled(self, offset: int, outcome: int, asked_at: float) -> None:
-        """The outcome is confirmed, of what was asked at that time."""
+    def settled(self, lease: LeaseId, offset: int, outcome: int, asked_at: float) -> None:
+        """The outcome is confirmed, of what was asked at that time. A repeated one is confirmed again."""
         if self.truth.is_old(asked_at):
             return
         told = self.records.setdefault(offset, Told())
-        told.failed += outcome == pb.OUTCOME_FAIL
+        if outcome == pb.OUTCOME_FAIL:
+            told.failed.add(lease)
         if outcome in (pb.OUTCOME_ACK, ACK_WITH_OUTPUT) and told.accepted_at is None:
             told.accepted_at = self.cluster.loop.time()
 
@@ -388,7 +389,7 @@ class Worker(Client):
             if outcome == pb.OUTCOME_EXTEND and not lost:
                 self._ledger.extended(self.name, offset, asked_at, hold_s)
             elif not lost:
-                self._ledger.settled(offset, outcome, asked_at)
+                self._ledger.settled(item[0], offset, outcome, asked_at)
         if not truth.is_old(asked_at):
             truth.order.told(self.name, back, pulled, self._held)
         for lease, offset in pulled:

@@ -146,7 +146,7 @@ class Broker:
         declared: Any = SimpleNamespace(find=lambda *_: queue(), get=lambda *_: queue())
         topics: Any = SimpleNamespace(get=self._topic)
         self.working = Working(shell, declared, now_us, on_rows=self._read_keys)
-        self.sessions = Sessions(Asked(shell, topics, declared, now_us), self.working, Held(1 << 40))
+        self.sessions = Sessions(Asked(shell, topics, declared), self.working, Held(1 << 40))
 
     def _led(self, _topic: object, number: int) -> Any:
         log = self._logs[number]

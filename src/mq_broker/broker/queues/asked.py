@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain
 from typing import Final, TypeAlias
 
@@ -36,12 +36,11 @@ _Of: TypeAlias = pb.LeaseRequest | pb.SettleRequest | pb.WorkOpen
 class Asked:
     """Owns which filters were checked. Everything raises the error with which the request is refused."""
 
-    def __init__(self, shell: Shell, topics: Topics, declared: Declared, now_us: Callable[[], int]) -> None:
+    def __init__(self, shell: Shell, topics: Topics, declared: Declared) -> None:
         self._shell = shell
         self._topics = topics
         self._declared = declared
         self._filters = CheckedFilters(topics)
-        self._now_us = now_us
 
     async def check_terms(self, partition: Partition, terms: pb.LeaseRequest | pb.WorkTerms) -> None:
         if terms.lease_ms and not LEASE_MS_FLOOR <= terms.lease_ms <= LEASE_MS_CEILING:
@@ -74,7 +73,7 @@ class Asked:
         if sum(len(settle.ranges) for settle in settles) > 2 * RANGES_MAX:
             raise InvalidRequest(f"a request settles at most {RANGES_MAX} ranges: settle fewer at once")
         end = partition.next_offset
-        items = [self._item(settle, member, end) async for settle in in_turns(settles)]
+        items = [_item(settle, member, end) async for settle in in_turns(settles)]
         _check_often(item.ranges for item in items if isinstance(item, Extend))
         _check_often(item.ranges for item in items if not isinstance(item, Extend))
         check_epochs(partition, [item.lease for item in items])
@@ -98,35 +97,37 @@ class Asked:
         check_epochs(partition, claims.keys())
         return claims
 
-    def _item(self, settle: pb.SettleOne, member: str, end: int) -> Item:
-        ranges = _ranges_of(settle.ranges, end, "cannot be settled")
-        lease = lease_of(settle.lease)
-        if settle.outcome not in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT) and settle.error:
-            raise InvalidRequest("only records that failed or are rejected have an error: leave it out")
-        if settle.outcome not in (pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE) and settle.HasField("delay_ms"):
-            raise InvalidRequest("only records that are released or failed come back after a delay: leave it out")
-        if settle.delay_ms > DELAY_MS_MAX:
-            raise InvalidRequest(f"a delay of {settle.delay_ms} ms is too long: at most {DELAY_MS_MAX} ms are allowed")
-        if settle.outputs or settle.number:
-            return Settle(lease, member, ranges, outputs_of(settle))
-        if settle.outcome == pb.OUTCOME_EXTEND:
-            return Extend(lease, member, ranges)
-        return Settle(lease, member, ranges, self._outcome(settle))
 
-    def _outcome(self, settle: pb.SettleOne) -> Outcome:
-        due_us = self._now_us() + settle.delay_ms * 1_000 if settle.delay_ms else 0
-        error = shortened(settle.error, ERROR_BYTES_MAX)
-        match settle.outcome:
-            case pb.OUTCOME_ACK:
-                return Ack()
-            case pb.OUTCOME_RELEASE:
-                return Release(due_us)
-            case pb.OUTCOME_FAIL:
-                return Failed(error, due_us if settle.HasField("delay_ms") else None)
-            case pb.OUTCOME_REJECT:
-                return Rejected(error)
-            case other:
-                raise InvalidRequest(f"outcome {other} is not known: ack, release, fail, reject or extend (0 to 4)")
+def _item(settle: pb.SettleOne, member: str, end: int) -> Item:
+    ranges = _ranges_of(settle.ranges, end, "cannot be settled")
+    lease = lease_of(settle.lease)
+    if settle.outcome not in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT) and settle.error:
+        raise InvalidRequest("only records that failed or are rejected have an error: leave it out")
+    if settle.outcome not in (pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE) and settle.HasField("delay_ms"):
+        raise InvalidRequest("only records that are released or failed come back after a delay: leave it out")
+    if settle.delay_ms > DELAY_MS_MAX:
+        raise InvalidRequest(f"a delay of {settle.delay_ms} ms is too long: at most {DELAY_MS_MAX} ms are allowed")
+    if settle.outputs or settle.number:
+        return Settle(lease, member, ranges, outputs_of(settle))
+    if settle.outcome == pb.OUTCOME_EXTEND:
+        return Extend(lease, member, ranges)
+    return Settle(lease, member, ranges, _outcome(settle))
+
+
+def _outcome(settle: pb.SettleOne) -> Outcome:
+    delay_us = settle.delay_ms * 1_000
+    error = shortened(settle.error, ERROR_BYTES_MAX)
+    match settle.outcome:
+        case pb.OUTCOME_ACK:
+            return Ack()
+        case pb.OUTCOME_RELEASE:
+            return Release(delay_us)
+        case pb.OUTCOME_FAIL:
+            return Failed(error, delay_us if settle.HasField("delay_ms") else None)
+        case pb.OUTCOME_REJECT:
+            return Rejected(error)
+        case other:
+            raise InvalidRequest(f"outcome {other} is not known: ack, release, fail, reject or extend (0 to 4)")
 
 
 def _note_strangers(partition: Partition, group: str, member: str, items: Iterable[Item]) -> None:

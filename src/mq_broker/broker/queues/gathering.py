@@ -75,6 +75,7 @@ class Gathering:
         self._queue = queue
         self._now_ms = now_ms
         self._now_us = now_us
+        self._began_us = now_us() - now_ms() * 1_000  # when the monotonic clock began
         self._keep_time = keep_time
         self._stood_still = stood_still
         self._on_outbox = on_outbox
@@ -212,7 +213,7 @@ class Gathering:
     def blocked_by(self) -> int | None:
         """The record that others wait for, which is not lent for now, if the group is in order."""
         ready = self._ready if self._state is not None else None
-        return ready.blocked_by(self._now_us()) if isinstance(ready, Single | ByKey) else None
+        return ready.blocked_by(self._delay_us()) if isinstance(ready, Single | ByKey) else None
 
     @property
     def waits(self) -> bool:
@@ -259,6 +260,9 @@ class Gathering:
         self._own.clear()
         self._sendings.clear()
 
+    def _delay_us(self) -> int:  # what was believed as this leadership began, and the time that has passed since
+        return self._began_us + self._now_ms() * 1_000
+
     # ------------------------------------------------------------------ one entry
 
     def wake(self) -> None:
@@ -286,7 +290,7 @@ class Gathering:
         if not self._keep_up(state, queue):
             return
         draft = Draft()
-        now_ms, now_us = self._now_ms(), self._now_us()
+        now_ms, now_us = self._now_ms(), self._delay_us()
         # What members have settled counts before what runs out or is not claimed, unless that had no room last time.
         if self._left_out:
             self._take_by_leader(draft, queue, now_ms)
@@ -401,12 +405,12 @@ class Gathering:
             self.wake()
         if self._due is not None:
             self._due.cancel()
-            self._due = None
+        self._due = None
         if not self._asking or not self._scanned:
             return
         due_us, again_ms = self._ready.next_due_us(), self._ready.again_ms(self._now_ms())
-        waits_s = [max(due_us - self._now_us(), 0) / 1e6] if due_us is not None else []
-        waits_s += [ms / 1e3 for ms in (again_ms, self._asking.again_ms()) if ms is not None]
+        due_ms = max(due_us - self._delay_us(), 0) / 1e3 if due_us is not None else None
+        waits_s = [ms / 1e3 for ms in (due_ms, again_ms, self._asking.again_ms()) if ms is not None]
         if waits_s:
             self._due = self._loop.call_later(min(*waits_s, 3600.0) + 0.001, self.wake)
 
@@ -464,8 +468,8 @@ class Gathering:
     # -- what is written, and what became of it
 
     def _judge(self, draft: Draft, state: WorkState, queue: Queue, now_us: int) -> None:
-        facts = self.epoch, self.partition.next_offset, now_us, self._next_n
-        setting = Setting(*facts, backoff_of(queue.settings), queue.settings.delivery_limit, self._ready.order)
+        facts = self.epoch, self.partition.next_offset, now_us, self._next_n, backoff_of(queue.settings)
+        setting = Setting(*facts, queue.settings.delivery_limit, self._ready.order)
         while self._sendings and self._sendings[0].life != state.life:
             self._sendings.popleft().lost()
         dead = [each.send for each in self._sendings if each.life == state.life]
@@ -475,9 +479,8 @@ class Gathering:
         judged = len(gathered.settled)
         self._unsettled.judged(draft, gathered.settled)
         self._left_out = None in draft.settlers[judged:]
-        draft.reconciled = [
-            (asking, complete and until <= judged, until) for asking, complete, until in draft.reconciled
-        ]
+        reconciled, draft.reconciled = draft.reconciled, []
+        draft.reconciled += [(asking, complete and until <= judged, until) for asking, complete, until in reconciled]
         for lending in draft.lendings[len(gathered.lent) :]:
             self._ready.put_back(lending.choice.runs)
         del draft.lendings[len(gathered.lent) :]
@@ -592,6 +595,6 @@ class Gathering:
         told = told_of(runs)
         wish = self._choosing.wish(asking, 1, self._now_ms(), alone=False)
         end, of = self._ready.upto(self.partition.next_offset), self._ready.of(asking.filter)
-        ready = not self.closed and bool(of.is_ready(wish, self._now_us(), end))
+        ready = not self.closed and bool(of.is_ready(wish, self._delay_us(), end))
         order, order_by = self._ready.ordered
         asking.answer(Lent(lease, told, lease_ms, ready, (), order, order_by, lending.choice.bytes))

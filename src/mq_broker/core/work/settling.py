@@ -48,18 +48,18 @@ class AckWithOutputs:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """They go back and are not charged."""
+    """They go back and are not charged. `delay_us`: they are not lent before."""
 
-    due_us: int = 0
+    delay_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """They go back and are charged. `due_us`: None for what the group's `Backoff` says. `begun_first`: only what their
-    holder can have begun is charged, the first one of each key."""
+    """They go back and are charged. `delay_us`: None for what the group's `Backoff` says. `begun_first`: only what
+    their holder can have begun is charged, the first one of each key."""
 
     error: str = ""
-    due_us: int | None = None
+    delay_us: int | None = None
     begun_first: bool = False
 
 
@@ -404,8 +404,8 @@ class _Entry:
         if not mine:
             return []
         match settle.outcome:
-            case Release(due_us):
-                return [Return(joined(mine), False, due_us, said=settle.said)]
+            case Release(delay_us):
+                return [Return(joined(mine), False, self._due_us(delay_us), said=settle.said)]
             case Rejected(error):
                 return [Reject(joined(mine), error)]
             case Failed(error, None):
@@ -414,10 +414,13 @@ class _Entry:
                     at = self._setting.backoff.due_us(self._setting.now_us, mark.failures if mark is not None else 0)
                     due.setdefault(at, []).append((low, high))
                 return [Return(joined(ranges), True, at, error, settle.said) for at, ranges in due.items()]
-            case Failed(error, int(due_us)):
-                return [Return(joined(mine), True, due_us, error, settle.said)]
+            case Failed(error, int(delay_us)):
+                return [Return(joined(mine), True, self._due_us(delay_us), error, settle.said)]
             case _:
                 raise AssertionError("is settled otherwise")
+
+    def _due_us(self, delay_us: int) -> int:
+        return self._setting.now_us + delay_us if delay_us else 0
 
     def _settle_with_outputs(self, settle: Settle, outcome: AckWithOutputs) -> Answer | None:
         """All of it or nothing: the records are the member's and unsettled, or no output is published."""

@@ -290,15 +290,15 @@ async def test_a_delayed_record_wakes_who_waits_when_it_is_due_and_not_before() 
     group = Group(1)
     lease = (await group.ask("a", 1).answered).lease
     waiting = group.ask("b", 1)
-    group.outcome(Failed("broken", group.us + 50_000), "a", lease, (0, 1))
+    group.outcome(Failed("broken", 50_000), "a", lease, (0, 1))
     await rounds()
     assert not waiting.answered.done()
     assert group.gathering._due is not None
-    group.us += 49_999
+    group.ms += 49
     group.gathering.wake()
     await rounds()
     assert not waiting.answered.done()
-    group.us += 1
+    group.ms += 1
     async with asyncio.timeout(5):
         assert (await waiting.answered).runs == (LentRun(0, 1, 2, 1),)
 

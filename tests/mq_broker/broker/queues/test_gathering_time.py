@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mq_broker.broker.queues.requests import Extend, LentRun
-from mq_broker.core.work.settling import Answer, Failed, Rejected
+from mq_broker.core.work.settling import Answer, Failed, Rejected, Release
 from mq_broker.core.work.steps import Lease, Park, Reason, Return
 from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.queue_settings import DeadLetter
@@ -56,6 +58,52 @@ async def test_what_is_not_the_members_cannot_be_extended() -> None:
     settling = group.settle(Extend(lease, "a", ((0, 8),)), Extend(lease, "b", ((0, 5),)))
     await rounds()
     assert settling.answered.result() == [Answer(lost=((0, 1), (5, 8))), Answer(lost=((0, 5),))]
+
+
+@pytest.mark.parametrize("jump_s", [-7_200, 0, 7_200])
+@pytest.mark.parametrize(("outcome", "delay_ms"), [(Failed("bad"), 3_000), (Release(4_000_000), 4_000)])
+def test_a_delay_is_as_long_as_it_was_said_wherever_the_wall_clock_goes(
+    outcome: Failed | Release, delay_ms: int, jump_s: int
+) -> None:
+    @scenario
+    async def run() -> None:
+        group = Group(1, retry_ms=3_000)
+        lease = (await group.ask("a", 1).answered).lease
+        assert lease is not None
+        group.outcome(outcome, "a", lease, (0, 1))
+        await rounds()
+        waiting = group.ask("b", 1)
+        group.us += jump_s * 1_000_000
+        group.pass_ms(delay_ms - 1)
+        group.gathering.wake()
+        await rounds()
+        assert not waiting.answered.done()
+        group.pass_ms(1)
+        group.gathering.wake()
+        await rounds()
+        assert waiting.answered.done()
+
+    run()
+
+
+@scenario
+async def test_a_new_leader_goes_by_what_its_wall_clock_says_as_it_begins() -> None:
+    group = Group(1, retry_ms=3_000)
+    lease = (await group.ask("a", 1).answered).lease
+    assert lease is not None
+    group.outcome(Failed("bad"), "a", lease, (0, 1))
+    await rounds()
+    group.us += 2_000_000
+    group.lead_anew()
+    waiting = group.ask("b", 1)
+    group.pass_ms(999)
+    group.gathering.wake()
+    await rounds()
+    assert not waiting.answered.done()
+    group.pass_ms(1)
+    group.gathering.wake()
+    await rounds()
+    assert waiting.answered.done()
 
 
 @scenario

@@ -94,7 +94,7 @@ async def test_the_active_member_stays_while_it_asks() -> None:
 async def test_with_all_in_order_a_return_takes_all_later_records_with_it() -> None:
     group = all_in_order()
     first, second = await lent(group, "a", 3), await lent(group, "a", 3)
-    answer = await told(group, Failed("no", due_us=0), "a", first, (1, 2))
+    answer = await told(group, Failed("no", 0), "a", first, (1, 2))
     assert answer == Answer(pulled=((first, ((2, 3),)), (second, ((3, 6),))))
     assert group.leased() == {"a": ((0, 1),)}
     assert [group.state.counts(offset)[1] for offset in (1, 2, 3)] == [0 + 1, 0, 0]
@@ -105,7 +105,7 @@ async def test_with_all_in_order_a_return_takes_all_later_records_with_it() -> N
 async def test_a_delayed_and_a_parked_record_hold_up_all_that_follows() -> None:
     group = all_in_order(dead_letter=DeadLetter.PARK)
     lease = await lent(group, "a", 2)
-    await told(group, Release(group.us + 5_000_000), "a", lease, (0, 1))
+    await told(group, Release(5_000_000), "a", lease, (0, 1))
     waiting = await ask(group, "a", 2)
     assert not waiting.answered.done()
     assert group.gathering.blocked_by() == 0
@@ -126,7 +126,7 @@ async def test_a_delayed_and_a_parked_record_hold_up_all_that_follows() -> None:
 @scenario
 async def test_the_last_delivery_of_a_record_is_alone_with_all_in_order_too() -> None:
     group = all_in_order(delivery_limit=2)
-    await told(group, Failed("no", due_us=0), "a", await lent(group, "a", 1), (0, 1))
+    await told(group, Failed("no", 0), "a", await lent(group, "a", 1), (0, 1))
     asking = await ask(group, "a", 5)
     assert offsets(asking) == [(0, 1)]
     waiting = await ask(group, "a", 5)
@@ -324,7 +324,7 @@ async def test_a_record_is_not_lent_in_the_entry_that_gives_an_earlier_one_of_it
     group = by_key("aab")
     lease = await lent(group, "x", 1)
     group.led.keeps_up = False
-    returned = group.outcome(Release(group.us + 10_000_000), "x", lease, (0, 1))
+    returned = group.outcome(Release(10_000_000), "x", lease, (0, 1))
     asking = group.ask("x", 10, held=frozenset([lease]))
     await rounds()
     group.led.commit()

@@ -92,7 +92,7 @@ async def test_a_record_that_waits_for_its_time_is_lent_to_a_member_with_a_filte
     group = Group(10)
     one = group.ask("a", 100, filter_text="even")
     await rounds()
-    group.outcome(Failed(due_us=group.us + 1_000_000), "a", one.answered.result().lease, (0, 10))
+    group.outcome(Failed(delay_us=1_000_000), "a", one.answered.result().lease, (0, 10))
     again = group.ask("a", 100, filter_text="even")
     await rounds()
     assert not again.answered.done()

@@ -135,9 +135,9 @@ def test_each_record_of_a_request_is_judged_by_itself() -> None:
 def test_requests_are_judged_on_the_state_that_the_steps_before_them_leave() -> None:
     group = Group()
     gathered = group.gather(
-        Settle(FIRST, "a", ((0, 3),), Failed("bad", due_us=9)),
+        Settle(FIRST, "a", ((0, 3),), Failed("bad", 9)),
         Settle(FIRST, "a", ((2, 5),), Release()),  # record 2 went back
-        Settle(FIRST, "a", ((1, 2),), Failed("bad", due_us=9)),  # said again
+        Settle(FIRST, "a", ((1, 2),), Failed("bad", 9)),  # said again
         Settle(FIRST, "a", ((1, 2),), Ack()),  # it failed
         Settle(BACK, "a", ((20, 21),), Ack()),  # late, and welcome
         Settle(BACK, "a", ((20, 21),), Ack()),  # said again
@@ -298,10 +298,10 @@ def step_of(settle: Settle, done: Ranges, late: LeaseId | None) -> Step:
     match settle.outcome:
         case Ack():
             return Accept(done, late)
-        case Release(due_us):
-            return Return(done, False, due_us, said=settle.said)
-        case Failed(error, due_us):
-            return Return(done, True, due_us or 0, error, settle.said)
+        case Release(delay_us):
+            return Return(done, False, delay_us, said=settle.said)
+        case Failed(error, delay_us):
+            return Return(done, True, delay_us or 0, error, settle.said)
         case Rejected(error):
             return Reject(done, error)
         case AckWithOutputs():
