@@ -45,6 +45,23 @@ def test_a_partition_that_is_named_is_asked_for_before_it_is_an_error(admin: Adm
                 producer.publish(topic, "d", partition=wrong)
 
 
+def test_a_uuid_is_known_in_its_partition_alone_so_a_key_that_moves_leaves_it_behind(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    """As docs/python.md says under "Records with UUIDs"."""
+    admin.create_topic(topic)
+    with Producer(bootstrap) as producer:
+        first = producer.publish(topic, "a", key=KEY, uuid=b"u" * 16).result(30)
+    admin.alter_topic(topic, partitions=4)
+    with Producer(bootstrap) as producer:  # a new one knows of all partitions
+        named = producer.publish(topic, "a", key=KEY, uuid=b"u" * 16, partition=first.partition).result(30)
+        assert (named.partition, named.offset, named.duplicate) == (0, first.offset, True)
+        moved = producer.publish(topic, "a", key=KEY, uuid=b"u" * 16).result(30)
+        assert (moved.partition, moved.duplicate) == (3, False)
+        again = producer.publish(topic, "a", key=KEY, uuid=b"u" * 16).result(30)
+        assert (again.partition, again.offset, again.duplicate) == (3, moved.offset, True)
+
+
 def test_order_within_a_partition_is_kept_while_partitions_are_added(admin: Admin, bootstrap: str, topic: str) -> None:
     admin.create_topic(topic)
     futures = []
