@@ -31,7 +31,7 @@ def test_a_record_may_go_to_another_member_once_an_earlier_one_of_its_key_has_go
     ledger.extended("a", 3, 2.0)
     now_s[0] = 4.2
     ledger.receive("b", 0, 4.1, 2, 1)
-    ledger.settled(0, 0, 4.15)
+    ledger.settled(LEASE, 0, 0, 4.15)
     ledger.receive("c", 3, 4.1, 2, 0)
     assert failures == []
 
@@ -53,10 +53,10 @@ def test_what_was_asked_before_a_recovery_is_not_held_against_anybody() -> None:
     failures: list[str] = []
     now_s = [1.0]
     ledger = ledger_in_order(failures, now_s)
-    ledger.settled(0, int(pb.OUTCOME_ACK), 0.4)
+    ledger.settled(LEASE, 0, int(pb.OUTCOME_ACK), 0.4)
     ledger.receive("a", 0, 0.9, 1, 0)
     assert failures == [], "that it was settled may be lost"
-    ledger.settled(0, int(pb.OUTCOME_ACK), 0.95)
+    ledger.settled(LEASE, 0, int(pb.OUTCOME_ACK), 0.95)
     ledger.receive("b", 0, 1.5, 2, 0)
     assert failures[0] == "t-0 offset 0 was lent to b after it had been settled at 1.000000"
 
