@@ -51,38 +51,10 @@ QUEUES = (
         ("queue", "lead"),
     ),
     Fault(
-        "an outcome of a lease that has ended otherwise is done",
-        "core.work.settling:_Entry._judge_ended",
-        "if ending is not None and ending.how is how:",
-        "if ending is not None and ending.how is not How.TAKEN:",
-        ("queue", "lead"),
-    ),
-    Fault(
-        "what another member has settled is acknowledged by who had it before",
-        "core.work.settling:_Entry._judge_ended",
-        "judged.lost.extend(self._settled(low, high))",
-        "pass",
-        ("queue", "lead"),
-    ),
-    Fault(
         "a late acknowledgement is welcome though another lease has ended since",
         "core.work.settling:_Entry._judge_ended",
         "last = mark is not None and mark.deliveries == ending.deliveries",
         "last = mark is not None",
-        ("queue", "lead"),
-    ),
-    Fault(
-        "a late acknowledgement is welcome though the record is doomed",
-        "core.work.settling:_Entry._judge_ended",
-        "last and not mark.doomed(setting.delivery_limit)",
-        "last",
-        ("queue", "lead"),
-    ),
-    Fault(
-        "a late acknowledgement is not known when it is said again",
-        "core.work.state:WorkState._accept",
-        "self._note_ended([(low, high, late) for low, high in ranges], How.ACCEPTED)",
-        "pass",
         ("queue", "lead"),
     ),
     Fault(
