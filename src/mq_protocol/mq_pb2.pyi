@@ -5566,6 +5566,54 @@ class AppendAck(_message.Message):
 Global___AppendAck: _TypeAlias = AppendAck  # noqa: Y015
 
 @_typing.final
+class SoFar(_message.Message):
+    """How far a replica's log is: asked for by one that may claim a partition without a leader, and answered with the same `question`."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_ID_FIELD_NUMBER: _builtins.int
+    PARTITION_FIELD_NUMBER: _builtins.int
+    LEADER_EPOCH_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    BROKER_FIELD_NUMBER: _builtins.int
+    LOG_ID_FIELD_NUMBER: _builtins.int
+    LAST_INDEX_FIELD_NUMBER: _builtins.int
+    LAST_EPOCH_FIELD_NUMBER: _builtins.int
+    QUESTION_FIELD_NUMBER: _builtins.int
+    ASKS_FIELD_NUMBER: _builtins.int
+    topic_id: _builtins.str
+    partition: _builtins.int
+    leader_epoch: _builtins.int
+    incarnation: _builtins.int
+    broker: _builtins.int
+    log_id: _builtins.str
+    last_index: _builtins.int
+    last_epoch: _builtins.int
+    question: _builtins.str
+    asks: _builtins.bool
+    def __init__(
+        self,
+        *,
+        topic_id: _builtins.str = ...,
+        partition: _builtins.int = ...,
+        leader_epoch: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        broker: _builtins.int = ...,
+        log_id: _builtins.str = ...,
+        last_index: _builtins.int = ...,
+        last_epoch: _builtins.int = ...,
+        question: _builtins.str = ...,
+        asks: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asks", b"asks", "broker", b"broker", "incarnation", b"incarnation", "last_epoch", b"last_epoch", "last_index", b"last_index", "leader_epoch", b"leader_epoch", "log_id", b"log_id", "partition", b"partition", "question", b"question", "topic_id", b"topic_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SoFar: _TypeAlias = SoFar  # noqa: Y015
+
+@_typing.final
 class LinkHeader(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -5575,6 +5623,7 @@ class LinkHeader(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     BEAT_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    SO_FAR_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___LinkHello: ...
     @_builtins.property
@@ -5589,6 +5638,8 @@ class LinkHeader(_message.Message):
     def error(self) -> Global___Error:
         """at a link port alone: why the link ends with this message"""
 
+    @_builtins.property
+    def so_far(self) -> _containers.RepeatedCompositeFieldContainer[Global___SoFar]: ...
     def __init__(
         self,
         *,
@@ -5598,10 +5649,11 @@ class LinkHeader(_message.Message):
         snapshot: _abc.Iterable[Global___SnapshotPart] | None = ...,
         beat: Global___LinkBeat | None = ...,
         error: Global___Error | None = ...,
+        so_far: _abc.Iterable[Global___SoFar] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["beat", b"beat", "error", b"error", "hello", b"hello"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "beat", b"beat", "error", b"error", "hello", b"hello", "snapshot", b"snapshot"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack", b"ack", "append", b"append", "beat", b"beat", "error", b"error", "hello", b"hello", "snapshot", b"snapshot", "so_far", b"so_far"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

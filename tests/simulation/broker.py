@@ -35,6 +35,7 @@ from mq_broker.core.messages import (
     OffsetsSkipped,
     PeerConnected,
     PeerDisconnected,
+    PeerMessage,
     Propose,
     Published,
     ReadNode,
@@ -45,6 +46,7 @@ from mq_broker.core.messages import (
     Reply,
     RoleChanged,
     Send,
+    SoFar,
     StartOver,
     Tick,
     Trimmed,
@@ -400,7 +402,7 @@ class Broker:
             if broker != me.broker:
                 self.cluster.network.send(self.number, broker, host.partition, ack)
 
-    def hear(self, partition: int, message: AppendEntries | AppendAck | InstallSnapshot, in_order: bool = True) -> None:
+    def hear(self, partition: int, message: PeerMessage, in_order: bool = True) -> None:
         """Through the admission that brokers have. It is never wrong of an honest broker; one that lies is
         (liar.py)."""
         host = self.hosts.get(partition)
@@ -483,6 +485,8 @@ class Broker:
                 self.cluster.network.send(self.number, to, host.partition, replace(message, entries=entries))
             case Send(to, AppendAck() as message):
                 oracle.acknowledged(host, message)
+                self.cluster.network.send(self.number, to, host.partition, message)
+            case Send(to, SoFar() as message):
                 self.cluster.network.send(self.number, to, host.partition, message)
             case Send(to, InstallSnapshot() as message):
                 self.cluster.faults["snapshot sent"] += 1

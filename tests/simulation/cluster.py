@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from mq_broker.core.messages import NodeState, ReplicaSettings
@@ -52,6 +52,8 @@ class Plan:
     """How long a partition stays where it is, in the mean; 0: for ever, and on all brokers."""
     total_losses: int = 0
     """How often every log that is named is lost, and an operator has the partition go on from another (rule 15)."""
+    rollbacks: int = 0
+    """How often all brokers stop and one comes back with an older copy of its directory."""
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of
     records too."""
@@ -108,6 +110,7 @@ class Plan:
             "retention": self.retains_ms,
             "moves": self.moves_ms,
             "total_losses": self.total_losses,
+            "rollbacks": self.rollbacks,
             "aborts": self.aborts,
             "thefts": self.thefts,
             "gives": self.gives,
@@ -135,7 +138,7 @@ class Plan:
             begins_empty=durability == "memory",
         )
         kinds = [kind for kind in FAULTS if chance.random() < 0.45]
-        return Plan(
+        plan = Plan(
             brokers=brokers,
             partitions=chance.choice((1, 2, 2, 3)),
             aborts=Random(f"aborts {seed}").choice((0.0, 0.0, 0.15)),
@@ -159,6 +162,8 @@ class Plan:
             rests=chance.random() < 0.5,
             former=tuple(broker for broker in replicas if Random(f"former {seed} {broker}").random() < 0.15),
         )
+        survives = minimum > 1 and brokers > 2 and durability == "fsync" and not (plan.total_losses or plan.moves_ms)
+        return replace(plan, rollbacks=Random(f"rollbacks {seed}").choice((0, 1, 2)) if survives else 0)
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,16 @@ class Checkpointed(NamedTuple):
     beside: object
 
 
+class Copy(NamedTuple):
+    """Of a directory, as somebody made it."""
+
+    log_id: str
+    files: tuple[Entry, ...]
+    snapshot: Snapshot | None
+    checkpoint: Checkpointed | None
+    remembered: int
+
+
 class _Append(NamedTuple):
     generation: int
     entries: tuple[Entry, ...]
@@ -102,6 +112,8 @@ class Journal:
         self._told_ms = 0.0
         self._refused: int | None = None
         self._over = False
+        self.lacks_up_to = 0
+        """What was put back to an older copy of itself may lack entries up to there, though it is named."""
 
     # ------------------------------------------------------------------ what others may ask
 
@@ -418,6 +430,17 @@ class Journal:
     def _tell_damage(self, life: int) -> None:
         if life == self._life and self._listener is not None:
             self._listener.replaced(self.log_id, "damage was found")
+
+    def copy(self) -> Copy:
+        """What the directory holds now."""
+        return Copy(self.log_id, tuple(self._files), self._files_snapshot, self._checkpoint, self._remembered)
+
+    def put_back(self, copy: Copy) -> None:
+        """Nobody has it open, and the directory is as it was then."""
+        self.lacks_up_to = max(self.lacks_up_to, self._files_end)
+        self.log_id, self._files, self._files_snapshot = copy.log_id, list(copy.files), copy.snapshot
+        self._checkpoint, self._remembered = copy.checkpoint, copy.remembered
+        self._synced = self._files_end
 
     def delete(self) -> None:
         """Another disk, with nothing on it; or the partition has moved elsewhere."""

@@ -42,6 +42,7 @@ from mq_broker.core.messages import (
     InstallSnapshot,
     NodeState,
     OffsetsSkipped,
+    PeerMessage,
     Propose,
     Published,
     RecoveredLog,
@@ -70,7 +71,7 @@ FAR = (0, 1, -1, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, 1 << 40, 1 << 6
 MENDS_MS = 1_500
 PATIENCE_MS = 3_000
 
-Lie = AppendEntries | AppendAck | InstallSnapshot
+Lie = PeerMessage
 
 
 class DeathsOnly(Oracle):

@@ -58,6 +58,8 @@ class Nemesis:
         self.cluster = cluster
         self.loop = cluster.loop
         self.healing = False
+        self.holds = False
+        """Something has happened beside which nothing else may go wrong for a while."""
 
     def start(self) -> None:
         self._rough_no_more()
@@ -67,6 +69,8 @@ class Nemesis:
             self.loop.spawn(self._go_on())
         if self.cluster.plan.total_losses:
             self.loop.spawn(self._lose_all_named())
+        if self.cluster.plan.rollbacks:
+            self.loop.spawn(self._roll_back())
         if self.cluster.plan.joiners_hit:
             self.loop.spawn(self._hit_joiners())
 
@@ -76,6 +80,8 @@ class Nemesis:
             yield random.expovariate(1 / plan.fault_every_ms)
             if self.healing:
                 return
+            if self.holds:
+                continue
             kind = random.choice(plan.faults)
             getattr(self, "_" + kind)(self._victim())
 
@@ -295,6 +301,48 @@ class Nemesis:
             for other in others:
                 cluster.network.mend(behind.number, other.number)
                 cluster.network.mend(other.number, behind.number)
+
+    def _roll_back(self) -> Process:
+        """All brokers stop, the directory of one is put back to an older copy of itself, and they start in any order.
+        Nothing else goes wrong until all logs are whole again: one old directory is what is survived."""
+        brokers, random = list(self.cluster.brokers.values()), self.loop.random
+        for _ in range(self.cluster.plan.rollbacks):
+            old = random.choice(brokers)
+            yield self.loop.between(1_000, self.cluster.plan.trouble_ms / self.cluster.plan.rollbacks / 2)
+            copies = [journal.copy() for journal in old.journals]
+            yield self.loop.between(500, self.cluster.plan.trouble_ms / self.cluster.plan.rollbacks / 2)
+            self.holds = True
+            for _ in range(60):
+                if not self._all_named():
+                    yield 300
+            if self.healing or not self._all_named():
+                self.holds = False
+                continue
+            self.note("roll_back", f"all stop, and broker {old.number} gets an older directory")
+            for broker in brokers:
+                broker.crash()
+                broker.disk.full = broker.disk.fail_next_sync = False
+            for journal, copy in zip(old.journals, copies, strict=True):
+                journal.put_back(copy)
+            random.shuffle(brokers)
+            for broker in brokers:
+                yield self.loop.often_short(1, 6_000)
+                self._revive(broker)
+            for _ in range(100):
+                if self.healing or not self._all_named():
+                    yield 300
+            self.holds = not self._all_named()
+
+    def _all_named(self) -> bool:
+        """Every partition names the log of every broker, and none lacks what it was once named for."""
+        return all(
+            node.state.leader is not None
+            and not node.pending
+            and dict(node.state.isr)
+            == {broker.number: broker.journals[partition].log_id for broker in self.cluster.brokers.values()}
+            and not any(broker.journals[partition].lacks_up_to for broker in self.cluster.brokers.values())
+            for partition, node in enumerate(self.cluster.coordination.nodes)
+        )
 
     def _lose_log(self, broker: Broker) -> None:
         plan = self.cluster.plan

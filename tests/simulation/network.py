@@ -7,7 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mq_broker.core.messages import AppendAck, AppendEntries, InstallSnapshot, PeerConnected, PeerDisconnected
+from mq_broker.core.messages import PeerConnected, PeerDisconnected, PeerMessage
 from tests.simulation.loop import Loop
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Network:
         self.condition = LinkCondition()
         self.slow: dict[tuple[int, int], float] = {}
         self.brokers: dict[int, Broker] = {}
-        self.seen: deque[tuple[int, AppendEntries | AppendAck | InstallSnapshot]] = deque(maxlen=200)
+        self.seen: deque[tuple[int, PeerMessage]] = deque(maxlen=200)
         """The last messages that were sent: what one who lies may say again."""
         self._loop = loop
         self._faults = faults
@@ -43,7 +43,7 @@ class Network:
 
     # ------------------------------------------------------------------ messages
 
-    def send(self, sender: int, to: int, partition: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+    def send(self, sender: int, to: int, partition: int, message: PeerMessage) -> None:
         loop, condition = self._loop, self.condition
         self.seen.append((partition, message))
         target = self.brokers[to]
@@ -75,7 +75,7 @@ class Network:
         to: int,
         life: int,
         partition: int,
-        message: AppendEntries | AppendAck | InstallSnapshot,
+        message: PeerMessage,
         in_order: bool,
     ) -> None:
         target = self.brokers[to]

@@ -14,14 +14,13 @@ from mq_broker.core.entries import Append, Carry, Decide, Entry, Fence, Publish,
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import (
     AppendAck,
-    AppendEntries,
     Done,
     Effect,
     Event,
-    InstallSnapshot,
     LeaderName,
     NodeState,
     OffsetsSkipped,
+    PeerMessage,
     Propose,
     Published,
     RecoveredLog,
@@ -335,6 +334,9 @@ class Oracle:
         state = self.cluster.coordination.nodes[partition].state
         for broker, log_id in state.isr:
             journal = self.cluster.brokers[broker].journals[partition]
+            if journal.durable_end < min(journal.lacks_up_to, end):
+                continue  # an older copy was put back; whoever leads sends it what it lacks
+            journal.lacks_up_to = 0
             if journal.log_id != log_id:
                 if not log_id:
                     raise self.violation(
@@ -529,7 +531,7 @@ class Oracle:
         if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS + (BESIDE_A_RECOVERY if stale else ())):
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
 
-    def nonsense(self, host: Host, message: AppendEntries | AppendAck | InstallSnapshot, why: str) -> None:
+    def nonsense(self, host: Host, message: PeerMessage, why: str) -> None:
         """What a broker of the cluster sent was refused as what none sends: its link would end again and again."""
         raise self.violation(
             host.partition, f"broker {host.broker.number} refuses {self.story.message(message)}: {why}"

@@ -6,6 +6,23 @@ from __future__ import annotations
 from tests.simulation.planted import Mutation
 
 ELASTIC = (
+    # ------------------------------------------------------------------ rule 6: a claim needs company
+    Mutation(
+        "a candidate claims without company",
+        "rule 6, trap 33",
+        "replication.company:Company.allows",
+        "if 1 + len(heard) < ",
+        "if 0 > ",
+        profile="rolled-back",
+    ),
+    Mutation(
+        "a candidate claims though a named log is ahead",
+        "rule 6, trap 33",
+        "replication.company:Company.allows",
+        "> mine",
+        "> (1 << 62, 0)",
+        profile="rolled-back",
+    ),
     # ------------------------------------------------------------------ rule 13: snapshots and retention
     Mutation(
         "a journal begins after the entry of a batch that is still staged",

@@ -51,6 +51,7 @@ def _quiet(chance: Random, plan: Plan, brokers: int, minimum: int, **settings: i
         retains_ms=0.0,
         shortens=0.0,
         total_losses=0,
+        rollbacks=0,
         moves_ms=0.0,
     )
 
@@ -146,6 +147,18 @@ def _recoveries(chance: Random, plan: Plan) -> Plan:
     )
 
 
+def _rolled_back(chance: Random, plan: Plan) -> Plan:
+    """Again and again all stop, and one comes back with an older copy of its directory, which is named all the same."""
+    brokers = chance.choice((3, 3, 5))
+    return replace(
+        _quiet(chance, plan, brokers, brokers // 2 + 1),
+        faults=("kill", "transfer_leadership", "blip"),
+        fault_every_ms=2_500,
+        trouble_ms=60_000,
+        rollbacks=5,
+    )
+
+
 def _hasty_moves(chance: Random, plan: Plan) -> Plan:
     """The partition is taken from brokers as soon as others are in sync, whether or not one of the former leads it
     still."""
@@ -212,6 +225,7 @@ PROFILES: dict[str, Narrow] = {
     "full-disks": _full_disks,
     "deposed": _deposed,
     "recoveries": _recoveries,
+    "rolled-back": _rolled_back,
     "hasty-moves": _hasty_moves,
     "liar": _liar,
     "narrow-windows": _narrow_windows,

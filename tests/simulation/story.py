@@ -40,6 +40,7 @@ from mq_broker.core.messages import (
     InstallSnapshot,
     NodeRead,
     NodeState,
+    PeerMessage,
     Propose,
     Published,
     ReadNode,
@@ -47,6 +48,7 @@ from mq_broker.core.messages import (
     Reply,
     RoleChanged,
     Send,
+    SoFar,
     Tick,
     Truncate,
     TurnEnded,
@@ -115,7 +117,7 @@ class Story:
 
     def event(self, event: Event) -> str:
         match event:
-            case AppendEntries() | AppendAck() | InstallSnapshot():
+            case AppendEntries() | AppendAck() | InstallSnapshot() | SoFar():
                 return self.message(event)
             case Propose(request, operation, uuid=uuid):
                 return f"request {request}: {type(operation).__name__} {_name(uuid)}"
@@ -162,7 +164,7 @@ class Story:
             case _:
                 return str(effect)
 
-    def message(self, message: AppendEntries | AppendAck | InstallSnapshot) -> str:
+    def message(self, message: PeerMessage) -> str:
         if isinstance(message, InstallSnapshot):
             what = (
                 f"up to {message.snapshot.last_index}/{message.snapshot.last_epoch}"
@@ -179,6 +181,11 @@ class Story:
             return (
                 f"#{message.sequence} of {message.leader}.{message.incarnation} epoch {message.leader_epoch} "
                 f"after {message.prev_index}/{message.prev_epoch}: {entries}, hw {message.high_watermark}{heir}"
+            )
+        if isinstance(message, SoFar):
+            return (
+                f"of {message.broker}.{message.incarnation} {message.log_id} epoch {message.leader_epoch}: "
+                f"{'how far are you? I am at' if message.asks else 'I am at'} {message.last_index}/{message.last_epoch}"
             )
         verdict = f"conflict, try {message.hint_index}/{message.hint_epoch}" if message.conflict else "ack"
         return (

@@ -11440,6 +11440,123 @@ func (x *AppendAck) GetSequence() uint64 {
 	return 0
 }
 
+// How far a replica's log is: asked for by one that may claim a partition without a leader, and answered with the same `question`.
+type SoFar struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	TopicId       string                 `protobuf:"bytes,1,opt,name=topic_id,json=topicId,proto3" json:"topic_id,omitempty"`
+	Partition     int32                  `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	LeaderEpoch   int64                  `protobuf:"varint,3,opt,name=leader_epoch,json=leaderEpoch,proto3" json:"leader_epoch,omitempty"`
+	Incarnation   int64                  `protobuf:"varint,4,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
+	Broker        int32                  `protobuf:"varint,5,opt,name=broker,proto3" json:"broker,omitempty"`
+	LogId         string                 `protobuf:"bytes,6,opt,name=log_id,json=logId,proto3" json:"log_id,omitempty"`
+	LastIndex     int64                  `protobuf:"varint,7,opt,name=last_index,json=lastIndex,proto3" json:"last_index,omitempty"`
+	LastEpoch     int64                  `protobuf:"varint,8,opt,name=last_epoch,json=lastEpoch,proto3" json:"last_epoch,omitempty"`
+	Question      string                 `protobuf:"bytes,9,opt,name=question,proto3" json:"question,omitempty"`
+	Asks          bool                   `protobuf:"varint,10,opt,name=asks,proto3" json:"asks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SoFar) Reset() {
+	*x = SoFar{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SoFar) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SoFar) ProtoMessage() {}
+
+func (x *SoFar) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SoFar.ProtoReflect.Descriptor instead.
+func (*SoFar) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
+}
+
+func (x *SoFar) GetTopicId() string {
+	if x != nil {
+		return x.TopicId
+	}
+	return ""
+}
+
+func (x *SoFar) GetPartition() int32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *SoFar) GetLeaderEpoch() int64 {
+	if x != nil {
+		return x.LeaderEpoch
+	}
+	return 0
+}
+
+func (x *SoFar) GetIncarnation() int64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
+func (x *SoFar) GetBroker() int32 {
+	if x != nil {
+		return x.Broker
+	}
+	return 0
+}
+
+func (x *SoFar) GetLogId() string {
+	if x != nil {
+		return x.LogId
+	}
+	return ""
+}
+
+func (x *SoFar) GetLastIndex() int64 {
+	if x != nil {
+		return x.LastIndex
+	}
+	return 0
+}
+
+func (x *SoFar) GetLastEpoch() int64 {
+	if x != nil {
+		return x.LastEpoch
+	}
+	return 0
+}
+
+func (x *SoFar) GetQuestion() string {
+	if x != nil {
+		return x.Question
+	}
+	return ""
+}
+
+func (x *SoFar) GetAsks() bool {
+	if x != nil {
+		return x.Asks
+	}
+	return false
+}
+
 type LinkHeader struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Hello         *LinkHello             `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
@@ -11448,13 +11565,14 @@ type LinkHeader struct {
 	Snapshot      []*SnapshotPart        `protobuf:"bytes,4,rep,name=snapshot,proto3" json:"snapshot,omitempty"`
 	Beat          *LinkBeat              `protobuf:"bytes,5,opt,name=beat,proto3" json:"beat,omitempty"`
 	Error         *Error                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // at a link port alone: why the link ends with this message
+	SoFar         []*SoFar               `protobuf:"bytes,7,rep,name=so_far,json=soFar,proto3" json:"so_far,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LinkHeader) Reset() {
 	*x = LinkHeader{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11466,7 +11584,7 @@ func (x *LinkHeader) String() string {
 func (*LinkHeader) ProtoMessage() {}
 
 func (x *LinkHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[149]
+	mi := &file_mq_protocol_mq_proto_msgTypes[150]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11479,7 +11597,7 @@ func (x *LinkHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkHeader.ProtoReflect.Descriptor instead.
 func (*LinkHeader) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{149}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
 }
 
 func (x *LinkHeader) GetHello() *LinkHello {
@@ -11524,6 +11642,13 @@ func (x *LinkHeader) GetError() *Error {
 	return nil
 }
 
+func (x *LinkHeader) GetSoFar() []*SoFar {
+	if x != nil {
+		return x.SoFar
+	}
+	return nil
+}
+
 // Once a second on each link, one for all partitions: the sender is there, and what it has sent since the link was opened was written to it,
 // unless `dropped`: something since the last beat was not. Versions up to 0.2.0 send none.
 type LinkBeat struct {
@@ -11535,7 +11660,7 @@ type LinkBeat struct {
 
 func (x *LinkBeat) Reset() {
 	*x = LinkBeat{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11547,7 +11672,7 @@ func (x *LinkBeat) String() string {
 func (*LinkBeat) ProtoMessage() {}
 
 func (x *LinkBeat) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[150]
+	mi := &file_mq_protocol_mq_proto_msgTypes[151]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11560,7 +11685,7 @@ func (x *LinkBeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkBeat.ProtoReflect.Descriptor instead.
 func (*LinkBeat) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{150}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
 }
 
 func (x *LinkBeat) GetDropped() bool {
@@ -11588,7 +11713,7 @@ type SnapshotPart struct {
 
 func (x *SnapshotPart) Reset() {
 	*x = SnapshotPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11600,7 +11725,7 @@ func (x *SnapshotPart) String() string {
 func (*SnapshotPart) ProtoMessage() {}
 
 func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[151]
+	mi := &file_mq_protocol_mq_proto_msgTypes[152]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11613,7 +11738,7 @@ func (x *SnapshotPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotPart.ProtoReflect.Descriptor instead.
 func (*SnapshotPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{151}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
 }
 
 func (x *SnapshotPart) GetTopicId() string {
@@ -11689,7 +11814,7 @@ type LinkMessage struct {
 
 func (x *LinkMessage) Reset() {
 	*x = LinkMessage{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11701,7 +11826,7 @@ func (x *LinkMessage) String() string {
 func (*LinkMessage) ProtoMessage() {}
 
 func (x *LinkMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[152]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11714,7 +11839,7 @@ func (x *LinkMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LinkMessage.ProtoReflect.Descriptor instead.
 func (*LinkMessage) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{152}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *LinkMessage) GetHeader() *LinkHeader {
@@ -11743,7 +11868,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11755,7 +11880,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11768,7 +11893,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *CancelScheduledRequest) GetTopic() string {
@@ -11804,7 +11929,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11816,7 +11941,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11829,7 +11954,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *CancelScheduledResponse) GetCancelled() bool {
@@ -11870,7 +11995,7 @@ type AclRule struct {
 
 func (x *AclRule) Reset() {
 	*x = AclRule{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11882,7 +12007,7 @@ func (x *AclRule) String() string {
 func (*AclRule) ProtoMessage() {}
 
 func (x *AclRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11895,7 +12020,7 @@ func (x *AclRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclRule.ProtoReflect.Descriptor instead.
 func (*AclRule) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *AclRule) GetPrincipal() string {
@@ -11951,7 +12076,7 @@ type AclsRequest struct {
 
 func (x *AclsRequest) Reset() {
 	*x = AclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11963,7 +12088,7 @@ func (x *AclsRequest) String() string {
 func (*AclsRequest) ProtoMessage() {}
 
 func (x *AclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11976,7 +12101,7 @@ func (x *AclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsRequest.ProtoReflect.Descriptor instead.
 func (*AclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *AclsRequest) GetPrincipal() string {
@@ -12006,7 +12131,7 @@ type AclsResponse struct {
 
 func (x *AclsResponse) Reset() {
 	*x = AclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12018,7 +12143,7 @@ func (x *AclsResponse) String() string {
 func (*AclsResponse) ProtoMessage() {}
 
 func (x *AclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12031,7 +12156,7 @@ func (x *AclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsResponse.ProtoReflect.Descriptor instead.
 func (*AclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *AclsResponse) GetRules() []*AclRule {
@@ -12079,7 +12204,7 @@ type AlterAclsRequest struct {
 
 func (x *AlterAclsRequest) Reset() {
 	*x = AlterAclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12091,7 +12216,7 @@ func (x *AlterAclsRequest) String() string {
 func (*AlterAclsRequest) ProtoMessage() {}
 
 func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12104,7 +12229,7 @@ func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsRequest.ProtoReflect.Descriptor instead.
 func (*AlterAclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *AlterAclsRequest) GetAdd() []*AclRule {
@@ -12132,7 +12257,7 @@ type AlterAclsResponse struct {
 
 func (x *AlterAclsResponse) Reset() {
 	*x = AlterAclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12144,7 +12269,7 @@ func (x *AlterAclsResponse) String() string {
 func (*AlterAclsResponse) ProtoMessage() {}
 
 func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12157,7 +12282,7 @@ func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsResponse.ProtoReflect.Descriptor instead.
 func (*AlterAclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *AlterAclsResponse) GetVersion() int64 {
@@ -12192,7 +12317,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12204,7 +12329,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12217,7 +12342,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RevokeRequest) GetAdd() []string {
@@ -12245,7 +12370,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12257,7 +12382,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12270,7 +12395,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RevokeResponse) GetVersion() int64 {
@@ -12303,7 +12428,7 @@ type RevokedRequest struct {
 
 func (x *RevokedRequest) Reset() {
 	*x = RevokedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12315,7 +12440,7 @@ func (x *RevokedRequest) String() string {
 func (*RevokedRequest) ProtoMessage() {}
 
 func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12328,7 +12453,7 @@ func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedRequest.ProtoReflect.Descriptor instead.
 func (*RevokedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *RevokedRequest) GetAbout() []string {
@@ -12349,7 +12474,7 @@ type KnownEntry struct {
 
 func (x *KnownEntry) Reset() {
 	*x = KnownEntry{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12361,7 +12486,7 @@ func (x *KnownEntry) String() string {
 func (*KnownEntry) ProtoMessage() {}
 
 func (x *KnownEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12374,7 +12499,7 @@ func (x *KnownEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEntry.ProtoReflect.Descriptor instead.
 func (*KnownEntry) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *KnownEntry) GetWhose() string {
@@ -12411,7 +12536,7 @@ type RevokedResponse struct {
 
 func (x *RevokedResponse) Reset() {
 	*x = RevokedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12423,7 +12548,7 @@ func (x *RevokedResponse) String() string {
 func (*RevokedResponse) ProtoMessage() {}
 
 func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12436,7 +12561,7 @@ func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedResponse.ProtoReflect.Descriptor instead.
 func (*RevokedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *RevokedResponse) GetEntries() []string {
@@ -12486,7 +12611,7 @@ type CheckAclRequest struct {
 
 func (x *CheckAclRequest) Reset() {
 	*x = CheckAclRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12498,7 +12623,7 @@ func (x *CheckAclRequest) String() string {
 func (*CheckAclRequest) ProtoMessage() {}
 
 func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12511,7 +12636,7 @@ func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclRequest.ProtoReflect.Descriptor instead.
 func (*CheckAclRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *CheckAclRequest) GetPrincipal() string {
@@ -12553,7 +12678,7 @@ type CheckAclResponse struct {
 
 func (x *CheckAclResponse) Reset() {
 	*x = CheckAclResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12565,7 +12690,7 @@ func (x *CheckAclResponse) String() string {
 func (*CheckAclResponse) ProtoMessage() {}
 
 func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12578,7 +12703,7 @@ func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclResponse.ProtoReflect.Descriptor instead.
 func (*CheckAclResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *CheckAclResponse) GetAllowed() bool {
@@ -12615,7 +12740,7 @@ type ApiToken struct {
 
 func (x *ApiToken) Reset() {
 	*x = ApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12627,7 +12752,7 @@ func (x *ApiToken) String() string {
 func (*ApiToken) ProtoMessage() {}
 
 func (x *ApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12640,7 +12765,7 @@ func (x *ApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiToken.ProtoReflect.Descriptor instead.
 func (*ApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *ApiToken) GetId() string {
@@ -12675,7 +12800,7 @@ type TokenUser struct {
 
 func (x *TokenUser) Reset() {
 	*x = TokenUser{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12687,7 +12812,7 @@ func (x *TokenUser) String() string {
 func (*TokenUser) ProtoMessage() {}
 
 func (x *TokenUser) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12700,7 +12825,7 @@ func (x *TokenUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenUser.ProtoReflect.Descriptor instead.
 func (*TokenUser) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *TokenUser) GetName() string {
@@ -12735,7 +12860,7 @@ type NewApiToken struct {
 
 func (x *NewApiToken) Reset() {
 	*x = NewApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12747,7 +12872,7 @@ func (x *NewApiToken) String() string {
 func (*NewApiToken) ProtoMessage() {}
 
 func (x *NewApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12760,7 +12885,7 @@ func (x *NewApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewApiToken.ProtoReflect.Descriptor instead.
 func (*NewApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *NewApiToken) GetId() string {
@@ -12793,7 +12918,7 @@ type TokensRequest struct {
 
 func (x *TokensRequest) Reset() {
 	*x = TokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12805,7 +12930,7 @@ func (x *TokensRequest) String() string {
 func (*TokensRequest) ProtoMessage() {}
 
 func (x *TokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12818,7 +12943,7 @@ func (x *TokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRequest.ProtoReflect.Descriptor instead.
 func (*TokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *TokensRequest) GetUser() string {
@@ -12840,7 +12965,7 @@ type TokensResponse struct {
 
 func (x *TokensResponse) Reset() {
 	*x = TokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12852,7 +12977,7 @@ func (x *TokensResponse) String() string {
 func (*TokensResponse) ProtoMessage() {}
 
 func (x *TokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12865,7 +12990,7 @@ func (x *TokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensResponse.ProtoReflect.Descriptor instead.
 func (*TokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *TokensResponse) GetUsers() []*TokenUser {
@@ -12910,7 +13035,7 @@ type AlterTokensRequest struct {
 
 func (x *AlterTokensRequest) Reset() {
 	*x = AlterTokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12922,7 +13047,7 @@ func (x *AlterTokensRequest) String() string {
 func (*AlterTokensRequest) ProtoMessage() {}
 
 func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12935,7 +13060,7 @@ func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensRequest.ProtoReflect.Descriptor instead.
 func (*AlterTokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *AlterTokensRequest) GetCreateUser() string {
@@ -12985,7 +13110,7 @@ type AlterTokensResponse struct {
 
 func (x *AlterTokensResponse) Reset() {
 	*x = AlterTokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12997,7 +13122,7 @@ func (x *AlterTokensResponse) String() string {
 func (*AlterTokensResponse) ProtoMessage() {}
 
 func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13010,7 +13135,7 @@ func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensResponse.ProtoReflect.Descriptor instead.
 func (*AlterTokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *AlterTokensResponse) GetVersion() int64 {
@@ -13053,7 +13178,7 @@ type BrokerOffer struct {
 
 func (x *BrokerOffer) Reset() {
 	*x = BrokerOffer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13065,7 +13190,7 @@ func (x *BrokerOffer) String() string {
 func (*BrokerOffer) ProtoMessage() {}
 
 func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13078,7 +13203,7 @@ func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerOffer.ProtoReflect.Descriptor instead.
 func (*BrokerOffer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
 }
 
 func (x *BrokerOffer) GetId() int32 {
@@ -13103,7 +13228,7 @@ type SecurityFloorRequest struct {
 
 func (x *SecurityFloorRequest) Reset() {
 	*x = SecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13115,7 +13240,7 @@ func (x *SecurityFloorRequest) String() string {
 func (*SecurityFloorRequest) ProtoMessage() {}
 
 func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13128,7 +13253,7 @@ func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*SecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
 }
 
 type SecurityFloorResponse struct {
@@ -13144,7 +13269,7 @@ type SecurityFloorResponse struct {
 
 func (x *SecurityFloorResponse) Reset() {
 	*x = SecurityFloorResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13156,7 +13281,7 @@ func (x *SecurityFloorResponse) String() string {
 func (*SecurityFloorResponse) ProtoMessage() {}
 
 func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13169,7 +13294,7 @@ func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorResponse.ProtoReflect.Descriptor instead.
 func (*SecurityFloorResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *SecurityFloorResponse) GetDemands() []string {
@@ -13219,7 +13344,7 @@ type AlterSecurityFloorRequest struct {
 
 func (x *AlterSecurityFloorRequest) Reset() {
 	*x = AlterSecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13231,7 +13356,7 @@ func (x *AlterSecurityFloorRequest) String() string {
 func (*AlterSecurityFloorRequest) ProtoMessage() {}
 
 func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13244,7 +13369,7 @@ func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterSecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*AlterSecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *AlterSecurityFloorRequest) GetAdd() []string {
@@ -13280,7 +13405,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13292,7 +13417,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13305,7 +13430,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
 }
 
 func (x *Quota) GetPrincipal() string {
@@ -13330,7 +13455,7 @@ type QuotasRequest struct {
 
 func (x *QuotasRequest) Reset() {
 	*x = QuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13342,7 +13467,7 @@ func (x *QuotasRequest) String() string {
 func (*QuotasRequest) ProtoMessage() {}
 
 func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13355,7 +13480,7 @@ func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasRequest.ProtoReflect.Descriptor instead.
 func (*QuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
 }
 
 type QuotasResponse struct {
@@ -13371,7 +13496,7 @@ type QuotasResponse struct {
 
 func (x *QuotasResponse) Reset() {
 	*x = QuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13383,7 +13508,7 @@ func (x *QuotasResponse) String() string {
 func (*QuotasResponse) ProtoMessage() {}
 
 func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13396,7 +13521,7 @@ func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasResponse.ProtoReflect.Descriptor instead.
 func (*QuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *QuotasResponse) GetQuotas() []*Quota {
@@ -13446,7 +13571,7 @@ type AlterQuotasRequest struct {
 
 func (x *AlterQuotasRequest) Reset() {
 	*x = AlterQuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13458,7 +13583,7 @@ func (x *AlterQuotasRequest) String() string {
 func (*AlterQuotasRequest) ProtoMessage() {}
 
 func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13471,7 +13596,7 @@ func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasRequest.ProtoReflect.Descriptor instead.
 func (*AlterQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *AlterQuotasRequest) GetPrincipal() string {
@@ -13504,7 +13629,7 @@ type AlterQuotasResponse struct {
 
 func (x *AlterQuotasResponse) Reset() {
 	*x = AlterQuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13516,7 +13641,7 @@ func (x *AlterQuotasResponse) String() string {
 func (*AlterQuotasResponse) ProtoMessage() {}
 
 func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13529,7 +13654,7 @@ func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasResponse.ProtoReflect.Descriptor instead.
 func (*AlterQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *AlterQuotasResponse) GetVersion() int64 {
@@ -13552,7 +13677,7 @@ type EpochStartMeta struct {
 
 func (x *EpochStartMeta) Reset() {
 	*x = EpochStartMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13564,7 +13689,7 @@ func (x *EpochStartMeta) String() string {
 func (*EpochStartMeta) ProtoMessage() {}
 
 func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13577,7 +13702,7 @@ func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStartMeta.ProtoReflect.Descriptor instead.
 func (*EpochStartMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *EpochStartMeta) GetBroker() int32 {
@@ -13612,7 +13737,7 @@ type BatchAttributes struct {
 
 func (x *BatchAttributes) Reset() {
 	*x = BatchAttributes{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13624,7 +13749,7 @@ func (x *BatchAttributes) String() string {
 func (*BatchAttributes) ProtoMessage() {}
 
 func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13637,7 +13762,7 @@ func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchAttributes.ProtoReflect.Descriptor instead.
 func (*BatchAttributes) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *BatchAttributes) GetPriority() uint32 {
@@ -13664,7 +13789,7 @@ type AppendMeta struct {
 
 func (x *AppendMeta) Reset() {
 	*x = AppendMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13676,7 +13801,7 @@ func (x *AppendMeta) String() string {
 func (*AppendMeta) ProtoMessage() {}
 
 func (x *AppendMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13689,7 +13814,7 @@ func (x *AppendMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMeta.ProtoReflect.Descriptor instead.
 func (*AppendMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *AppendMeta) GetRecordUuids() []byte {
@@ -13719,7 +13844,7 @@ type StageMeta struct {
 
 func (x *StageMeta) Reset() {
 	*x = StageMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13731,7 +13856,7 @@ func (x *StageMeta) String() string {
 func (*StageMeta) ProtoMessage() {}
 
 func (x *StageMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13744,7 +13869,7 @@ func (x *StageMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageMeta.ProtoReflect.Descriptor instead.
 func (*StageMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *StageMeta) GetKey() *TransactionKey {
@@ -13793,7 +13918,7 @@ type PublishMeta struct {
 
 func (x *PublishMeta) Reset() {
 	*x = PublishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13805,7 +13930,7 @@ func (x *PublishMeta) String() string {
 func (*PublishMeta) ProtoMessage() {}
 
 func (x *PublishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13818,7 +13943,7 @@ func (x *PublishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishMeta.ProtoReflect.Descriptor instead.
 func (*PublishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *PublishMeta) GetKey() *TransactionKey {
@@ -13852,7 +13977,7 @@ type DiscardMeta struct {
 
 func (x *DiscardMeta) Reset() {
 	*x = DiscardMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13864,7 +13989,7 @@ func (x *DiscardMeta) String() string {
 func (*DiscardMeta) ProtoMessage() {}
 
 func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13877,7 +14002,7 @@ func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardMeta.ProtoReflect.Descriptor instead.
 func (*DiscardMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *DiscardMeta) GetKey() *TransactionKey {
@@ -13907,7 +14032,7 @@ type CursorMeta struct {
 
 func (x *CursorMeta) Reset() {
 	*x = CursorMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13919,7 +14044,7 @@ func (x *CursorMeta) String() string {
 func (*CursorMeta) ProtoMessage() {}
 
 func (x *CursorMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13932,7 +14057,7 @@ func (x *CursorMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorMeta.ProtoReflect.Descriptor instead.
 func (*CursorMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *CursorMeta) GetGroup() string {
@@ -13985,7 +14110,7 @@ type DecideMeta struct {
 
 func (x *DecideMeta) Reset() {
 	*x = DecideMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13997,7 +14122,7 @@ func (x *DecideMeta) String() string {
 func (*DecideMeta) ProtoMessage() {}
 
 func (x *DecideMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14010,7 +14135,7 @@ func (x *DecideMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideMeta.ProtoReflect.Descriptor instead.
 func (*DecideMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *DecideMeta) GetKey() *TransactionKey {
@@ -14072,7 +14197,7 @@ type FinishMeta struct {
 
 func (x *FinishMeta) Reset() {
 	*x = FinishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14084,7 +14209,7 @@ func (x *FinishMeta) String() string {
 func (*FinishMeta) ProtoMessage() {}
 
 func (x *FinishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14097,7 +14222,7 @@ func (x *FinishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishMeta.ProtoReflect.Descriptor instead.
 func (*FinishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *FinishMeta) GetKey() *TransactionKey {
@@ -14124,7 +14249,7 @@ type GiveMeta struct {
 
 func (x *GiveMeta) Reset() {
 	*x = GiveMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14136,7 +14261,7 @@ func (x *GiveMeta) String() string {
 func (*GiveMeta) ProtoMessage() {}
 
 func (x *GiveMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14149,7 +14274,7 @@ func (x *GiveMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveMeta.ProtoReflect.Descriptor instead.
 func (*GiveMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *GiveMeta) GetKey() *TransactionKey {
@@ -14175,7 +14300,7 @@ type AbortMeta struct {
 
 func (x *AbortMeta) Reset() {
 	*x = AbortMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14187,7 +14312,7 @@ func (x *AbortMeta) String() string {
 func (*AbortMeta) ProtoMessage() {}
 
 func (x *AbortMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14200,7 +14325,7 @@ func (x *AbortMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMeta.ProtoReflect.Descriptor instead.
 func (*AbortMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *AbortMeta) GetKey() *TransactionKey {
@@ -14220,7 +14345,7 @@ type FenceMeta struct {
 
 func (x *FenceMeta) Reset() {
 	*x = FenceMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14232,7 +14357,7 @@ func (x *FenceMeta) String() string {
 func (*FenceMeta) ProtoMessage() {}
 
 func (x *FenceMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14245,7 +14370,7 @@ func (x *FenceMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceMeta.ProtoReflect.Descriptor instead.
 func (*FenceMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *FenceMeta) GetKey() *TransactionKey {
@@ -14271,7 +14396,7 @@ type ForgetMeta struct {
 
 func (x *ForgetMeta) Reset() {
 	*x = ForgetMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14283,7 +14408,7 @@ func (x *ForgetMeta) String() string {
 func (*ForgetMeta) ProtoMessage() {}
 
 func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14296,7 +14421,7 @@ func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetMeta.ProtoReflect.Descriptor instead.
 func (*ForgetMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *ForgetMeta) GetKeys() []*TransactionKey {
@@ -14316,7 +14441,7 @@ type ScheduleMeta struct {
 
 func (x *ScheduleMeta) Reset() {
 	*x = ScheduleMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14328,7 +14453,7 @@ func (x *ScheduleMeta) String() string {
 func (*ScheduleMeta) ProtoMessage() {}
 
 func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14341,7 +14466,7 @@ func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleMeta.ProtoReflect.Descriptor instead.
 func (*ScheduleMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *ScheduleMeta) GetDueUs() int64 {
@@ -14367,7 +14492,7 @@ type DeleteGroupMeta struct {
 
 func (x *DeleteGroupMeta) Reset() {
 	*x = DeleteGroupMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14379,7 +14504,7 @@ func (x *DeleteGroupMeta) String() string {
 func (*DeleteGroupMeta) ProtoMessage() {}
 
 func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14392,7 +14517,7 @@ func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupMeta.ProtoReflect.Descriptor instead.
 func (*DeleteGroupMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *DeleteGroupMeta) GetGroup() string {
@@ -14411,7 +14536,7 @@ type TrimMeta struct {
 
 func (x *TrimMeta) Reset() {
 	*x = TrimMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14423,7 +14548,7 @@ func (x *TrimMeta) String() string {
 func (*TrimMeta) ProtoMessage() {}
 
 func (x *TrimMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14436,7 +14561,7 @@ func (x *TrimMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrimMeta.ProtoReflect.Descriptor instead.
 func (*TrimMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *TrimMeta) GetLogStartOffset() int64 {
@@ -14458,7 +14583,7 @@ type WorkMeta struct {
 
 func (x *WorkMeta) Reset() {
 	*x = WorkMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14470,7 +14595,7 @@ func (x *WorkMeta) String() string {
 func (*WorkMeta) ProtoMessage() {}
 
 func (x *WorkMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14483,7 +14608,7 @@ func (x *WorkMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMeta.ProtoReflect.Descriptor instead.
 func (*WorkMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *WorkMeta) GetGroup() string {
@@ -14530,7 +14655,7 @@ type WorkStep struct {
 
 func (x *WorkStep) Reset() {
 	*x = WorkStep{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14542,7 +14667,7 @@ func (x *WorkStep) String() string {
 func (*WorkStep) ProtoMessage() {}
 
 func (x *WorkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14555,7 +14680,7 @@ func (x *WorkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStep.ProtoReflect.Descriptor instead.
 func (*WorkStep) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *WorkStep) GetRanges() []uint64 {
@@ -14751,7 +14876,7 @@ type WorkBegin struct {
 
 func (x *WorkBegin) Reset() {
 	*x = WorkBegin{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14763,7 +14888,7 @@ func (x *WorkBegin) String() string {
 func (*WorkBegin) ProtoMessage() {}
 
 func (x *WorkBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14776,7 +14901,7 @@ func (x *WorkBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkBegin.ProtoReflect.Descriptor instead.
 func (*WorkBegin) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *WorkBegin) GetOffset() uint64 {
@@ -14802,7 +14927,7 @@ type WorkLease struct {
 
 func (x *WorkLease) Reset() {
 	*x = WorkLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14814,7 +14939,7 @@ func (x *WorkLease) String() string {
 func (*WorkLease) ProtoMessage() {}
 
 func (x *WorkLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14827,7 +14952,7 @@ func (x *WorkLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkLease.ProtoReflect.Descriptor instead.
 func (*WorkLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *WorkLease) GetMember() string {
@@ -14845,7 +14970,7 @@ type WorkAccept struct {
 
 func (x *WorkAccept) Reset() {
 	*x = WorkAccept{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14857,7 +14982,7 @@ func (x *WorkAccept) String() string {
 func (*WorkAccept) ProtoMessage() {}
 
 func (x *WorkAccept) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14870,7 +14995,7 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
 }
 
 type WorkDrop struct {
@@ -14882,7 +15007,7 @@ type WorkDrop struct {
 
 func (x *WorkDrop) Reset() {
 	*x = WorkDrop{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14894,7 +15019,7 @@ func (x *WorkDrop) String() string {
 func (*WorkDrop) ProtoMessage() {}
 
 func (x *WorkDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14907,7 +15032,7 @@ func (x *WorkDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDrop.ProtoReflect.Descriptor instead.
 func (*WorkDrop) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *WorkDrop) GetReason() uint32 {
@@ -14928,7 +15053,7 @@ type WorkReturn struct {
 
 func (x *WorkReturn) Reset() {
 	*x = WorkReturn{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14940,7 +15065,7 @@ func (x *WorkReturn) String() string {
 func (*WorkReturn) ProtoMessage() {}
 
 func (x *WorkReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14953,7 +15078,7 @@ func (x *WorkReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReturn.ProtoReflect.Descriptor instead.
 func (*WorkReturn) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *WorkReturn) GetCharged() bool {
@@ -14986,7 +15111,7 @@ type WorkReject struct {
 
 func (x *WorkReject) Reset() {
 	*x = WorkReject{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14998,7 +15123,7 @@ func (x *WorkReject) String() string {
 func (*WorkReject) ProtoMessage() {}
 
 func (x *WorkReject) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15011,7 +15136,7 @@ func (x *WorkReject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReject.ProtoReflect.Descriptor instead.
 func (*WorkReject) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *WorkReject) GetError() string {
@@ -15034,7 +15159,7 @@ type WorkSend struct {
 
 func (x *WorkSend) Reset() {
 	*x = WorkSend{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15046,7 +15171,7 @@ func (x *WorkSend) String() string {
 func (*WorkSend) ProtoMessage() {}
 
 func (x *WorkSend) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15059,7 +15184,7 @@ func (x *WorkSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSend.ProtoReflect.Descriptor instead.
 func (*WorkSend) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *WorkSend) GetReason() uint32 {
@@ -15106,7 +15231,7 @@ type WorkSent struct {
 
 func (x *WorkSent) Reset() {
 	*x = WorkSent{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15118,7 +15243,7 @@ func (x *WorkSent) String() string {
 func (*WorkSent) ProtoMessage() {}
 
 func (x *WorkSent) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15131,7 +15256,7 @@ func (x *WorkSent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSent.ProtoReflect.Descriptor instead.
 func (*WorkSent) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
 }
 
 func (x *WorkSent) GetN() uint64 {
@@ -15149,7 +15274,7 @@ type WorkPark struct {
 
 func (x *WorkPark) Reset() {
 	*x = WorkPark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15161,7 +15286,7 @@ func (x *WorkPark) String() string {
 func (*WorkPark) ProtoMessage() {}
 
 func (x *WorkPark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15174,7 +15299,7 @@ func (x *WorkPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPark.ProtoReflect.Descriptor instead.
 func (*WorkPark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
 }
 
 type WorkReset struct {
@@ -15185,7 +15310,7 @@ type WorkReset struct {
 
 func (x *WorkReset) Reset() {
 	*x = WorkReset{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15197,7 +15322,7 @@ func (x *WorkReset) String() string {
 func (*WorkReset) ProtoMessage() {}
 
 func (x *WorkReset) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15210,7 +15335,7 @@ func (x *WorkReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReset.ProtoReflect.Descriptor instead.
 func (*WorkReset) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
 }
 
 type WorkEnd struct {
@@ -15221,7 +15346,7 @@ type WorkEnd struct {
 
 func (x *WorkEnd) Reset() {
 	*x = WorkEnd{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15233,7 +15358,7 @@ func (x *WorkEnd) String() string {
 func (*WorkEnd) ProtoMessage() {}
 
 func (x *WorkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15246,7 +15371,7 @@ func (x *WorkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnd.ProtoReflect.Descriptor instead.
 func (*WorkEnd) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
 }
 
 type OutputLine struct {
@@ -15260,7 +15385,7 @@ type OutputLine struct {
 
 func (x *OutputLine) Reset() {
 	*x = OutputLine{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15272,7 +15397,7 @@ func (x *OutputLine) String() string {
 func (*OutputLine) ProtoMessage() {}
 
 func (x *OutputLine) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15285,7 +15410,7 @@ func (x *OutputLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputLine.ProtoReflect.Descriptor instead.
 func (*OutputLine) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *OutputLine) GetTopicId() string {
@@ -15323,7 +15448,7 @@ type PlacedUuids struct {
 
 func (x *PlacedUuids) Reset() {
 	*x = PlacedUuids{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15335,7 +15460,7 @@ func (x *PlacedUuids) String() string {
 func (*PlacedUuids) ProtoMessage() {}
 
 func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15348,7 +15473,7 @@ func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacedUuids.ProtoReflect.Descriptor instead.
 func (*PlacedUuids) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *PlacedUuids) GetUuids() []byte {
@@ -15399,7 +15524,7 @@ type StagedBatchState struct {
 
 func (x *StagedBatchState) Reset() {
 	*x = StagedBatchState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15411,7 +15536,7 @@ func (x *StagedBatchState) String() string {
 func (*StagedBatchState) ProtoMessage() {}
 
 func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15424,7 +15549,7 @@ func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatchState.ProtoReflect.Descriptor instead.
 func (*StagedBatchState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *StagedBatchState) GetUuid() []byte {
@@ -15521,7 +15646,7 @@ type PublishedState struct {
 
 func (x *PublishedState) Reset() {
 	*x = PublishedState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15533,7 +15658,7 @@ func (x *PublishedState) String() string {
 func (*PublishedState) ProtoMessage() {}
 
 func (x *PublishedState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15546,7 +15671,7 @@ func (x *PublishedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedState.ProtoReflect.Descriptor instead.
 func (*PublishedState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *PublishedState) GetKey() *TransactionKey {
@@ -15576,7 +15701,7 @@ type CursorState struct {
 
 func (x *CursorState) Reset() {
 	*x = CursorState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15588,7 +15713,7 @@ func (x *CursorState) String() string {
 func (*CursorState) ProtoMessage() {}
 
 func (x *CursorState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15601,7 +15726,7 @@ func (x *CursorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorState.ProtoReflect.Descriptor instead.
 func (*CursorState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *CursorState) GetGroup() string {
@@ -15658,7 +15783,7 @@ type TransactionStateMeta struct {
 
 func (x *TransactionStateMeta) Reset() {
 	*x = TransactionStateMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15670,7 +15795,7 @@ func (x *TransactionStateMeta) String() string {
 func (*TransactionStateMeta) ProtoMessage() {}
 
 func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15683,7 +15808,7 @@ func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStateMeta.ProtoReflect.Descriptor instead.
 func (*TransactionStateMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *TransactionStateMeta) GetKey() *TransactionKey {
@@ -15796,7 +15921,7 @@ type WorkPart struct {
 
 func (x *WorkPart) Reset() {
 	*x = WorkPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15808,7 +15933,7 @@ func (x *WorkPart) String() string {
 func (*WorkPart) ProtoMessage() {}
 
 func (x *WorkPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15821,7 +15946,7 @@ func (x *WorkPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPart.ProtoReflect.Descriptor instead.
 func (*WorkPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *WorkPart) GetGroup() string {
@@ -16002,7 +16127,7 @@ type WorkDropped struct {
 
 func (x *WorkDropped) Reset() {
 	*x = WorkDropped{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16014,7 +16139,7 @@ func (x *WorkDropped) String() string {
 func (*WorkDropped) ProtoMessage() {}
 
 func (x *WorkDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16027,7 +16152,7 @@ func (x *WorkDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDropped.ProtoReflect.Descriptor instead.
 func (*WorkDropped) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *WorkDropped) GetReason() uint32 {
@@ -16056,7 +16181,7 @@ type WorkHeld struct {
 
 func (x *WorkHeld) Reset() {
 	*x = WorkHeld{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16068,7 +16193,7 @@ func (x *WorkHeld) String() string {
 func (*WorkHeld) ProtoMessage() {}
 
 func (x *WorkHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16081,7 +16206,7 @@ func (x *WorkHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeld.ProtoReflect.Descriptor instead.
 func (*WorkHeld) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *WorkHeld) GetLeaderEpoch() uint64 {
@@ -16126,7 +16251,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16138,7 +16263,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16151,7 +16276,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -16208,7 +16333,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16220,7 +16345,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16233,7 +16358,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -16274,7 +16399,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16286,7 +16411,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16299,7 +16424,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -16336,7 +16461,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16348,7 +16473,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16361,7 +16486,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -17425,7 +17550,21 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	" \x01(\x03R\thintIndex\x12\x1d\n" +
 	"\n" +
 	"hint_epoch\x18\v \x01(\x03R\thintEpoch\x12\x1a\n" +
-	"\bsequence\x18\f \x01(\x04R\bsequence\"\xa4\x02\n" +
+	"\bsequence\x18\f \x01(\x04R\bsequence\"\xa2\x02\n" +
+	"\x05SoFar\x12\x19\n" +
+	"\btopic_id\x18\x01 \x01(\tR\atopicId\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12!\n" +
+	"\fleader_epoch\x18\x03 \x01(\x03R\vleaderEpoch\x12 \n" +
+	"\vincarnation\x18\x04 \x01(\x03R\vincarnation\x12\x16\n" +
+	"\x06broker\x18\x05 \x01(\x05R\x06broker\x12\x15\n" +
+	"\x06log_id\x18\x06 \x01(\tR\x05logId\x12\x1d\n" +
+	"\n" +
+	"last_index\x18\a \x01(\x03R\tlastIndex\x12\x1d\n" +
+	"\n" +
+	"last_epoch\x18\b \x01(\x03R\tlastEpoch\x12\x1a\n" +
+	"\bquestion\x18\t \x01(\tR\bquestion\x12\x12\n" +
+	"\x04asks\x18\n" +
+	" \x01(\bR\x04asks\"\xcf\x02\n" +
 	"\n" +
 	"LinkHeader\x12,\n" +
 	"\x05hello\x18\x01 \x01(\v2\x16.tritonmq.v1.LinkHelloR\x05hello\x122\n" +
@@ -17433,7 +17572,8 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x03ack\x18\x03 \x03(\v2\x16.tritonmq.v1.AppendAckR\x03ack\x125\n" +
 	"\bsnapshot\x18\x04 \x03(\v2\x19.tritonmq.v1.SnapshotPartR\bsnapshot\x12)\n" +
 	"\x04beat\x18\x05 \x01(\v2\x15.tritonmq.v1.LinkBeatR\x04beat\x12(\n" +
-	"\x05error\x18\x06 \x01(\v2\x12.tritonmq.v1.ErrorR\x05error\"$\n" +
+	"\x05error\x18\x06 \x01(\v2\x12.tritonmq.v1.ErrorR\x05error\x12)\n" +
+	"\x06so_far\x18\a \x03(\v2\x12.tritonmq.v1.SoFarR\x05soFar\"$\n" +
 	"\bLinkBeat\x12\x18\n" +
 	"\adropped\x18\x01 \x01(\bR\adropped\"\xfe\x01\n" +
 	"\fSnapshotPart\x12\x19\n" +
@@ -18009,7 +18149,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 238)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 239)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -18168,110 +18308,111 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*ForwardedFor)(nil),              // 154: tritonmq.v1.ForwardedFor
 	(*AppendEntries)(nil),             // 155: tritonmq.v1.AppendEntries
 	(*AppendAck)(nil),                 // 156: tritonmq.v1.AppendAck
-	(*LinkHeader)(nil),                // 157: tritonmq.v1.LinkHeader
-	(*LinkBeat)(nil),                  // 158: tritonmq.v1.LinkBeat
-	(*SnapshotPart)(nil),              // 159: tritonmq.v1.SnapshotPart
-	(*LinkMessage)(nil),               // 160: tritonmq.v1.LinkMessage
-	(*CancelScheduledRequest)(nil),    // 161: tritonmq.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil),   // 162: tritonmq.v1.CancelScheduledResponse
-	(*AclRule)(nil),                   // 163: tritonmq.v1.AclRule
-	(*AclsRequest)(nil),               // 164: tritonmq.v1.AclsRequest
-	(*AclsResponse)(nil),              // 165: tritonmq.v1.AclsResponse
-	(*AlterAclsRequest)(nil),          // 166: tritonmq.v1.AlterAclsRequest
-	(*AlterAclsResponse)(nil),         // 167: tritonmq.v1.AlterAclsResponse
-	(*RevokeRequest)(nil),             // 168: tritonmq.v1.RevokeRequest
-	(*RevokeResponse)(nil),            // 169: tritonmq.v1.RevokeResponse
-	(*RevokedRequest)(nil),            // 170: tritonmq.v1.RevokedRequest
-	(*KnownEntry)(nil),                // 171: tritonmq.v1.KnownEntry
-	(*RevokedResponse)(nil),           // 172: tritonmq.v1.RevokedResponse
-	(*CheckAclRequest)(nil),           // 173: tritonmq.v1.CheckAclRequest
-	(*CheckAclResponse)(nil),          // 174: tritonmq.v1.CheckAclResponse
-	(*ApiToken)(nil),                  // 175: tritonmq.v1.ApiToken
-	(*TokenUser)(nil),                 // 176: tritonmq.v1.TokenUser
-	(*NewApiToken)(nil),               // 177: tritonmq.v1.NewApiToken
-	(*TokensRequest)(nil),             // 178: tritonmq.v1.TokensRequest
-	(*TokensResponse)(nil),            // 179: tritonmq.v1.TokensResponse
-	(*AlterTokensRequest)(nil),        // 180: tritonmq.v1.AlterTokensRequest
-	(*AlterTokensResponse)(nil),       // 181: tritonmq.v1.AlterTokensResponse
-	(*BrokerOffer)(nil),               // 182: tritonmq.v1.BrokerOffer
-	(*SecurityFloorRequest)(nil),      // 183: tritonmq.v1.SecurityFloorRequest
-	(*SecurityFloorResponse)(nil),     // 184: tritonmq.v1.SecurityFloorResponse
-	(*AlterSecurityFloorRequest)(nil), // 185: tritonmq.v1.AlterSecurityFloorRequest
-	(*Quota)(nil),                     // 186: tritonmq.v1.Quota
-	(*QuotasRequest)(nil),             // 187: tritonmq.v1.QuotasRequest
-	(*QuotasResponse)(nil),            // 188: tritonmq.v1.QuotasResponse
-	(*AlterQuotasRequest)(nil),        // 189: tritonmq.v1.AlterQuotasRequest
-	(*AlterQuotasResponse)(nil),       // 190: tritonmq.v1.AlterQuotasResponse
-	(*EpochStartMeta)(nil),            // 191: tritonmq.v1.EpochStartMeta
-	(*BatchAttributes)(nil),           // 192: tritonmq.v1.BatchAttributes
-	(*AppendMeta)(nil),                // 193: tritonmq.v1.AppendMeta
-	(*StageMeta)(nil),                 // 194: tritonmq.v1.StageMeta
-	(*PublishMeta)(nil),               // 195: tritonmq.v1.PublishMeta
-	(*DiscardMeta)(nil),               // 196: tritonmq.v1.DiscardMeta
-	(*CursorMeta)(nil),                // 197: tritonmq.v1.CursorMeta
-	(*DecideMeta)(nil),                // 198: tritonmq.v1.DecideMeta
-	(*FinishMeta)(nil),                // 199: tritonmq.v1.FinishMeta
-	(*GiveMeta)(nil),                  // 200: tritonmq.v1.GiveMeta
-	(*AbortMeta)(nil),                 // 201: tritonmq.v1.AbortMeta
-	(*FenceMeta)(nil),                 // 202: tritonmq.v1.FenceMeta
-	(*ForgetMeta)(nil),                // 203: tritonmq.v1.ForgetMeta
-	(*ScheduleMeta)(nil),              // 204: tritonmq.v1.ScheduleMeta
-	(*DeleteGroupMeta)(nil),           // 205: tritonmq.v1.DeleteGroupMeta
-	(*TrimMeta)(nil),                  // 206: tritonmq.v1.TrimMeta
-	(*WorkMeta)(nil),                  // 207: tritonmq.v1.WorkMeta
-	(*WorkStep)(nil),                  // 208: tritonmq.v1.WorkStep
-	(*WorkBegin)(nil),                 // 209: tritonmq.v1.WorkBegin
-	(*WorkLease)(nil),                 // 210: tritonmq.v1.WorkLease
-	(*WorkAccept)(nil),                // 211: tritonmq.v1.WorkAccept
-	(*WorkDrop)(nil),                  // 212: tritonmq.v1.WorkDrop
-	(*WorkReturn)(nil),                // 213: tritonmq.v1.WorkReturn
-	(*WorkReject)(nil),                // 214: tritonmq.v1.WorkReject
-	(*WorkSend)(nil),                  // 215: tritonmq.v1.WorkSend
-	(*WorkSent)(nil),                  // 216: tritonmq.v1.WorkSent
-	(*WorkPark)(nil),                  // 217: tritonmq.v1.WorkPark
-	(*WorkReset)(nil),                 // 218: tritonmq.v1.WorkReset
-	(*WorkEnd)(nil),                   // 219: tritonmq.v1.WorkEnd
-	(*OutputLine)(nil),                // 220: tritonmq.v1.OutputLine
-	(*PlacedUuids)(nil),               // 221: tritonmq.v1.PlacedUuids
-	(*StagedBatchState)(nil),          // 222: tritonmq.v1.StagedBatchState
-	(*PublishedState)(nil),            // 223: tritonmq.v1.PublishedState
-	(*CursorState)(nil),               // 224: tritonmq.v1.CursorState
-	(*TransactionStateMeta)(nil),      // 225: tritonmq.v1.TransactionStateMeta
-	(*WorkPart)(nil),                  // 226: tritonmq.v1.WorkPart
-	(*WorkDropped)(nil),               // 227: tritonmq.v1.WorkDropped
-	(*WorkHeld)(nil),                  // 228: tritonmq.v1.WorkHeld
-	(*WorkMark)(nil),                  // 229: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 230: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 231: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 232: tritonmq.v1.SnapshotState
-	nil,                               // 233: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 234: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 235: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 236: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 237: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 238: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 239: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 240: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 241: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 242: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 243: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 244: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 245: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*SoFar)(nil),                     // 157: tritonmq.v1.SoFar
+	(*LinkHeader)(nil),                // 158: tritonmq.v1.LinkHeader
+	(*LinkBeat)(nil),                  // 159: tritonmq.v1.LinkBeat
+	(*SnapshotPart)(nil),              // 160: tritonmq.v1.SnapshotPart
+	(*LinkMessage)(nil),               // 161: tritonmq.v1.LinkMessage
+	(*CancelScheduledRequest)(nil),    // 162: tritonmq.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 163: tritonmq.v1.CancelScheduledResponse
+	(*AclRule)(nil),                   // 164: tritonmq.v1.AclRule
+	(*AclsRequest)(nil),               // 165: tritonmq.v1.AclsRequest
+	(*AclsResponse)(nil),              // 166: tritonmq.v1.AclsResponse
+	(*AlterAclsRequest)(nil),          // 167: tritonmq.v1.AlterAclsRequest
+	(*AlterAclsResponse)(nil),         // 168: tritonmq.v1.AlterAclsResponse
+	(*RevokeRequest)(nil),             // 169: tritonmq.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 170: tritonmq.v1.RevokeResponse
+	(*RevokedRequest)(nil),            // 171: tritonmq.v1.RevokedRequest
+	(*KnownEntry)(nil),                // 172: tritonmq.v1.KnownEntry
+	(*RevokedResponse)(nil),           // 173: tritonmq.v1.RevokedResponse
+	(*CheckAclRequest)(nil),           // 174: tritonmq.v1.CheckAclRequest
+	(*CheckAclResponse)(nil),          // 175: tritonmq.v1.CheckAclResponse
+	(*ApiToken)(nil),                  // 176: tritonmq.v1.ApiToken
+	(*TokenUser)(nil),                 // 177: tritonmq.v1.TokenUser
+	(*NewApiToken)(nil),               // 178: tritonmq.v1.NewApiToken
+	(*TokensRequest)(nil),             // 179: tritonmq.v1.TokensRequest
+	(*TokensResponse)(nil),            // 180: tritonmq.v1.TokensResponse
+	(*AlterTokensRequest)(nil),        // 181: tritonmq.v1.AlterTokensRequest
+	(*AlterTokensResponse)(nil),       // 182: tritonmq.v1.AlterTokensResponse
+	(*BrokerOffer)(nil),               // 183: tritonmq.v1.BrokerOffer
+	(*SecurityFloorRequest)(nil),      // 184: tritonmq.v1.SecurityFloorRequest
+	(*SecurityFloorResponse)(nil),     // 185: tritonmq.v1.SecurityFloorResponse
+	(*AlterSecurityFloorRequest)(nil), // 186: tritonmq.v1.AlterSecurityFloorRequest
+	(*Quota)(nil),                     // 187: tritonmq.v1.Quota
+	(*QuotasRequest)(nil),             // 188: tritonmq.v1.QuotasRequest
+	(*QuotasResponse)(nil),            // 189: tritonmq.v1.QuotasResponse
+	(*AlterQuotasRequest)(nil),        // 190: tritonmq.v1.AlterQuotasRequest
+	(*AlterQuotasResponse)(nil),       // 191: tritonmq.v1.AlterQuotasResponse
+	(*EpochStartMeta)(nil),            // 192: tritonmq.v1.EpochStartMeta
+	(*BatchAttributes)(nil),           // 193: tritonmq.v1.BatchAttributes
+	(*AppendMeta)(nil),                // 194: tritonmq.v1.AppendMeta
+	(*StageMeta)(nil),                 // 195: tritonmq.v1.StageMeta
+	(*PublishMeta)(nil),               // 196: tritonmq.v1.PublishMeta
+	(*DiscardMeta)(nil),               // 197: tritonmq.v1.DiscardMeta
+	(*CursorMeta)(nil),                // 198: tritonmq.v1.CursorMeta
+	(*DecideMeta)(nil),                // 199: tritonmq.v1.DecideMeta
+	(*FinishMeta)(nil),                // 200: tritonmq.v1.FinishMeta
+	(*GiveMeta)(nil),                  // 201: tritonmq.v1.GiveMeta
+	(*AbortMeta)(nil),                 // 202: tritonmq.v1.AbortMeta
+	(*FenceMeta)(nil),                 // 203: tritonmq.v1.FenceMeta
+	(*ForgetMeta)(nil),                // 204: tritonmq.v1.ForgetMeta
+	(*ScheduleMeta)(nil),              // 205: tritonmq.v1.ScheduleMeta
+	(*DeleteGroupMeta)(nil),           // 206: tritonmq.v1.DeleteGroupMeta
+	(*TrimMeta)(nil),                  // 207: tritonmq.v1.TrimMeta
+	(*WorkMeta)(nil),                  // 208: tritonmq.v1.WorkMeta
+	(*WorkStep)(nil),                  // 209: tritonmq.v1.WorkStep
+	(*WorkBegin)(nil),                 // 210: tritonmq.v1.WorkBegin
+	(*WorkLease)(nil),                 // 211: tritonmq.v1.WorkLease
+	(*WorkAccept)(nil),                // 212: tritonmq.v1.WorkAccept
+	(*WorkDrop)(nil),                  // 213: tritonmq.v1.WorkDrop
+	(*WorkReturn)(nil),                // 214: tritonmq.v1.WorkReturn
+	(*WorkReject)(nil),                // 215: tritonmq.v1.WorkReject
+	(*WorkSend)(nil),                  // 216: tritonmq.v1.WorkSend
+	(*WorkSent)(nil),                  // 217: tritonmq.v1.WorkSent
+	(*WorkPark)(nil),                  // 218: tritonmq.v1.WorkPark
+	(*WorkReset)(nil),                 // 219: tritonmq.v1.WorkReset
+	(*WorkEnd)(nil),                   // 220: tritonmq.v1.WorkEnd
+	(*OutputLine)(nil),                // 221: tritonmq.v1.OutputLine
+	(*PlacedUuids)(nil),               // 222: tritonmq.v1.PlacedUuids
+	(*StagedBatchState)(nil),          // 223: tritonmq.v1.StagedBatchState
+	(*PublishedState)(nil),            // 224: tritonmq.v1.PublishedState
+	(*CursorState)(nil),               // 225: tritonmq.v1.CursorState
+	(*TransactionStateMeta)(nil),      // 226: tritonmq.v1.TransactionStateMeta
+	(*WorkPart)(nil),                  // 227: tritonmq.v1.WorkPart
+	(*WorkDropped)(nil),               // 228: tritonmq.v1.WorkDropped
+	(*WorkHeld)(nil),                  // 229: tritonmq.v1.WorkHeld
+	(*WorkMark)(nil),                  // 230: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 231: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 232: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 233: tritonmq.v1.SnapshotState
+	nil,                               // 234: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 235: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 236: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 237: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 238: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 239: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 240: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 241: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 242: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 243: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 244: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 245: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 246: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	233, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	234, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	234, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	235, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
 	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	235, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	236, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	17,  // 9: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
 	21,  // 10: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
 	8,   // 11: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
-	236, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	237, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
 	13,  // 13: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	26,  // 14: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
 	26,  // 15: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
@@ -18285,7 +18426,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 23: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
 	2,   // 24: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
 	46,  // 25: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	192, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	193, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
 	47,  // 27: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
 	8,   // 28: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
 	50,  // 29: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
@@ -18312,9 +18453,9 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	60,  // 50: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
 	43,  // 51: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
 	73,  // 52: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	237, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	238, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
 	3,   // 54: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	238, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	239, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
 	75,  // 56: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
 	75,  // 57: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
 	80,  // 58: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
@@ -18350,7 +18491,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	6,   // 88: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
 	6,   // 89: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
 	8,   // 90: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	239, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	240, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
 	99,  // 92: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
 	100, // 93: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
 	102, // 94: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
@@ -18377,205 +18518,206 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 115: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 116: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
 	7,   // 117: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	240, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	241, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
 	145, // 119: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
 	146, // 120: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
 	147, // 121: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	241, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	242, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	242, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	243, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
 	151, // 124: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
 	155, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
 	156, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	159, // 127: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	158, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	160, // 127: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	159, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
 	8,   // 129: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	157, // 130: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
-	163, // 131: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	163, // 132: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	163, // 133: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	163, // 134: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	171, // 135: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	163, // 136: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	175, // 137: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	176, // 138: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	177, // 139: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	182, // 140: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	243, // 141: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	186, // 142: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	244, // 143: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	245, // 144: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	192, // 145: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 146: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 147: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 148: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 149: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 150: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 151: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 152: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 153: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 154: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 155: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 156: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	192, // 157: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	208, // 158: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	209, // 159: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	210, // 160: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	211, // 161: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	212, // 162: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	213, // 163: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	214, // 164: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	215, // 165: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	216, // 166: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	217, // 167: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	218, // 168: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	219, // 169: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	220, // 170: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 171: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 172: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 173: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 174: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 175: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	227, // 176: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	228, // 177: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	229, // 178: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	230, // 179: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	231, // 180: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	220, // 181: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	221, // 182: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
-	222, // 183: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	223, // 184: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	224, // 185: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	225, // 186: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 187: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 188: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 189: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 190: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
-	22,  // 191: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	24,  // 192: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	27,  // 193: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	29,  // 194: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	31,  // 195: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	33,  // 196: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	39,  // 197: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	35,  // 198: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	41,  // 199: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	66,  // 200: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	68,  // 201: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	69,  // 202: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	71,  // 203: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	161, // 204: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	76,  // 205: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	78,  // 206: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	98,  // 207: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	104, // 208: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	108, // 209: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	114, // 210: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	116, // 211: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	119, // 212: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	123, // 213: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	125, // 214: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	81,  // 215: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	84,  // 216: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	88,  // 217: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	144, // 218: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	149, // 219: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	164, // 220: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	166, // 221: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	173, // 222: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	187, // 223: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	189, // 224: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	168, // 225: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	170, // 226: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	178, // 227: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	180, // 228: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	183, // 229: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	185, // 230: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	48,  // 231: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	52,  // 232: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	61,  // 233: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	63,  // 234: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	142, // 235: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 236: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	37,  // 237: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	110, // 238: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	112, // 239: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	132, // 240: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	134, // 241: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	136, // 242: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	138, // 243: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	140, // 244: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	128, // 245: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	127, // 246: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	129, // 247: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	114, // 248: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	160, // 249: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
-	16,  // 250: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 251: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 252: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
-	23,  // 253: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	25,  // 254: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	28,  // 255: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	30,  // 256: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	32,  // 257: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	34,  // 258: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	40,  // 259: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	36,  // 260: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	45,  // 261: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	67,  // 262: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	74,  // 263: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	70,  // 264: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	72,  // 265: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	162, // 266: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	77,  // 267: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	79,  // 268: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	103, // 269: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	106, // 270: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	109, // 271: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	115, // 272: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	118, // 273: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	122, // 274: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	124, // 275: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 276: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	82,  // 277: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	87,  // 278: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	94,  // 279: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	148, // 280: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	150, // 281: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	165, // 282: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	167, // 283: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	174, // 284: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	188, // 285: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	190, // 286: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	169, // 287: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	172, // 288: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	179, // 289: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	181, // 290: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	184, // 291: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	184, // 292: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	51,  // 293: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	55,  // 294: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	55,  // 295: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	64,  // 296: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	143, // 297: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 298: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	38,  // 299: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	111, // 300: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	113, // 301: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	133, // 302: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	135, // 303: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	137, // 304: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	139, // 305: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	141, // 306: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	124, // 307: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 308: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	131, // 309: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	115, // 310: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	160, // 311: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
-	250, // [250:312] is the sub-list for method output_type
-	188, // [188:250] is the sub-list for method input_type
-	188, // [188:188] is the sub-list for extension type_name
-	188, // [188:188] is the sub-list for extension extendee
-	0,   // [0:188] is the sub-list for field type_name
+	157, // 130: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
+	158, // 131: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
+	164, // 132: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	164, // 133: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	164, // 134: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	164, // 135: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	172, // 136: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	164, // 137: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	176, // 138: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	177, // 139: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	178, // 140: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	183, // 141: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	244, // 142: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	187, // 143: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	245, // 144: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	246, // 145: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	193, // 146: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 147: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	193, // 148: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 149: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 150: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 151: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 152: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 153: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 154: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 155: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 156: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 157: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	193, // 158: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	209, // 159: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	210, // 160: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	211, // 161: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	212, // 162: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	213, // 163: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	214, // 164: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	215, // 165: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	216, // 166: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	217, // 167: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	218, // 168: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	219, // 169: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	220, // 170: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	221, // 171: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 172: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	193, // 173: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 174: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 175: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 176: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	228, // 177: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	229, // 178: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	230, // 179: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	231, // 180: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	232, // 181: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	221, // 182: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	222, // 183: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
+	223, // 184: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	224, // 185: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	225, // 186: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	226, // 187: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 188: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 189: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 190: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 191: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 192: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 193: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 194: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 195: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 196: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 197: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 198: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 199: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 200: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 201: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 202: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 203: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 204: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	162, // 205: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 206: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 207: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	98,  // 208: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	104, // 209: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	108, // 210: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	114, // 211: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	116, // 212: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	119, // 213: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	123, // 214: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	125, // 215: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	81,  // 216: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	84,  // 217: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	88,  // 218: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	144, // 219: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	149, // 220: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	165, // 221: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	167, // 222: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	174, // 223: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	188, // 224: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	190, // 225: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	169, // 226: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	171, // 227: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	179, // 228: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	181, // 229: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	184, // 230: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	186, // 231: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 232: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 233: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 234: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 235: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	142, // 236: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 237: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 238: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	110, // 239: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	112, // 240: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	132, // 241: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	134, // 242: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	136, // 243: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	138, // 244: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	140, // 245: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	128, // 246: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	127, // 247: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	129, // 248: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	114, // 249: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	161, // 250: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
+	16,  // 251: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 252: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 253: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 254: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 255: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 256: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 257: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 258: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 259: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 260: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 261: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 262: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 263: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 264: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 265: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 266: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	163, // 267: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 268: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 269: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	103, // 270: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	106, // 271: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	109, // 272: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	115, // 273: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	118, // 274: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	122, // 275: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	124, // 276: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 277: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	82,  // 278: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	87,  // 279: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	94,  // 280: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	148, // 281: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	150, // 282: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	166, // 283: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	168, // 284: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	175, // 285: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	189, // 286: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	191, // 287: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	170, // 288: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	173, // 289: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	180, // 290: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	182, // 291: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	185, // 292: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	185, // 293: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 294: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 295: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 296: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 297: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	143, // 298: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 299: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 300: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	111, // 301: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	113, // 302: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	133, // 303: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	135, // 304: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	137, // 305: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	139, // 306: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	141, // 307: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	124, // 308: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 309: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	131, // 310: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	115, // 311: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	161, // 312: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
+	251, // [251:313] is the sub-list for method output_type
+	189, // [189:251] is the sub-list for method input_type
+	189, // [189:189] is the sub-list for extension type_name
+	189, // [189:189] is the sub-list for extension extendee
+	0,   // [0:189] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -18600,8 +18742,8 @@ func file_mq_protocol_mq_proto_init() {
 	file_mq_protocol_mq_proto_msgTypes[75].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[88].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[124].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[184].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[200].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[185].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[201].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
 		(*WorkStep_Lease)(nil),
 		(*WorkStep_Accept)(nil),
@@ -18620,7 +18762,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   238,
+			NumMessages:   239,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

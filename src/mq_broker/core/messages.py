@@ -274,6 +274,29 @@ class InstallSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class SoFar:
+    """How far a replica's log is: asked for (`asks`) by one that may claim a partition without a leader, and answered
+    (rule 6).
+
+    `question` is made by who asks, another for each round of questions, and the answer repeats it. `last_index` and
+    `last_epoch` are of the last entry; of a leader that has stood back of the last one that is committed.
+    """
+
+    broker: int
+    incarnation: int
+    log_id: str
+    leader_epoch: int
+    last_index: int
+    last_epoch: int
+    question: str
+    asks: bool = False
+
+
+PeerMessage: TypeAlias = AppendEntries | AppendAck | InstallSnapshot | SoFar
+"""What replicas say to each other."""
+
+
+@dataclass(frozen=True, slots=True)
 class PeerConnected:
     """The link to that broker is (again) up: whatever was in flight to it may be lost."""
 
@@ -363,6 +386,7 @@ Event: TypeAlias = (
     | AppendEntries
     | AppendAck
     | InstallSnapshot
+    | SoFar
     | PeerConnected
     | PeerDisconnected
     | Flushed
@@ -450,7 +474,7 @@ class Truncate:
 @dataclass(frozen=True, slots=True)
 class Send:
     to: int
-    message: AppendEntries | AppendAck | InstallSnapshot
+    message: PeerMessage
 
 
 @dataclass(frozen=True, slots=True)

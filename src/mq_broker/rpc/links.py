@@ -57,6 +57,7 @@ class Hearer(Protocol):
 
     def hear_entries(self, message: pb.AppendEntries, frames: Sequence[memoryview]) -> None: ...
     def hear_ack(self, message: pb.AppendAck) -> None: ...
+    def hear_so_far(self, message: pb.SoFar) -> None: ...
     def hear_snapshot(self, message: pb.SnapshotPart) -> None: ...
 
 
@@ -147,6 +148,10 @@ class Links:
     def send_ack(self, to: int, message: pb.AppendAck) -> None:
         """As `send_entries`."""
         self._put(to, Outgoing(None, message, (), FIXED_BYTES))
+
+    def send_so_far(self, to: int, message: pb.SoFar) -> None:
+        """As `send_entries`."""
+        self._put(to, Outgoing(None, None, (), FIXED_BYTES, message))
 
     def send_snapshot(self, to: int, head: pb.SnapshotPart, data: bytes) -> None:
         """In parts that are like `head`. Dropped when there is no link, or while an earlier one of that partition is on
@@ -437,6 +442,8 @@ class Links:
                 at += count
         for ack in header.ack:
             hearer_of(ack.topic_id, ack.partition).hear_ack(ack)
+        for so_far in header.so_far:
+            hearer_of(so_far.topic_id, so_far.partition).hear_so_far(so_far)
         for part in header.snapshot:
             hearer_of(part.topic_id, part.partition).hear_snapshot(part)
 
@@ -491,6 +498,7 @@ def _check_speaker(header: pb.LinkHeader, broker: int, incarnation: int) -> None
     """Raises `PeerRefused` unless everything in the message is said by that life of that broker."""
     speakers = {(append.leader, append.incarnation) for append in header.append}
     speakers.update((ack.follower, ack.incarnation) for ack in header.ack)
+    speakers.update((so_far.broker, so_far.incarnation) for so_far in header.so_far)
     speakers.update((part.leader, part.incarnation) for part in header.snapshot)
     for other, life in speakers:
         if (other, life) != (broker, incarnation):

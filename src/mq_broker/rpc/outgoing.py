@@ -37,12 +37,13 @@ class Outgoing(NamedTuple):
     ack: pb.AppendAck | None
     parts: Sequence[Buffer]
     size: int
+    so_far: pb.SoFar | None = None
 
 
 def told_bytes(message: Envelope[pb.LinkHeader]) -> int:
     """About what a message that came took, as `Outgoing.size` counts those that go."""
     header = message.header
-    fixed = FIXED_BYTES * (len(header.append) + len(header.ack) + len(header.snapshot))
+    fixed = FIXED_BYTES * (len(header.append) + len(header.ack) + len(header.snapshot) + len(header.so_far))
     return fixed + sum(map(len, message.parts)) + sum(len(part.data) for part in header.snapshot)
 
 
@@ -155,6 +156,8 @@ class Peer:
                 parts.extend(outgoing.parts)
             if outgoing.ack is not None:
                 header.ack.append(outgoing.ack)
+            if outgoing.so_far is not None:
+                header.so_far.append(outgoing.so_far)
         self.waiting_bytes -= size - taken
         LINK_BYTES.add(str(self.broker), "out", n=size)
         if not self.waiting:

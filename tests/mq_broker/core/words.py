@@ -25,15 +25,16 @@ from mq_broker.core.entries import (
     Work,
 )
 from mq_broker.core.messages import (
-    AppendAck,
     AppendEntries,
     Decided,
     Done,
     InstallSnapshot,
     NodeState,
+    PeerMessage,
     RecordsThere,
     Refused,
     Result,
+    SoFar,
 )
 from mq_broker.core.work import steps
 from mq_broker.core.work.state import Mark, WorkState
@@ -87,10 +88,13 @@ def _scheduled_words(entry: Entry) -> str:
     return f"carry({name_of(entry.uuid)})"
 
 
-def words_of_message(message: AppendEntries | AppendAck | InstallSnapshot) -> str:
+def words_of_message(message: PeerMessage) -> str:
     if isinstance(message, InstallSnapshot):
         assert message.snapshot is not None
         return f"epoch {message.leader_epoch} snapshot up to entry {message.snapshot.last_index}"
+    if isinstance(message, SoFar):
+        end = f"{message.last_index}/{message.last_epoch}"
+        return f"how far are you? here {end}" if message.asks else f"so far: {end}"
     if isinstance(message, AppendEntries):
         entries = " ".join(words_of_entry(e) for e in message.entries) or "nothing"
         after = f"after {message.prev_index}/{message.prev_epoch}"

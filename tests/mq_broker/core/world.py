@@ -6,7 +6,7 @@ so. The core is the real one. Not a simulator: no chance, no virtual time but wh
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
 
 from mq_broker.core.entries import (
@@ -60,6 +60,7 @@ from mq_broker.core.messages import (
     OffsetsSkipped,
     PeerConnected,
     PeerDisconnected,
+    PeerMessage,
     Propose,
     Published,
     ReadNode,
@@ -72,6 +73,7 @@ from mq_broker.core.messages import (
     RoleChanged,
     Send,
     SessionLost,
+    SoFar,
     StartOver,
     Tick,
     TransferLeadership,
@@ -85,32 +87,10 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.replica import Replica
 from mq_protocol.manifest import StagedPart
 from tests.mq_broker.core import words
+from tests.mq_broker.core.script_host import Host
 from tests.mq_broker.core.words import name_of, uuid, words_of_entry, words_of_message, words_of_result, words_of_state
 
 KEY = TransactionKey("query", "out")
-
-
-@dataclass
-class Host:
-    """One broker: its replica, its disk (the snapshot it begins with, entries, how many are synced), incarnation, log
-    id."""
-
-    broker: int
-    replica: Replica
-    incarnation: int
-    log_id: str
-    disk: list[Entry] = field(default_factory=list)
-    synced: int = 0
-    writes: list[WriteNode] = field(default_factory=list)
-    reading: bool = False
-    deaf: bool = False
-    up: bool = True
-    snapshot: Snapshot | None = None
-    recovery: int = 0
-
-    @property
-    def base(self) -> int:
-        return self.snapshot.last_index if self.snapshot is not None else 0
 
 
 class World:
@@ -124,12 +104,13 @@ class World:
         self.node = NodeState(None, 0, tuple((b, "") for b in everyone), 0, "created")
         self.before = (self.version, self.node)
         self.late: list[tuple[int, CasAnswer]] = []
-        self.links: dict[tuple[int, int], list[AppendEntries | AppendAck | InstallSnapshot]] = {
+        self.links: dict[tuple[int, int], list[PeerMessage]] = {
             (a, b): [] for a, b in itertools.permutations(everyone, 2)
         }
         self.requests = itertools.count(1)
         self.out: list[str] = []
         self.live: dict[int, int] = {}
+        self.asked = 0
         self.hosts = {b: self._host(b, 1, f"log{b}", []) for b in everyone}
 
     def _host(
@@ -168,6 +149,7 @@ class World:
                 elif isinstance(message, InstallSnapshot):
                     message = replace(message, snapshot=host.snapshot)
                 self.links[host.broker, to].append(message)
+                self.asked += isinstance(message, SoFar)
                 self.say(host, f"send to {to}: {words_of_message(message)}")
             case Reply(request, result):
                 self.say(host, f"reply {request}: {words_of_result(result)}")
@@ -312,6 +294,20 @@ class World:
             if self.hosts[int(to)].up:
                 self.step(int(to), message)
 
+    def do_hear(self, *brokers: str) -> None:
+        """Each asks how far the others are, all who are up answer, and it claims if it may. Words are not printed."""
+        for broker in brokers:
+            self.do_turn(broker)
+            for asking in (True, False):
+                for link, queue in self.links.items():
+                    if link[not asking] == int(broker) and self.hosts[link[1]].up:
+                        said = [message for message in queue if isinstance(message, SoFar)]
+                        queue[:] = [message for message in queue if message not in said]
+                        for message in said:
+                            self.step(link[1], message)
+            self.do_turn(broker)
+        self.out = [line for line in self.out if "so far: " not in line and "how far are you?" not in line]
+
     def do_deliver_last(self, sender: str, to: str) -> None:
         """The newest message overtakes those before it."""
         self.step(int(to), self.links[int(sender), int(to)].pop())
@@ -371,6 +367,7 @@ class World:
     def fingerprint(self) -> object:
         return (
             self.version,
+            self.asked,
             [(h.synced, len(h.disk), len(h.writes), h.replica.high_watermark) for h in self.hosts.values()],
             [len(q) for q in self.links.values()],
         )
@@ -395,6 +392,12 @@ class World:
         for other in self.hosts.values():
             if other.up and other.broker != old.broker:
                 self.step(other.broker, PeerConnected(old.broker))
+
+    def do_old(self, broker: str, last_index: str) -> None:
+        """The directory of that broker, which is down, is put back to a copy that ended there."""
+        host = self.hosts[int(broker)]
+        del host.disk[int(last_index) - host.base :]
+        host.synced = len(host.disk)
 
     def do_cut(self, a: str, b: str) -> None:
         for x, y in ((int(a), int(b)), (int(b), int(a))):

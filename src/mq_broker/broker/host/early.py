@@ -58,6 +58,9 @@ class EarlyEntries:
         if kept is not None and kept.message.leader == message.follower:
             del self._kept[message.topic_id, message.partition]
 
+    def hear_so_far(self, message: pb.SoFar) -> None:
+        """Dropped: it is asked again, and asks itself once it is open."""
+
     def hear_snapshot(self, message: pb.SnapshotPart) -> None:
         """Dropped: it is sent again."""
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, TypeAlias, assert_never
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
-from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot
+from mq_broker.core.messages import AppendAck, AppendEntries, Event, InstallSnapshot, PeerMessage, SoFar
 from mq_broker.core.replication.peer_admission import Judgement, Verdict, judge_snapshot
 from mq_broker.rpc.links import Links
 from mq_broker.storage.codec.frame import Place, decode_frame, unpinned
@@ -33,7 +33,7 @@ SENDS_WAITING_MAX: Final = 64
 """To one broker, behind what is read in a thread. The core has `append_in_flight_max` of them, and heartbeats; what is
 dropped it sends again."""
 
-Judge: TypeAlias = Callable[[AppendEntries | AppendAck | InstallSnapshot], Judgement]
+Judge: TypeAlias = Callable[[PeerMessage], Judgement]
 Feed: TypeAlias = Callable[[Event], None]
 Spawn: TypeAlias = Callable[[Coroutine[Any, Any, None], str], object]
 
@@ -67,7 +67,7 @@ class PeerMessages:
 
     # -- in: each raises `PeerRefused` for what no broker sends
 
-    def _admit(self, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+    def _admit(self, message: PeerMessage) -> None:
         match self._judge(message):
             case Verdict.ADMITTED, _:
                 self._feed(message)
@@ -116,6 +116,21 @@ class PeerMessages:
             )
         )
 
+    def hear_so_far(self, message: pb.SoFar) -> None:
+        """Of a replica, where nobody leads."""
+        self._admit(
+            SoFar(
+                message.broker,
+                message.incarnation,
+                message.log_id,
+                message.leader_epoch,
+                message.last_index,
+                message.last_epoch,
+                message.question,
+                message.asks,
+            )
+        )
+
     def hear_snapshot(self, message: pb.SnapshotPart) -> None:
         """From a leader, a part at a time, in order. What is incomplete is dropped: the leader sends it all again."""
         if self._decoding:
@@ -149,7 +164,7 @@ class PeerMessages:
 
     # -- out
 
-    def send(self, to: int, message: AppendEntries | AppendAck | InstallSnapshot) -> None:
+    def send(self, to: int, message: PeerMessage) -> None:
         """Dropped where there is no link, or where the journal cannot be read."""
         match message:
             case AppendEntries():
@@ -158,6 +173,8 @@ class PeerMessages:
                 self._send_ack(to, message)
             case InstallSnapshot():
                 self._send_snapshot(to, message)
+            case SoFar():
+                self._send_so_far(to, message)
             case _:
                 assert_never(message)
 
@@ -239,6 +256,23 @@ class PeerMessages:
                 hint_index=message.hint_index,
                 hint_epoch=message.hint_epoch,
                 sequence=message.sequence,
+            ),
+        )
+
+    def _send_so_far(self, to: int, message: SoFar) -> None:
+        self._links.send_so_far(
+            to,
+            pb.SoFar(
+                topic_id=self._place.topic_id,
+                partition=self._place.partition,
+                leader_epoch=message.leader_epoch,
+                incarnation=message.incarnation,
+                broker=message.broker,
+                log_id=message.log_id,
+                last_index=message.last_index,
+                last_epoch=message.last_epoch,
+                question=message.question,
+                asks=message.asks,
             ),
         )
 

@@ -1,6 +1,7 @@
 """Who may lead, and how a leaderless partition is claimed (rules 6 and 7). Used while not leading.
 
-A claim is one compare-and-set on the state node. Its answer may be lost; then only a higher version seen, or a later
+Whoever may lead asks first how far the others are (company.py): it claims in company, and if no named log is ahead. A
+claim is one compare-and-set on the state node. Its answer may be lost; then only a higher version seen, or a later
 success on the same version, settles it. Nobody resumes an epoch: named but not leading means claim anew, or write
 leader = none.
 """
@@ -10,8 +11,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mq_broker.core.messages import CasAnswer, CasOutcome, NodeState
+from mq_broker.core.replication.company import Company
 from mq_broker.core.replication.replica_state import Node, Shared, with_member, without
 from mq_protocol.limits import next_life
+
+_STAND_BACK_MAX_MS = 60_000
+"""How long a replica whose disk refuses what a leader writes leaves that to others, at most."""
 
 
 class Election:
@@ -19,12 +24,14 @@ class Election:
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self.company = Company(shared)
         self._in_flight: NodeState | None = None
         self._unsettled: dict[str, NodeState] = {}
-        self._claim_at_ms: int | None = None
+        self._leaderless_since_ms: int | None = None
         self._retry_at_ms = 0
         self.stand_back_until_ms = 0
         self._preferred_until_ms = 0
+        self._refusals = self._refused_index = 0
 
     @property
     def at_rest(self) -> bool:
@@ -32,7 +39,13 @@ class Election:
         node = self._shared.node
         if node is None or self._in_flight is not None or self._unsettled or self.preferred:
             return False
-        return node.state.leader_epoch < self._shared.epoch or not self._leaderless(node.state)
+        return not self.knows_none
+
+    @property
+    def knows_none(self) -> bool:
+        """Nobody leads, as the node says that was read."""
+        node = self._shared.node
+        return node is not None and node.state.leader_epoch >= self._shared.epoch and self._leaderless(node.state)
 
     # -- may I?
 
@@ -77,23 +90,24 @@ class Election:
         )
 
     def _rank(self, state: NodeState) -> int:
-        """How many registered members of the ISR come before this replica: each waits for those before it. One that is
-        named and no replica any more comes last: its log is whole, and may be the only one that is (trap 19)."""
+        """How many registered members of the ISR come before this replica and are not behind it: each waits for those
+        before it. One that is named and no replica any more comes last: its log is whole, and may be the only one that
+        is (trap 19)."""
         shared = self._shared
         members = {broker for broker, _ in state.isr}
         rank = 0
         for broker in shared.settings.replicas:
             if broker == shared.me.broker:
                 break
-            if broker in members and broker in shared.live:
+            if broker in members and broker in shared.live and self.company.comes_before(broker):
                 rank += 1
         return rank
 
     # -- time
 
     def tick(self) -> None:
-        """Claim if the partition has no leader, this replica may lead, and those ranked before it have had their
-        time."""
+        """Claim if the partition has no leader, this replica may lead, those ranked before it have had their time, and
+        no log is known to be ahead of this one."""
         shared = self._shared
         node = shared.node
         if node is None or self._in_flight is not None or not shared.registered or shared.now_ms < self._retry_at_ms:
@@ -101,22 +115,24 @@ class Election:
         if node.state.leader_epoch < shared.epoch or shared.reading:
             return  # what is known of the node is old: a claim on it could only be refused
         if not self._leaderless(node.state):
-            self._claim_at_ms = None
+            self.reconsider()
             return
-        if node.state.leader == shared.my_name and shared.now_ms < self.stand_back_until_ms:
+        named, proposal = node.state.leader == shared.my_name, self._next_state(node.state)
+        if named and (proposal is None or self.stands_back):
+            self._propose(node, self._nobody(node.state))  # let others lead (trap 27)
+        if proposal is None or self._in_flight is not None:
+            return
+        if self._leaderless_since_ms is None:
+            self._leaderless_since_ms = shared.now_ms
+        self.company.ask(node.state)  # who is asked looks at the node: one that stands back has them notice
+        if self.stands_back:
+            return
+        waited_ms = shared.now_ms - self._leaderless_since_ms
+        rank = 0 if self.preferred or named else self._rank(node.state)
+        if waited_ms >= rank * shared.settings.claim_delay_ms and self.company.allows(node.state):
+            self._propose(node, proposal)
+        elif named and waited_ms >= shared.settings.claim_delay_ms:
             self._propose(node, self._nobody(node.state))
-            return
-        if self._claim_at_ms is None:
-            rank = 0 if self.preferred or node.state.leader == shared.my_name else self._rank(node.state)
-            self._claim_at_ms = max(shared.now_ms + rank * shared.settings.claim_delay_ms, self.stand_back_until_ms)
-        if shared.now_ms < self._claim_at_ms:
-            return
-        proposal = self._next_state(node.state)
-        if proposal is None:
-            if node.state.leader != shared.my_name:
-                return
-            proposal = self._nobody(node.state)  # named, but its log is another now: let others lead (trap 27)
-        self._propose(node, proposal)
 
     def _nobody(self, state: NodeState) -> NodeState:
         return replace(state, leader=None, token=self._shared.next_token())
@@ -143,6 +159,24 @@ class Election:
         shared.reading_since_ms = None
         shared.read_node()
 
+    def disk_refused(self, first_index: int) -> None:
+        """This leader's disk is full. Others, whatever their rank, have claimed before it does so again; each time in a
+        row they have longer."""
+        settings = self._shared.settings
+        self._refusals, self._refused_index = self._refusals + 1, first_index
+        pause_ms = min(settings.silence_ms << min(self._refusals, 10), _STAND_BACK_MAX_MS)
+        self.stand_back_until_ms = self._shared.now_ms + pause_ms
+
+    def flushed(self, index: int) -> None:
+        """The disk takes entries again."""
+        if index >= self._refused_index:
+            self._refusals = 0
+
+    @property
+    def stands_back(self) -> bool:
+        """It led, and leaves that to others for a while."""
+        return self._shared.now_ms < self.stand_back_until_ms
+
     def prefer(self, chosen: bool) -> None:
         """A leader that stands back wants this one to claim next, or another."""
         self._preferred_until_ms = self._shared.now_ms + self._shared.settings.silence_ms if chosen else 0
@@ -160,7 +194,7 @@ class Election:
         if claim is None or claim.token != answer.token:
             return None
         self._in_flight = None
-        self._claim_at_ms = None
+        self.reconsider()
         if answer.outcome is CasOutcome.DONE:
             self._unsettled.clear()
             if shared.node is None or answer.version >= shared.node.version:
@@ -180,7 +214,7 @@ class Election:
         so."""
         shared = self._shared
         assert shared.node is not None
-        self._claim_at_ms = None
+        self.reconsider()
         self._retry_at_ms = 0
         mine = self._unsettled.get(shared.node.state.token)
         self._unsettled.clear()
@@ -196,5 +230,6 @@ class Election:
         return state if state.leader_epoch == shared.epoch else None
 
     def reconsider(self) -> None:
-        """Who lives has changed: delays are counted anew."""
-        self._claim_at_ms = None
+        """Who lives has changed, or the node: delays are counted anew, and all are asked again."""
+        self._leaderless_since_ms = None
+        self.company.end()

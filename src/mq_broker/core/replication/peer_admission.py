@@ -14,15 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from mq_broker.core.entries import SCHEDULED, UUID_BYTES, Append, Carry, Entry, EpochStart, Schedule, Stage, Trim
 from mq_broker.core.machine.state import Snapshot
-from mq_broker.core.messages import AppendAck, AppendEntries, InstallSnapshot
+from mq_broker.core.messages import AppendAck, AppendEntries, InstallSnapshot, PeerMessage, SoFar
 from mq_broker.core.replication.replica import Replica
 from mq_protocol.limits import EPOCH_MAX, MESSAGE_BYTES_MAX, OFFSETS_OF_A_LIFE
-
-PeerMessage: TypeAlias = AppendEntries | AppendAck | InstallSnapshot
 
 INDEX_MAX = (1 << 62) - 1
 """Indexes, offsets, sequence numbers and times: far beyond what any log comes to, and sums of them still fit 64
@@ -34,6 +32,7 @@ BYTES_MAX = (1 << 32) - 1
 
 BROKER_MAX = (1 << 31) - 1
 LOG_ID_CHARACTERS_MAX = 64
+QUESTION_CHARACTERS_MAX = 128
 
 
 class Verdict(Enum):
@@ -52,7 +51,7 @@ _ADMITTED: Judgement = (Verdict.ADMITTED, "")
 def judge(replica: Replica, message: PeerMessage) -> Judgement:
     """Whether the message may be fed to the replica as it is now. Of a snapshot only what is beside it:
     `judge_snapshot` does the rest, which takes longer."""
-    sender = message.follower if isinstance(message, AppendAck) else message.leader
+    sender = sender_of(message)
     why = _wrong_sender(replica, sender, message)
     if not why:
         match message:
@@ -62,11 +61,26 @@ def judge(replica: Replica, message: PeerMessage) -> Judgement:
                 why = _wrong_ack(replica, message)
             case InstallSnapshot():
                 why = _wrong_leader(replica, message)
+            case SoFar():
+                why = _wrong_end(message)
+            case _:
+                assert_never(message)
     if why:
         return Verdict.NONSENSE, f"{type(message).__name__} of broker {sender}: {why}"
     if message.incarnation > replica.newest_life(sender):
         return Verdict.NOT_REGISTERED, f"start {message.incarnation} of broker {sender} is not registered, as last read"
     return _ADMITTED
+
+
+def sender_of(message: PeerMessage) -> int:
+    """The broker that says it is of it."""
+    match message:
+        case AppendAck():
+            return message.follower
+        case SoFar():
+            return message.broker
+        case _:
+            return message.leader
 
 
 def judge_snapshot(message: InstallSnapshot) -> Judgement:
@@ -84,9 +98,10 @@ def _wrong_sender(replica: Replica, sender: int, message: PeerMessage) -> str:
         return "no other broker has that id"
     if message.incarnation < 1:
         return f"lives are counted from 1, and this is {message.incarnation}"
-    if not 0 < message.leader_epoch <= EPOCH_MAX:
-        return f"epoch {message.leader_epoch} is not between 1 and {EPOCH_MAX}"
-    if not 0 <= message.sequence <= INDEX_MAX:
+    first = 0 if isinstance(message, SoFar) else 1  # nobody has led a new partition
+    if not first <= message.leader_epoch <= EPOCH_MAX:
+        return f"epoch {message.leader_epoch} is not between {first} and {EPOCH_MAX}"
+    if not isinstance(message, SoFar) and not 0 <= message.sequence <= INDEX_MAX:
         return f"sequence number {message.sequence} is out of range"
     return ""
 
@@ -169,6 +184,17 @@ def _wrong_ack(replica: Replica, ack: AppendAck) -> str:
         return f"entry {ack.matched_index} matches, and {last_index} was the last one sent"
     if ack.sequence > sequence:
         return f"it answers message {ack.sequence}, and {sequence} was the last one sent"
+    return ""
+
+
+# ------------------------------------------------------------------ how far a log is
+
+
+def _wrong_end(message: SoFar) -> str:
+    if not 0 <= message.last_index <= INDEX_MAX or not 0 <= message.last_epoch <= message.leader_epoch:
+        return f"its log ends with entry {message.last_index} of epoch {message.last_epoch}"
+    if len(message.log_id) > LOG_ID_CHARACTERS_MAX or len(message.question) > QUESTION_CHARACTERS_MAX:
+        return f"a log id of {len(message.log_id)} characters, a question of {len(message.question)}"
     return ""
 
 

@@ -43,6 +43,7 @@ from mq_broker.core.messages import (
     RoleChanged,
     Send,
     SessionLost,
+    SoFar,
     StartOver,
     Tick,
     TransferLeadership,
@@ -250,6 +251,8 @@ class Replica:
                 self._append(event)
             case AppendAck():
                 self._acknowledged(event)
+            case SoFar():
+                self._so_far(event)
             case Flushed(index, epoch):
                 self._flushed(index, epoch)
             case DiskRefused():
@@ -274,6 +277,8 @@ class Replica:
             case PeerConnected(broker):
                 if isinstance(self._role, Leader):
                     self._role.peer_connected(broker, up=True)
+                else:
+                    self._election.company.ask_again(broker)
             case PeerDisconnected(broker):
                 if isinstance(self._role, Leader):
                     self._role.peer_connected(broker, up=False)
@@ -395,6 +400,21 @@ class Replica:
         elif ack.leader_epoch == shared.epoch and isinstance(self._role, Leader):
             self._role.acknowledged(ack)
 
+    def _so_far(self, message: SoFar) -> None:
+        """Somebody that may claim asks how far this log is, or answers how far its own is."""
+        shared, company = self._shared, self._election.company
+        if not shared.sender_is_current(message.broker, message.incarnation):
+            return
+        if not message.asks:
+            company.answered(message)
+            return
+        answer = shared.so_far(message.question, asks=False, committed=self._election.stands_back)
+        shared.emit(Send(message.broker, answer))
+        if isinstance(self._role, Follower):
+            if not self._election.knows_none:
+                shared.read_node()  # that one has read that nobody leads
+            company.ask_again(message.broker)
+
     def _install(self, message: InstallSnapshot) -> None:
         shared = self._shared
         if not shared.sender_is_current(message.leader, message.incarnation) or self._far_ahead(message.leader_epoch):
@@ -424,6 +444,7 @@ class Replica:
         if log.epoch_at(index) != epoch:
             return  # that entry was cut since (rule 2, trap 24)
         log.flushed = max(log.flushed, index)
+        self._election.flushed(index)
         if isinstance(self._role, Leader):
             self._role.flushed()
         else:
@@ -438,7 +459,7 @@ class Replica:
             log.truncate(event.first_index - 1)
             shared.emit(Truncate(event.first_index - 1))
         if isinstance(self._role, Leader):
-            self._election.stand_back_until_ms = shared.now_ms + shared.settings.silence_ms
+            self._election.disk_refused(event.first_index)
             self._step_down(f"its disk refused an entry ({event.reason})")
         if isinstance(self._role, Follower):
             self._role.disk_refused()

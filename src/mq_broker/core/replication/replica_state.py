@@ -20,6 +20,7 @@ from mq_broker.core.messages import (
     RecoveredLog,
     RecoveryAdopted,
     ReplicaSettings,
+    SoFar,
     WriteNode,
 )
 from mq_broker.core.replication.log import Log
@@ -116,6 +117,14 @@ class Shared:
 
     def write_node(self, expected_version: int, state: NodeState) -> None:
         self.emit(WriteNode(expected_version, state))
+
+    def so_far(self, question: str, *, asks: bool, committed: bool = False) -> SoFar:
+        """How far this log is: its end, or the last entry that is known here to be committed."""
+        index = self.high_watermark if committed else self.log.last_index
+        me = self.me
+        return SoFar(
+            me.broker, me.incarnation, me.log_id, self.epoch, index, self.log.epoch_at(index), question, asks=asks
+        )
 
     # -- who is who
 
