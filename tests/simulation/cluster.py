@@ -54,6 +54,8 @@ class Plan:
     """How often every log that is named is lost, and an operator has the partition go on from another (rule 15)."""
     rollbacks: int = 0
     """How often all brokers stop and one comes back with an older copy of its directory."""
+    restores: int = 0
+    """How often the coordination service is put back to an older copy."""
     shortens: float = 0.0
     """Chance a tick that a replica lets its journal begin later if it may; it does so some time after each drop of
     records too."""
@@ -111,6 +113,7 @@ class Plan:
             "moves": self.moves_ms,
             "total_losses": self.total_losses,
             "rollbacks": self.rollbacks,
+            "restores": self.restores,
             "aborts": self.aborts,
             "thefts": self.thefts,
             "gives": self.gives,
@@ -163,7 +166,11 @@ class Plan:
             former=tuple(broker for broker in replicas if Random(f"former {seed} {broker}").random() < 0.15),
         )
         survives = minimum > 1 and brokers > 2 and durability == "fsync" and not (plan.total_losses or plan.moves_ms)
-        return replace(plan, rollbacks=Random(f"rollbacks {seed}").choice((0, 1, 2)) if survives else 0)
+        return replace(
+            plan,
+            rollbacks=Random(f"rollbacks {seed}").choice((0, 0, 1, 2)) if survives else 0,
+            restores=Random(f"restores {seed}").choice((0, 0, 1, 2)) if survives else 0,
+        )
 
 
 @dataclass(frozen=True)

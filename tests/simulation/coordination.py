@@ -152,6 +152,20 @@ class Coordination:
         for broker in sorted(self._movers):
             self._loop.after(self._loop.often_short(1, SLOWEST_HINT_MS), self._movers[broker], partition)
 
+    # ------------------------------------------------------------------ backups
+
+    def copy(self) -> list[tuple[int, NodeState]]:
+        """Of every state node, with its version."""
+        return [(node.version, node.state) for node in self.nodes]
+
+    def put_back(self, copy: list[tuple[int, NodeState]]) -> None:
+        """The service stops and starts from a backup. What was asked of it is answered by nobody, and some sessions are
+        over."""
+        self.nodes = [StateNode(version, state) for version, state in copy]
+        for _, session in list(self.registered.values()):
+            if self._loop.chance(0.5):
+                self.close_session(session)
+
     # ------------------------------------------------------------------ state nodes
 
     def read(self, broker: int, partition: int, answer: OnRead) -> None:
@@ -181,6 +195,9 @@ class Coordination:
         node.pending.append(state)
 
         def serve() -> None:
+            if node is not self.nodes[partition]:
+                answer(CasOutcome.UNKNOWN, -1)
+                return
             if not self.reaches(broker) or self._loop.chance(self.lose_answers):
                 self._faults["write unanswered"] += 1
                 self._loop.after(self._loop.between(100, REQUEST_TIMEOUT_MS), answer, CasOutcome.UNKNOWN, -1)
@@ -217,7 +234,7 @@ class Coordination:
 
     def _apply(self, node: StateNode, partition: int, expected_version: int, state: NodeState) -> int:
         node.pending.remove(state)
-        if node.version != expected_version:
+        if node.version != expected_version or node is not self.nodes[partition]:
             return -1
         node.version += 1
         node.state = state

@@ -71,6 +71,8 @@ class Nemesis:
             self.loop.spawn(self._lose_all_named())
         if self.cluster.plan.rollbacks:
             self.loop.spawn(self._roll_back())
+        if self.cluster.plan.restores:
+            self.loop.spawn(self._restore())
         if self.cluster.plan.joiners_hit:
             self.loop.spawn(self._hit_joiners())
 
@@ -311,6 +313,8 @@ class Nemesis:
             yield self.loop.between(1_000, self.cluster.plan.trouble_ms / self.cluster.plan.rollbacks / 2)
             copies = [journal.copy() for journal in old.journals]
             yield self.loop.between(500, self.cluster.plan.trouble_ms / self.cluster.plan.rollbacks / 2)
+            if self.holds:
+                continue
             self.holds = True
             for _ in range(60):
                 if not self._all_named():
@@ -333,11 +337,40 @@ class Nemesis:
                     yield 300
             self.holds = not self._all_named()
 
+    def _restore(self) -> Process:
+        """The coordination service is put back to an older copy. Brokers go on, or one of them, or all, start anew.
+        Nothing else goes wrong until all is whole."""
+        coordination, plan = self.cluster.coordination, self.cluster.plan
+        for _ in range(plan.restores):
+            yield self.loop.between(1_000, plan.trouble_ms / plan.restores / 2)
+            copy = coordination.copy()
+            yield self.loop.between(500, plan.trouble_ms / plan.restores / 2)
+            if self.healing or self.holds or any(node.state.leader is None for node in coordination.nodes):
+                continue
+            self.holds = True
+            self.note("restore", "the coordination service is put back to an older copy")
+            restarted = list(self.cluster.brokers.values())
+            self.loop.random.shuffle(restarted)
+            del restarted[self.loop.random.choice((0, 1, len(restarted))) :]
+            for broker in restarted:
+                broker.crash()
+            coordination.put_back(copy)
+            for truth in self.cluster.oracle.truths:
+                truth.put_back = True
+            for broker in restarted:
+                yield self.loop.often_short(1, 6_000)
+                self._revive(broker)
+            for _ in range(100):
+                if self.healing or not self._all_named():
+                    yield 300
+            self.holds = not self._all_named()
+
     def _all_named(self) -> bool:
         """Every partition names the log of every broker, and none lacks what it was once named for."""
         return all(
             node.state.leader is not None
             and not node.pending
+            and not self.cluster.oracle.truths[partition].put_back
             and dict(node.state.isr)
             == {broker.number: broker.journals[partition].log_id for broker in self.cluster.brokers.values()}
             and not any(broker.journals[partition].lacks_up_to for broker in self.cluster.brokers.values())

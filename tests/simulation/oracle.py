@@ -30,7 +30,7 @@ from mq_broker.core.messages import (
     Wait,
 )
 from tests.simulation.journal import Journal
-from tests.simulation.promises import check_promise, check_written
+from tests.simulation.promises import check_promise, check_written, is_of_the_world
 from tests.simulation.story import Line, Story
 from tests.simulation.truth import STATES_COMPARED_EVERY, Life, PartitionTruth
 
@@ -39,12 +39,6 @@ if TYPE_CHECKING:
     from tests.simulation.host import Host, OnReply
 
 NOTHING_HEARD = (0, -1, 0)
-
-HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
-"""Alarms that faults of the world cause. Any other says that a rule was broken."""
-
-BESIDE_A_RECOVERY = ("was recovered from another log", "would cut committed entry", "lacks what is committed here")
-"""Alarms of a replica that goes on as if the partition had not been recovered (rule 15)."""
 
 
 class Violation(AssertionError):
@@ -329,7 +323,7 @@ class Oracle:
         """Every log that the node names, and that exists, surely keeps everything committed."""
         life = self.life(partition)
         end = life.end
-        if not end:
+        if not end or self.truths[partition].put_back:
             return
         state = self.cluster.coordination.nodes[partition].state
         for broker, log_id in state.isr:
@@ -362,7 +356,7 @@ class Oracle:
             self.cluster.brokers[broker].journals[partition].log_id,
             self.cluster.coordination.nodes[partition].state,
         )
-        if (broker, log_id) in state.isr:
+        if (broker, log_id) in state.isr and not self.truths[partition].put_back:
             raise self.violation(partition, f"broker {broker} drops log {log_id}, which is in the ISR")
 
     # ------------------------------------------------------------------ effects
@@ -528,7 +522,7 @@ class Oracle:
             self.life_of(host) is not self.life(host.partition)
             or host.journal.recovery < self.life(host.partition).recovery
         )
-        if alarm and not any(harmless in text for harmless in HARMLESS_ALARMS + (BESIDE_A_RECOVERY if stale else ())):
+        if alarm and not is_of_the_world(text, recovered=stale, restored=self.cluster.plan.restores > 0):
             raise self.violation(host.partition, f"broker {host.broker.number} raises the alarm: {text}")
 
     def nonsense(self, host: Host, message: PeerMessage, why: str) -> None:
@@ -555,6 +549,8 @@ class Oracle:
         self.story.add(
             partition, Line(self.cluster.loop.now_us, 0, f"node version {node.version}: {self.story.state(node.state)}")
         )
+        if self.truths[partition].still_put_back(node.state):
+            return
         size, before = len({broker for broker, _ in node.state.isr}), self.truths[partition].isr_size
         self.truths[partition].isr_size = size
         if node.state.recovery > self.life(partition).recovery:

@@ -23,6 +23,39 @@ ELASTIC = (
         "> (1 << 62, 0)",
         profile="rolled-back",
     ),
+    # ------------------------------------------------------------------ rule 1: a node that was put back
+    Mutation(
+        "a claim names the epoch after that of the node, whatever was seen",
+        "rule 1, trap 34",
+        "replication.election:Election._above_all_seen",
+        "leader_epoch=shared.epoch + 1",
+        "leader_epoch=state.leader_epoch + 1",
+        profile="restored",
+    ),
+    Mutation(
+        "after a restoration only logs that the node names count as ahead",
+        "rule 1, trap 34",
+        "replication.company:Company.allows",
+        "(shared.restored or named",
+        "(named",
+        profile="restored",
+    ),
+    Mutation(
+        "after a restoration a leader that has not seen it goes on",
+        "rule 1, trap 34",
+        "replication.replica:Replica._so_far",
+        "if message.leader_epoch > shared.epoch:",
+        "if False:",
+        profile="restored",
+    ),
+    Mutation(
+        "a candidate does not learn of the epochs that others have seen",
+        "rule 1, trap 34",
+        "replication.replica_state:Shared.so_far",
+        "self.epoch, index",
+        "self.log.epoch_at(index), index",
+        profile="restored",
+    ),
     # ------------------------------------------------------------------ rule 13: snapshots and retention
     Mutation(
         "a journal begins after the entry of a batch that is still staged",

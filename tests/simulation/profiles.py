@@ -52,6 +52,7 @@ def _quiet(chance: Random, plan: Plan, brokers: int, minimum: int, **settings: i
         shortens=0.0,
         total_losses=0,
         rollbacks=0,
+        restores=0,
         moves_ms=0.0,
     )
 
@@ -159,6 +160,19 @@ def _rolled_back(chance: Random, plan: Plan) -> Plan:
     )
 
 
+def _restored(chance: Random, plan: Plan) -> Plan:
+    """Again and again the coordination service is put back to an older copy, under brokers that run and that stop."""
+    brokers = chance.choice((3, 3, 4, 5))
+    return replace(
+        _quiet(chance, plan, brokers, brokers // 2 + 1),
+        faults=("kill", "transfer_leadership", "blip", "isolate", "session_expires"),
+        fault_every_ms=1_500,
+        trouble_ms=60_000,
+        leaders_hit=0.7,
+        restores=5,
+    )
+
+
 def _hasty_moves(chance: Random, plan: Plan) -> Plan:
     """The partition is taken from brokers as soon as others are in sync, whether or not one of the former leads it
     still."""
@@ -226,6 +240,7 @@ PROFILES: dict[str, Narrow] = {
     "deposed": _deposed,
     "recoveries": _recoveries,
     "rolled-back": _rolled_back,
+    "restored": _restored,
     "hasty-moves": _hasty_moves,
     "liar": _liar,
     "narrow-windows": _narrow_windows,

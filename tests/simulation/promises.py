@@ -70,3 +70,15 @@ def check_promise(oracle: Oracle, host: Host, propose: Propose, result: Done | D
                 )
         case _:
             pass
+
+
+HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
+BESIDE_A_RECOVERY = ("was recovered from another log", "would cut committed entry", "lacks what is committed here")
+AFTER_A_RESTORATION = ("was the coordination service restored",)
+
+
+def is_of_the_world(alarm: str, *, recovered: bool, restored: bool) -> bool:
+    """Whether faults of the world cause it; any other says that a rule was broken. `recovered`: of a replica that goes
+    on as if the partition had not been recovered (rule 15)."""
+    known = HARMLESS_ALARMS + BESIDE_A_RECOVERY * recovered + AFTER_A_RESTORATION * restored
+    return any(text in alarm for text in known)

@@ -26,7 +26,7 @@ from mq_broker.core.entries import (
 )
 from mq_broker.core.machine.state import MachineState, Snapshot
 from mq_broker.core.machine.window import FORGOTTEN_AT_ONCE_MAX, WindowBounds
-from mq_broker.core.messages import LeaderName
+from mq_broker.core.messages import LeaderName, NodeState
 from tests.simulation.journal import Journal
 
 STATES_COMPARED_EVERY = 16
@@ -267,11 +267,23 @@ class PartitionTruth:
         self.positions: dict[tuple[int, int], tuple[Entry, int]] = {}
         self.withdrawn: dict[tuple[int, int], Entry] = {}
         self.isr_size = 0
+        self.put_back = self.goes_on_above = False
+        self.node_epoch = 0
+        """The node is older than what leaders did since: it names whomever it named then."""
         self.leaders: dict[int, tuple[LeaderName, int]] = {}
         self.newest_named: dict[int, int] = {}
         self.never: set[bytes] = set()
         self.believed_in: dict[str, int] = {}
         """By log: in which life its replica last took something for committed. A checkpoint of it may say so later."""
+
+    def still_put_back(self, state: NodeState) -> bool:
+        """A node that was put back says nothing until somebody leads above all who led."""
+        if self.put_back and state.leader_epoch > max(self.leaders, default=0):
+            self.put_back, self.goes_on_above = False, True
+        if self.goes_on_above and state.leader_epoch > self.node_epoch:
+            self.isr_size = 0  # of who was heard those are named that are as far; perhaps again, until all are heard
+        self.node_epoch = state.leader_epoch
+        return self.put_back
 
     @property
     def present(self) -> Life:

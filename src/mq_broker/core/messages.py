@@ -279,7 +279,7 @@ class SoFar:
     (rule 6).
 
     `question` is made by who asks, another for each round of questions, and the answer repeats it. `last_index` and
-    `last_epoch` are of the last entry; of a leader that has stood back of the last one that is committed.
+    `last_epoch` are of the last entry that is flushed; of a leader that has stood back of the last committed one.
     """
 
     broker: int

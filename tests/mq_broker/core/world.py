@@ -87,13 +87,13 @@ from mq_broker.core.messages import (
 from mq_broker.core.replication.replica import Replica
 from mq_protocol.manifest import StagedPart
 from tests.mq_broker.core import words
-from tests.mq_broker.core.script_host import Host
-from tests.mq_broker.core.words import name_of, uuid, words_of_entry, words_of_message, words_of_result, words_of_state
+from tests.mq_broker.core.script_host import Host, Views
+from tests.mq_broker.core.words import uuid, words_of_entry, words_of_message, words_of_result, words_of_state
 
 KEY = TransactionKey("query", "out")
 
 
-class World:
+class World(Views):
     """Owns the hosts, the links between them (messages wait until delivered), the state node and the clock."""
 
     def __init__(self, brokers: int = 3, minimum: int = 2, **settings: int) -> None:
@@ -102,7 +102,7 @@ class World:
         everyone = tuple(range(1, brokers + 1))
         self.settings = ReplicaSettings(everyone, minimum, **settings)  # type: ignore[arg-type]
         self.node = NodeState(None, 0, tuple((b, "") for b in everyone), 0, "created")
-        self.before = (self.version, self.node)
+        self.before = self.backup = (self.version, self.node)
         self.late: list[tuple[int, CasAnswer]] = []
         self.links: dict[tuple[int, int], list[PeerMessage]] = {
             (a, b): [] for a, b in itertools.permutations(everyone, 2)
@@ -193,9 +193,6 @@ class World:
         self.hosts[host.broker] = self._host(host.broker, host.incarnation, host.log_id + "'", [], snapshot, recovery)
         self.step(host.broker, BrokersSeen(tuple(LeaderName(b, i) for b, i in self.live.items())))
 
-    def say(self, host: Host, text: str) -> None:
-        self.out.append(f"{host.broker} {text}")
-
     # -- what a script can say
 
     def command(self, line: str) -> list[str]:
@@ -236,6 +233,13 @@ class World:
         self.version += 1
         isr = ((int(broker), self.hosts[int(broker)].log_id),)
         self.node = NodeState(None, self.node.leader_epoch + 1, isr, self.node.recovery + 1, "operator", int(floor))
+
+    def do_backup(self) -> None:
+        self.backup = (self.version, self.node)
+
+    def do_put_back(self) -> None:
+        """The coordination service is put back to what it was at the `backup`."""
+        self.version, self.node = self.backup
 
     def do_read_late(self, broker: str) -> None:
         """An answer that was under way arrives: what the node was before it changed last."""
@@ -552,31 +556,6 @@ class World:
         for broker in brokers or map(str, self.hosts):
             host = self.hosts[int(broker)]
             self.say(host, "is at rest" if host.replica.at_rest else "is not at rest")
-
-    def do_recall(self, *brokers: str) -> None:
-        """What brokers know of UUIDs, times, groups and offsets."""
-        for broker in brokers:
-            host = self.hosts[int(broker)]
-            machine = host.replica.machine
-            self.say(host, "remembers " + (" ".join(name_of(name) for name, _ in machine.uuids.frozen()) or "nothing"))
-            self.say(host, "timestamps " + " ".join(str(entry.timestamp_us) for entry in host.disk))
-            cursors = (
-                f"{group}={cursor.offset}" + (f" of {cursor.owner}" if cursor.owner else "")
-                for group, cursor in machine.cursors.items()
-            )
-            self.say(host, "cursors " + (" ".join(cursors) or "none"))
-            self.say(host, f"no offset at or above {host.replica.next_offset_at_most}")
-
-    def do_keys(self, broker: str) -> None:
-        """What that broker knows as a coordinator, and as a partition."""
-        host = self.hosts[int(broker)]
-        machine = host.replica.machine
-        for key, known in machine.transactions.items():
-            words = [word for word in ("finished", "once", "aborted") if getattr(known, word)]
-            words += [f"of {known.owner}"] if known.owner else []
-            self.say(host, f"{key.query_id} decided {known.batch_id} {' '.join(words)}".rstrip())
-        self.say(host, "fenced " + (" ".join(key.query_id for key in machine.fenced) or "nothing"))
-        self.say(host, "staged " + (" ".join(name_of(name) for name in machine.staged) or "nothing"))
 
     def do_finish(self, broker: str, batch: str) -> None:
         self._propose(broker, Finish(KEY, int(batch)))

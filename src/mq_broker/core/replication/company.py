@@ -60,18 +60,30 @@ class Company:
         that the node names is ahead among them. Fewer only where fewer are named, as after a recovery (rule 15).
         Whoever is named and lives has `silence_ms` to answer."""
         shared, named = self._shared, dict(state.isr)
-        heard = [answer for answer in self._answers.values() if shared.live.get(answer.broker) == answer.incarnation]
-        others = self._others(state)
-        if 1 + len(heard) < min(shared.settings.min_insync_replicas, len(named)):
+        heard, others, floor = self._heard(), self._others(state), shared.settings.min_insync_replicas
+        # After a restoration so many that one of any `floor` replicas is among them, and any log that is ahead counts
+        needed = max(floor, len(others) + 2 - floor) if shared.restored else min(floor, len(named))
+        if 1 + len(heard) < needed:
             return False
         mine = (shared.log.last_epoch, shared.log.last_index)
         if any(
-            named.get(answer.broker) in {"", answer.log_id} and (answer.last_epoch, answer.last_index) > mine
+            (shared.restored or named.get(answer.broker) in {"", answer.log_id})
+            and (answer.last_epoch, answer.last_index) > mine
             for answer in heard
         ):
             return False
         silent = {broker for broker in others if broker in named and broker in shared.live} - self._answers.keys()
         return not silent or shared.now_ms - self._began_ms >= shared.settings.silence_ms
+
+    def as_far(self) -> list[tuple[int, str]]:
+        """The logs that were heard and have on their disks what this one has."""
+        end = (self._shared.log.last_epoch, self._shared.log.last_index)
+        heard = self._heard()
+        return [(each.broker, each.log_id) for each in heard if (each.last_epoch, each.last_index) == end]
+
+    def _heard(self) -> list[SoFar]:
+        live = self._shared.live
+        return [answer for answer in self._answers.values() if live.get(answer.broker) == answer.incarnation]
 
     def comes_before(self, broker: int) -> bool:
         """Whether that replica, which ranks before this one, is as far: if it is not it does not claim."""

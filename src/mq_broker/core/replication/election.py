@@ -45,20 +45,23 @@ class Election:
     def knows_none(self) -> bool:
         """Nobody leads, as the node says that was read."""
         node = self._shared.node
-        return node is not None and node.state.leader_epoch >= self._shared.epoch and self._leaderless(node.state)
+        if node is None or (node.state.leader_epoch < self._shared.epoch and not self._shared.restored):
+            return False
+        return self._leaderless(node.state)
 
     # -- may I?
 
     def _leaderless(self, state: NodeState) -> bool:
-        return (
-            state.leader is None or not self._shared.is_registered(state.leader) or state.leader == self._shared.my_name
-        )
+        shared = self._shared  # whom a node names that was put back led then, and nobody resumes an epoch
+        return state.leader in {None, shared.my_name} or shared.restored or not shared.is_registered(state.leader)
 
     def _next_state(self, state: NodeState) -> NodeState | None:
         """The node after my claim; None if this replica may not lead."""
         shared = self._shared
         me, settings = shared.me, shared.settings
         recovery, floor = state.recovery, state.offset_floor
+        if shared.restored:
+            return self._above_all_seen(state)
         if shared.my_member in state.isr:
             isr = state.isr
         elif (me.broker, "") in state.isr:
@@ -85,8 +88,21 @@ class Election:
             leader_epoch=state.leader_epoch + 1,
             isr=isr,
             recovery=recovery,
-            token=shared.next_token(),
             offset_floor=floor,
+        )
+
+    def _above_all_seen(self, state: NodeState) -> NodeState | None:
+        """After the coordination service was put back to an older copy: whom it names says nothing any more. Whoever
+        was heard and is as far as this log is in sync with it."""
+        shared = self._shared
+        if state.recovery > shared.recovery:
+            return None
+        return replace(
+            state,
+            leader=shared.my_name,
+            leader_epoch=shared.epoch + 1,
+            isr=tuple(sorted((shared.my_member, *self.company.as_far()))),
+            recovery=shared.recovery,
         )
 
     def _rank(self, state: NodeState) -> int:
@@ -112,7 +128,7 @@ class Election:
         node = shared.node
         if node is None or self._in_flight is not None or not shared.registered or shared.now_ms < self._retry_at_ms:
             return
-        if node.state.leader_epoch < shared.epoch or shared.reading:
+        if shared.reading or (node.state.leader_epoch < shared.epoch and not shared.restored):
             return  # what is known of the node is old: a claim on it could only be refused
         if not self._leaderless(node.state):
             self.reconsider()
@@ -135,13 +151,13 @@ class Election:
             self._propose(node, self._nobody(node.state))
 
     def _nobody(self, state: NodeState) -> NodeState:
-        return replace(state, leader=None, token=self._shared.next_token())
+        return replace(state, leader=None)
 
     def _propose(self, node: Node, proposal: NodeState) -> None:
         what = f"claim epoch {proposal.leader_epoch}" if proposal.leader else "let others lead"
         self._shared.audit(f"{what} on version {node.version}: {self._why(node.state)}")
-        self._in_flight = proposal
-        self._shared.write_node(node.version, proposal)
+        self._in_flight = replace(proposal, token=self._shared.next_token())
+        self._shared.write_node(node.version, self._in_flight)
 
     def _why(self, state: NodeState) -> str:
         if state.leader is None:
@@ -198,8 +214,7 @@ class Election:
         if answer.outcome is CasOutcome.DONE:
             self._unsettled.clear()
             if shared.node is None or answer.version >= shared.node.version:
-                shared.node = Node(answer.version, claim)
-                shared.epoch = max(shared.epoch, claim.leader_epoch)
+                shared.take_node(Node(answer.version, claim))
                 return self._take_up(claim)
             return None
         if answer.outcome is CasOutcome.UNKNOWN:

@@ -57,9 +57,6 @@ from mq_broker.core.replication.replica_state import Node, Shared
 from mq_protocol.errors import NotLeader
 from mq_protocol.limits import EPOCHS_AHEAD_MAX
 
-_TELL_BELOW_AGAIN_MS = 60_000
-"""An alarm that stays is raised anew once a minute."""
-
 
 class Replica:
     """Owns one replica's protocol state. Feed it every event; carry out every effect, in order."""
@@ -71,8 +68,7 @@ class Replica:
         self._election = Election(self._shared)
         self._role: Follower | Leader = Follower(self._shared)
         self._told = RoleChanged(0, -1, leading=False, ready=False)
-        self._below = self._older_than = 0
-        self._below_told_ms = now_ms
+        self._doubt: tuple[Node | None, int] | None = None  # what was known when a node was read that is older
         self._stopping = False
         self._closed = False
 
@@ -376,6 +372,7 @@ class Replica:
                 f"broker {message.leader} claims to lead epoch {message.leader_epoch}, as this one does", alarm=True
             )
             return
+        shared.restored = False  # somebody leads, above all that was seen
         self._role.append(message)
         if message.successor:
             self._election.prefer(message.successor == shared.me.broker)
@@ -403,8 +400,13 @@ class Replica:
     def _so_far(self, message: SoFar) -> None:
         """Somebody that may claim asks how far this log is, or answers how far its own is."""
         shared, company = self._shared, self._election.company
-        if not shared.sender_is_current(message.broker, message.incarnation):
+        if not shared.sender_is_current(message.broker, message.incarnation) or self._far_ahead(message.leader_epoch):
             return
+        if message.leader_epoch > shared.epoch:  # as of the node, or of a node that was put back: lower ones are over
+            shared.epoch = message.leader_epoch
+            self._step_down(f"broker {message.broker} has seen epoch {message.leader_epoch}")
+            self._election.reconsider()
+            shared.read_node()
         if not message.asks:
             company.answered(message)
             return
@@ -423,6 +425,7 @@ class Replica:
             shared.epoch = message.leader_epoch
             self._step_down(f"broker {message.leader} leads epoch {message.leader_epoch}", message.leader)
         if message.leader_epoch == shared.epoch and isinstance(self._role, Follower):
+            shared.restored = False
             self._closed = self._role.install(message)
 
     def _replicas_changed(self, event: ReplicasChanged) -> None:
@@ -479,21 +482,15 @@ class Replica:
         shared.reading_since_ms = None
         if state is None:
             return  # missing metadata is not an order to delete (trap 18)
-        if shared.node is not None and version <= shared.node.version:
-            if version < shared.node.version:
-                self._node_older(version, shared.node.version)
-            return  # the version known, or an older answer: settles nothing (rule 7)
-        self._older_than = 0
-        if state.leader_epoch < shared.epoch:
-            self._node_below(state)
+        if self._put_back(version, state):
             return
-        self._below = 0
-        shared.read_at_will()
+        known = shared.node
+        if known is not None and version <= known.version and state.leader_epoch <= known.state.leader_epoch:
+            return  # the version known settles nothing (rule 7)
         if self._recovered_elsewhere(state):
             return
-        shared.node = Node(version, state)
         risen = state.leader_epoch > shared.epoch
-        shared.epoch = state.leader_epoch
+        shared.take_node(Node(version, state))
         if isinstance(self._role, Leader):
             if not risen and state.leader == shared.my_name:
                 self._role.node_confirmed(state)
@@ -534,27 +531,27 @@ class Replica:
         self._closed = True
         return True
 
-    def _node_older(self, version: int, known: int) -> None:
-        """Once, it is an answer that a later one overtook. Asked again, it must not be: the service was restored."""
-        shared = self._shared
-        if version < self._older_than and shared.now_ms >= self._below_told_ms:
-            text = f"the node has version {version}, and {known} was read: not obeyed; was the coordination service"
-            shared.audit(f"{text} restored from a backup? Restart this broker then", alarm=True)
-            self._below_told_ms = shared.now_ms + _TELL_BELOW_AGAIN_MS
-        self._older_than = known
-
-    def _node_below(self, state: NodeState) -> None:
-        """Never obeyed (rule 1). Once, it is an answer that a new leader's message overtook; asked again, it must not
-        be. If it is, only an operator can help, and asking waits ever longer."""
-        shared = self._shared
-        if state.leader_epoch < self._below:
-            if shared.now_ms >= self._below_told_ms:
-                text = f"the node names epoch {state.leader_epoch}, below {self._below} which was seen: not obeyed"
-                shared.audit(f"{text}; see `tritonmq partition recover --force`", alarm=True)
-                self._below_told_ms = shared.now_ms + _TELL_BELOW_AGAIN_MS
-            shared.read_more_seldom()
-        self._below = shared.epoch
-        shared.read_node()
+    def _put_back(self, version: int, state: NodeState) -> bool:
+        """Whether the node is older than what was seen (rule 1). Once, that is an answer which a leader's message, or a
+        later answer, overtook. Asked again, it must not be: the coordination service was put back to an older copy. The
+        partition goes on then, above all that live replicas have seen."""
+        shared, known = self._shared, self._shared.node
+        if shared.restored and known is not None and (version, state) == (known.version, known.state):
+            return True
+        if not _is_older(version, state, known, shared.epoch):
+            self._doubt = None
+            return False
+        if self._doubt is None or not _is_older(version, state, *self._doubt):
+            self._doubt = known, shared.epoch
+            shared.read_node()
+            return True
+        self._doubt = None
+        text = f"the node has version {version} and epoch {state.leader_epoch}, and epoch {shared.epoch} was seen"
+        shared.audit(f"{text}: was the coordination service restored? Going on above that", alarm=True)
+        shared.put_back(Node(version, state))
+        self._step_down("the state node is older than what was seen")
+        self._election.reconsider()
+        return True
 
     def _named(self, leader: LeaderName | None) -> int:
         """The leader's broker, if it is another one that lives; a follower learns the rest from its messages."""
@@ -570,3 +567,12 @@ class Replica:
         taken = self._election.answered(answer)
         if taken is not None:
             self._take_up(taken)
+
+
+def _is_older(version: int, state: NodeState, known: Node | None, epoch: int) -> bool:
+    """Whether a node says less than what was seen. A higher epoch is newer whatever its version. A version is written
+    once, so one that says something else is of another history."""
+    if known is None or state.leader_epoch != known.state.leader_epoch:
+        return state.leader_epoch < epoch
+    other = version == known.version and state.token != known.state.token
+    return state.leader_epoch < epoch or version < known.version or other

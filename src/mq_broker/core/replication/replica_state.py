@@ -25,11 +25,6 @@ from mq_broker.core.messages import (
 )
 from mq_broker.core.replication.log import Log
 
-_READ_WAIT_MS = 100
-_READ_WAIT_MAX_MS = 5_000
-"""Between two readings of a node that is below the epoch seen: what an operator may have to wait until a repair is
-noticed."""
-
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -42,9 +37,9 @@ class Node:
 class Shared:
     """Owns everything of one replica that outlives a role.
 
-    `epoch` is the highest leader epoch seen, from the node or from a leader's message; it never falls. `high_watermark`
-    is the last index known to be committed (after a restart that of the checkpoint, else where the journal begins, 0 if
-    that is whole: rule 2).
+    `epoch` is the highest leader epoch seen, from the node or from another replica's message; it never falls.
+    `high_watermark` is the last index known to be committed (after a restart that of the checkpoint, else where the
+    journal begins, 0 if that is whole: rule 2).
     `recovery` is the highest that this log was found to go on under (rule 15).
     """
 
@@ -64,6 +59,10 @@ class Shared:
         self.epoch = self.log.last_epoch
         self.high_watermark = self.log.applied
         self.node: Node | None = None
+        self.restored = False  # the node is older than what was seen
+        self.promised = (
+            False  # nobody is known to lead `epoch`: a candidate has asked under it, and lower ones are over
+        )
         self.proved = (0, 0)  # an epoch, and the last index that a message of it proved to be its leader's too
         self.live: dict[int, int] = {}
         self.incarnations: dict[int, int] = {}
@@ -72,8 +71,18 @@ class Shared:
             self.emit(RecoveryAdopted(self.recovery))
         self.reading_since_ms: int | None = None
         self.next_read_ms = now_ms
-        self._read_wait_ms = self._read_from_ms = 0
         self._tokens = 0
+
+    def take_node(self, node: Node) -> None:
+        """The node as it is."""
+        self.node, self.restored = node, False
+        self.epoch = max(self.epoch, node.state.leader_epoch)
+
+    def put_back(self, node: Node) -> None:
+        """The node as it is since the coordination service was put back to an older copy. Leaders who have not seen
+        that are over, once others are told of the next epoch."""
+        self.epoch += not self.restored
+        self.node, self.restored = node, True
 
     # -- effects
 
@@ -86,20 +95,11 @@ class Shared:
     def read_node(self) -> None:
         """Ask for the node unless an answer is on its way. A read that never answers is asked again after
         `silence_ms`."""
-        if self.reading or self.now_ms < self._read_from_ms:
+        if self.reading:
             return
         self.reading_since_ms = self.now_ms
         self.next_read_ms = self.now_ms + self.settings.read_node_ms
         self.emit(ReadNode())
-
-    def read_more_seldom(self) -> None:
-        """What was read is of no use, nor will it be soon: wait before the next reading, each time longer."""
-        self._read_wait_ms = min(max(2 * self._read_wait_ms, _READ_WAIT_MS), _READ_WAIT_MAX_MS)
-        self._read_from_ms = self.next_read_ms = self.now_ms + self._read_wait_ms
-
-    def read_at_will(self) -> None:
-        """What was read is of use: no reading waits."""
-        self._read_wait_ms = self._read_from_ms = 0
 
     def prove(self, index: int) -> None:
         """A message of this epoch proved that its leader has what is here up to `index`."""
@@ -119,8 +119,8 @@ class Shared:
         self.emit(WriteNode(expected_version, state))
 
     def so_far(self, question: str, *, asks: bool, committed: bool = False) -> SoFar:
-        """How far this log is: its end, or the last entry that is known here to be committed."""
-        index = self.high_watermark if committed else self.log.last_index
+        """How far this log is on its disk, or how far it is known here to be committed."""
+        index = self.high_watermark if committed else self.log.flushed
         me = self.me
         return SoFar(
             me.broker, me.incarnation, me.log_id, self.epoch, index, self.log.epoch_at(index), question, asks=asks

@@ -13,6 +13,8 @@ from mq_broker.core.messages import (
     ReadNode,
     RecoveredLog,
     ReplicaSettings,
+    Send,
+    SoFar,
     WriteNode,
 )
 from mq_broker.core.replication.election import Election
@@ -27,9 +29,9 @@ class Scene:
     """Broker 1 may claim; broker 2 led and is gone."""
 
     def __init__(self, state: NodeState = STATE, minimum: int = 2, now_ms: int = 0) -> None:
-        settings = ReplicaSettings((1, 2, 3), minimum)
+        settings = ReplicaSettings((1, 2, 3, 4) if minimum == 3 else (1, 2, 3), minimum)
         self.shared = Shared("t", 0, Identity(1, 1, "one"), settings, RecoveredLog(), now_ms)
-        self.shared.live = {1: 1, 3: 1}
+        self.shared.live = {1: 1, 3: 1} | ({4: 1} if minimum == 3 else {})
         self.shared.node = Node(7, state)
         self.shared.epoch = 4
         self.election = Election(self.shared)
@@ -38,6 +40,13 @@ class Scene:
         """What it writes now, if anything."""
         self.shared.effects.clear()
         self.election.tick()
+        for effect in self.shared.effects[:]:
+            if isinstance(effect, Send) and isinstance(effect.message, SoFar):
+                name = dict(self.shared.node.state.isr).get(effect.to, "") if self.shared.node else ""
+                life, question = self.shared.live[effect.to], effect.message.question
+                self.election.company.answered(SoFar(effect.to, life, name, 4, 0, 0, question))
+        if not any(isinstance(effect, WriteNode) for effect in self.shared.effects):
+            self.election.tick()
         writes = [effect for effect in self.shared.effects if isinstance(effect, WriteNode)]
         self.shared.effects.clear()
         return writes[0].state if writes else None
