@@ -53,6 +53,11 @@ class DurableTruth:
             self._committed(process, replica)
         self._leads_or_not(process, replica)
 
+    def forget(self, broker: int) -> None:
+        """Nothing is known any more of what its logs have flushed."""
+        for key in [key for key in self._known if key[1] == broker]:
+            del self._known[key]
+
     def _began(self, process: Process, log: Any, key: tuple[str, int, str], known: Known | None) -> None:
         """What a log had flushed is there when its broker starts again."""
         if known is None or process.disk is None or process.disk.lied:
@@ -96,8 +101,9 @@ class DurableTruth:
         if partition is None:
             return
         found = self.cluster.zookeeper.states.get((partition.topic.spec.topic_id, partition.number))
-        if found is None or found[1].leader_epoch != replica.leader_epoch:
-            return  # another leads by now
+        key = partition.topic.spec.topic_id, partition.number
+        if found is None or found[1].leader_epoch != replica.leader_epoch or key in self.cluster.zookeeper.older:
+            return  # another leads by now, or the node was put back to what it was before
         name, index = replica._shared.name, replica.high_watermark
         for broker, log_id in found[1].isr:
             known = self._known.get((name, broker, log_id))

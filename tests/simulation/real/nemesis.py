@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError
+from tests.simulation.real.backups import old_coordination, old_directory
 from tests.simulation.real.clients import Client
 from tests.simulation.real.recoveries import lose_logs, open_logs, recoverable, replace_disk
 
@@ -27,6 +29,7 @@ class Nemesis:
         self.random = cluster.loop.random
         self._operator = Client(cluster, "operator of the nemesis")
         self._topics = 0
+        self._holds = False  # nothing else goes wrong for now
 
     async def run(self, seconds: float) -> None:
         """Break things for so long, each for some time."""
@@ -40,7 +43,11 @@ class Nemesis:
             if rates and self.loop.time() < until:
                 [kind] = self.random.choices([kind for kind, _ in rates], [rate for _, rate in rates])
                 self.cluster.faults[kind] += 1
-                getattr(self, "_" + kind.replace(" ", "_"))()
+                lasting = getattr(self, "_" + kind.replace(" ", "_"))()
+                if lasting is not None:
+                    self._holds = True
+                    await lasting
+                    self._holds = False
 
     def repair(self) -> None:
         """All is well from now on."""
@@ -139,7 +146,12 @@ class Nemesis:
 
     def decided(self, decision: Any) -> None:
         """A micro-batch is decided, and nothing of it is published: one of those who are to publish it goes."""
-        if self.cluster.stopping or not decision.manifest or not self.loop.chance(self.cluster.plan.at_decisions):
+        if (
+            self.cluster.stopping
+            or self._holds
+            or not decision.manifest
+            or not self.loop.chance(self.cluster.plan.at_decisions)
+        ):
             return
         line = self.random.choice(decision.manifest)
         found = self.cluster.zookeeper.topics.get(line.topic)
@@ -148,6 +160,14 @@ class Nemesis:
             self.cluster.faults["at a decision"] += 1
             act = self.random.choice((self._kill, self._isolate))
             self.loop.call_soon(act, self.cluster.machines[leader], context=Context())
+
+    # ------------------------------------------------------------------ what is put back to an older copy
+
+    def _old_directory(self) -> Awaitable[None]:
+        return old_directory(self.cluster)
+
+    def _old_coordination(self) -> Awaitable[None]:
+        return old_coordination(self.cluster)
 
     # ------------------------------------------------------------------ logs that are lost for good
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 HARMLESS_ALARMS = ("the disk refused entries", "the log has a new id", "nothing was committed for")
 """Alarms that faults of the world cause. Any other says that a rule was broken."""
 
+AFTER_A_RESTORATION = ("was the coordination service restored",)
+
 AFTER_A_LOSS = ("recovered from another log", "would cut committed entry", "lacks what is committed here")
 """And those of a log that the partition was not recovered from."""
 
@@ -95,7 +97,12 @@ class Oracle:
 
     def _is_harmless(self, place: str, text: str) -> bool:
         after = AFTER_A_LOSS if self.recoveries.at(place) >= 0 else ()
+        after += AFTER_A_RESTORATION if self.cluster.zookeeper.restorations else ()
         return any(harmless in text for harmless in (*HARMLESS_ALARMS, *after))
+
+    def put_back(self, broker: int) -> None:
+        """The directory of that broker is an older one now."""
+        self._durable.forget(broker)
 
     def deletes(self, process: Process, partition: Any) -> None:
         """A replica is about to be deleted: its topic is gone, or nobody counts on it."""

@@ -187,7 +187,15 @@ class Plan:
         plan.idles = Random(f"idles {seed}").random() < 0.3 and not plan.recoveries
         if not (plan.priority or plan.sieves or plan.recoveries or plan.idles):
             plan.pushed = Random(f"pushed {seed}").choice((0.0, 0.5, 1.0))
+        plan._put_back(seed)
         return plan
+
+    def _put_back(self, seed: int) -> None:
+        """A directory, or the coordination service, is put back to an older copy. Not where logs get lost besides."""
+        random = Random(f"backups {seed}")
+        others = {"lose logs", "replace disk", "move", "lost answers"}
+        if random.random() < 0.4 and not self.bad_disk and not others & set(self.rates):
+            self.rates[random.choice(("old directory", "old coordination"))] = 0.15
 
     def _choose_expiry(self, random: Random) -> None:
         self.lives, self.ttl_s = random.random() < 0.4, random.choice((0.0, 0.0, 0.0, 1.5, 5.0))

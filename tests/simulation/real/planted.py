@@ -8,6 +8,7 @@ rule means.
 from __future__ import annotations
 
 from tests.simulation.real.fault import Fault
+from tests.simulation.real.planted_backups import BACKUPS
 from tests.simulation.real.planted_checkpoints import CHECKPOINTS
 from tests.simulation.real.planted_expiry import EXPIRY
 from tests.simulation.real.planted_lending import IDLE, LENDING
@@ -254,4 +255,16 @@ MOVES = (
 )
 
 AROUND = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES)
-FAULTS = (*AROUND, *QUEUES, *ORDER, *LENDING, *EXPIRY, *IDLE, *SCHEDULED, *RECOVERIES, *SESSIONS, *CHECKPOINTS)
+FAULTS = (
+    *AROUND,
+    *QUEUES,
+    *ORDER,
+    *LENDING,
+    *EXPIRY,
+    *IDLE,
+    *SCHEDULED,
+    *RECOVERIES,
+    *SESSIONS,
+    *CHECKPOINTS,
+    *BACKUPS,
+)

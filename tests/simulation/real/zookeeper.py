@@ -82,6 +82,9 @@ class ZooKeeper:
         self.registered: dict[int, tuple[BrokerRegistration, Session]] = {}
         self.topics: dict[str, tuple[int, TopicSpec]] = {}
         self.states: dict[tuple[str, int], tuple[int, NodeState]] = {}
+        self.restorations = 0
+        self.older: dict[tuple[str, int], int] = {}
+        """State nodes that were put back: the epoch that each had reached before. It says nothing up to that."""
         self.changes: list[str] = []
         self.sessions: list[Session] = []
         self.on_state: Callable[[str, int, int, NodeState], None] = lambda topic_id, partition, version, state: None
@@ -120,12 +123,28 @@ class ZooKeeper:
         self.changes.append(name)
         self.hint(CoordinationEvent.TOPICS_CHANGED)
 
-    def write_state(self, key: tuple[str, int], expected_version: int, state: NodeState) -> tuple[CasOutcome, int]:
+    def put_back(self, states: dict[tuple[str, int], tuple[int, NodeState]]) -> None:
+        """It starts from a backup of the state nodes. Nobody answers what was asked before, and some sessions are
+        over."""
+        self.restorations += 1
+        self.older = {key: state.leader_epoch for key, (_, state) in self.states.items()}
+        self.states.update({key: found for key, found in states.items() if key in self.states})
+        for session in [session for session in self.sessions if not session.expired and self.loop.chance(0.5)]:
+            self.expire(session)
+
+    def write_state(
+        self, key: tuple[str, int], expected_version: int, state: NodeState, asked_in: int
+    ) -> tuple[CasOutcome, int]:
+        """`asked_in`: how often it had been put back when that was asked."""
+        if asked_in != self.restorations:
+            return CasOutcome.UNKNOWN, -1
         present = self.states.get(key)
         if present is None or present[0] != expected_version:
             return CasOutcome.REFUSED, -1
         version = expected_version + 1
         self.states[key] = version, state
+        if state.leader_epoch > self.older.get(key, -1):
+            self.older.pop(key, None)
         self.on_state(key[0], key[1], version, state)
         return CasOutcome.DONE, version
 
@@ -357,9 +376,10 @@ class Session:
     async def write_state(
         self, topic_id: str, partition: int, expected_version: int, state: NodeState
     ) -> tuple[CasOutcome, int]:
+        key, asked_in = (topic_id, partition), self._service.restorations
         try:
             return await self._ask(
-                lambda: self._service.write_state((topic_id, partition), expected_version, state), writes=True
+                lambda: self._service.write_state(key, expected_version, state, asked_in), writes=True
             )
         except _Lost:
             return CasOutcome.UNKNOWN, -1
