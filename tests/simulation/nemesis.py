@@ -347,6 +347,8 @@ class Nemesis:
             yield self.loop.between(500, plan.trouble_ms / plan.restores / 2)
             if self.healing or self.holds or any(node.state.leader is None for node in coordination.nodes):
                 continue
+            if not all(self._tells_or_serves(partition, state) for partition, (_, state) in enumerate(copy)):
+                continue
             self.holds = True
             self.note("restore", "the coordination service is put back to an older copy")
             restarted = list(self.cluster.brokers.values())
@@ -364,6 +366,21 @@ class Nemesis:
                 if self.healing or not self._all_named():
                     yield 300
             self.holds = not self._all_named()
+
+    def _tells_or_serves(self, partition: int, state: NodeState) -> bool:
+        """Whether an older node can be told by its epoch. If not, what it names serves: enough of those logs are whole
+        that whoever claims hears one."""
+        node, end = self.cluster.coordination.nodes[partition], self.cluster.oracle.life(partition).end
+        named = [self.cluster.brokers[number].journals[partition] for number, _ in state.isr]
+        lacking = [journal for journal in named if journal.durable_end < end]
+        same = [journal for journal in named if journal.log_id in dict(state.isr).values()]
+        settings = self.cluster.plan.settings
+        if state.leader_epoch == node.state.leader_epoch:
+            if len(same) - len(lacking) <= len(settings.replicas) - settings.min_insync_replicas:
+                return False
+            for journal in lacking:
+                journal.lacks_up_to = end
+        return True
 
     def _all_named(self) -> bool:
         """Every partition names the log of every broker, and none lacks what it was once named for."""
