@@ -42,7 +42,7 @@ REPLICATION = (
         "a node epoch below one's own is obeyed",
         "rule 1",
         "replication.replica:Replica._node_read",
-        "if state.leader_epoch < shared.epoch:",
+        "if self._put_back(version, state):",
         "if False:",
     ),
     # ------------------------------------------------------------------ rule 2
@@ -227,8 +227,8 @@ REPLICATION = (
         "a leader that may not lead stays named",
         "rule 6, trap 27",
         "replication.election:Election.tick",
-        "proposal = self._nobody(node.state)",
-        "return",
+        "if named and (proposal is None or self.stands_back):",
+        "if named and self.stands_back:",
     ),
     # ------------------------------------------------------------------ rule 7
     Mutation(
@@ -243,8 +243,8 @@ REPLICATION = (
         "the old version read back settles an unanswered write",
         "rule 7, trap 4",
         "replication.replica:Replica._node_read",
-        "version <= shared.node.version",
-        "version < shared.node.version",
+        "version <= known.version",
+        "version < known.version",
         ("coordination_loses_answers",),
         profile="joiners",
     ),
@@ -279,8 +279,8 @@ REPLICATION = (
         "a leader that is named and does not lead waits for itself",
         "rule 6, trap 27",
         "replication.election:Election._leaderless",
-        " or state.leader == self._shared.my_name",
-        "",
+        "{None, shared.my_name}",
+        "{None}",
     ),
     # ------------------------------------------------------------------ rules 8 to 12
     Mutation(

@@ -33,17 +33,22 @@ The protocol in prose
    high watermark waits.
 
 7. A partition whose named leader is not registered (in that very incarnation) may be claimed by any registered replica
-   whose log is named; they wait by rank so that one claims. Its log may be shorter than another's: what it lacks was
-   not committed.
+   whose log is named. It asks the others first how far they are, and claims in company: `min_insync_replicas` live
+   replicas were heard, itself among them, and no named log is ahead. They wait by rank so that one claims. A log that is
+   not named may be longer: what it has more was not committed.
 
 8. An answer that does not come is neither yes nor no. A compare-and-set without an answer is settled by a higher
    version seen, or by a later success on the same version. A client's request without an answer is asked again with the
    same UUID and gets the first answer.
 
-9. A journal may be shortened from its beginning: a `Snapshot` stands for what is gone. A follower that lacks the entry
+9. A node that is older than what live replicas have seen was put back by somebody who restored the service. Then
+   nobody resumes what it says: whoever is farthest of so many that every in-sync set is met leads on, in an epoch above
+   all that were seen. Its question ends the epochs below.
+
+10. A journal may be shortened from its beginning: a `Snapshot` stands for what is gone. A follower that lacks the entry
    which the leader's journal begins after is sent the snapshot and begins anew, as another log.
 
-10. The set of replicas may change under a running partition: the leader sends to new ones at once, and waits for a
+11. The set of replicas may change under a running partition: the leader sends to new ones at once, and waits for a
     former one until the node does not name it any more.
 
 Numbered rules ("rule 6") and traps ("trap 25") in comments are those of DESIGN.md beside this file.
@@ -57,6 +62,7 @@ replication/leader        admits, sends, counts, answers; chosen_offsets: what a
                           standing_back: how it gives its leadership to another
 replication/follower      takes, proves, acknowledges
 replication/election      who may claim, and what a claim's answer means
+replication/company       how far the others are, which is asked before a claim
 replication/membership    the ISR: confirmed, proposed, maximal; progress: one follower, as its leader sees it
 replication/replica_state what outlives a role; log: epochs, sizes and the unapplied tail
 replication/peer_admission  which messages of other brokers may reach a replica at all
@@ -68,9 +74,9 @@ work/                     queue groups: the state of one, its steps, and what be
 What was left out, and why
 --------------------------
 
-- Pre-vote and leases. Epochs come from the coordination service, so a partitioned broker cannot disturb a healthy
-  leader; reads from a leader that does not know of its successor are of committed entries and therefore old, never
-  wrong.
+- Votes and leases. Epochs come from the coordination service, so a partitioned broker cannot disturb a healthy leader.
+  What others answer to a candidate binds them to nothing, but after a restoration of that service. Reads from a leader
+  that does not know of its successor are of committed entries and therefore old, never wrong.
 - Following from a follower. One leader pushes to all; chains would save the leader's bandwidth at the price of a second
   failure mode.
 - Choosing a log when no named one is left (rule 15): an operator does, through the state node
