@@ -49,6 +49,7 @@ from mq_broker.core.messages import (
     Result,
     RoleChanged,
     Send,
+    SoFar,
 )
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.codec.snapshot import encode_snapshot
@@ -212,9 +213,11 @@ class Liar:
 
     def _forged(self, host: Host) -> Lie:
         seen = [message for partition, message in self.cluster.network.seen if partition == host.partition]
-        kind = self.chance.choice(("said again", "entries", "entries", "ack", "snapshot"))
+        kind = self.chance.choice(("said again", "entries", "entries", "ack", "so far", "snapshot"))
         if kind == "said again" and seen:
             return self.chance.choice(seen)
+        if kind == "so far":
+            return self._so_far(host, [message.question for message in seen if isinstance(message, SoFar)])
         if kind == "ack" or (host.replica.leading and self.chance.random() < 0.5):
             return self._ack(host)
         return self._snapshot(host) if kind == "snapshot" else self._entries(host)
@@ -345,6 +348,17 @@ class Liar:
             hint,
             self._number(log.epoch_at(hint), replica.leader_epoch, 0),
         )
+
+    def _so_far(self, host: Host, asked: list[str]) -> SoFar:
+        """As an answer to what was asked, or as a question."""
+        replica = host.replica
+        broker, incarnation = self._speaker(host, leader=False)
+        last_index = self._number(replica.last_index, replica.last_index + 1, 0)
+        last_epoch = self._number(replica.last_epoch, replica.leader_epoch, 0)
+        question = self.chance.choice([*asked[-3:], "x", "x" * 200])
+        log_id = self.chance.choice((f"{broker}:0.1", "another.7", "x" * 100))
+        asks = self.chance.random() < 0.5
+        return SoFar(broker, incarnation, log_id, self._epoch(host), last_index, last_epoch, question, asks)
 
     def _snapshot(self, host: Host) -> InstallSnapshot:
         replica = host.replica

@@ -34,8 +34,8 @@ The protocol in prose
 
 7. A partition whose named leader is not registered (in that very incarnation) may be claimed by any registered replica
    whose log is named. It asks the others first how far they are, and claims in company: `min_insync_replicas` live
-   replicas were heard, itself among them, and no named log is ahead. They wait by rank so that one claims. A log that is
-   not named may be longer: what it has more was not committed.
+   replicas were heard, itself among them, and no named log is ahead. They wait by rank so that one claims. A log that
+   is not named may be longer: what it has more was not committed.
 
 8. An answer that does not come is neither yes nor no. A compare-and-set without an answer is settled by a higher
    version seen, or by a later success on the same version. A client's request without an answer is asked again with the

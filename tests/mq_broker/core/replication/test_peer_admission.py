@@ -191,6 +191,26 @@ def test_a_node_below_the_epoch_seen_is_told_of_once_and_read_no_more_than_other
 
 
 @pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"last_index": -1}, "its log ends with"),
+        ({"last_epoch": 4}, "its log ends with"),
+        ({"leader_epoch": -1}, "is not between 0"),
+        ({"log_id": "x" * 65}, "a log id of 65"),
+        ({"question": "x" * 129}, "a question of 129"),
+        ({"broker": 1}, "no other broker"),
+    ],
+)
+def test_what_no_replica_says_of_its_log_is_refused(fields: dict[str, Any], why: str) -> None:
+    said = SoFar(2, 7, "b", 3, 2, 3, "question", asks=True)
+    assert judge(follower(), said) == (Verdict.ADMITTED, "")
+    assert judge(follower(), replace(said, leader_epoch=0, last_epoch=0))[0] is Verdict.ADMITTED, "of a new partition"
+    verdict, reason = judge(follower(), replace(said, **fields))
+    assert verdict is Verdict.NONSENSE
+    assert why in reason
+
+
+@pytest.mark.parametrize(
     ("message", "why"),
     [
         (ack(matched_index=100), "100 matches"),
