@@ -483,10 +483,8 @@ class Broker:
             case Send(to, AppendEntries() as message):
                 entries = journal.span(message.prev_index + 1, message.last_index)
                 self.cluster.network.send(self.number, to, host.partition, replace(message, entries=entries))
-            case Send(to, AppendAck() as message):
-                oracle.acknowledged(host, message)
-                self.cluster.network.send(self.number, to, host.partition, message)
-            case Send(to, SoFar() as message):
+            case Send(to, AppendAck() | SoFar() as message):
+                oracle.said(host, message)
                 self.cluster.network.send(self.number, to, host.partition, message)
             case Send(to, InstallSnapshot() as message):
                 self.cluster.faults["snapshot sent"] += 1

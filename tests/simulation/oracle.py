@@ -27,6 +27,7 @@ from mq_broker.core.messages import (
     Refused,
     Result,
     RoleChanged,
+    SoFar,
     Wait,
 )
 from tests.simulation.journal import Journal
@@ -418,10 +419,10 @@ class Oracle:
                         host.partition, f"{self.story.entry(entry)} is taken back, and is at broker {broker.number}"
                     )
 
-    def acknowledged(self, host: Host, ack: AppendAck) -> None:
+    def said(self, host: Host, ack: AppendAck | SoFar) -> None:
         """What is acknowledged is durable, and is what the leader of that epoch has."""
         journal = host.journal
-        if Journal.life_of(ack.log_id) < Journal.life_of(journal.log_id):
+        if isinstance(ack, SoFar) or Journal.life_of(ack.log_id) < Journal.life_of(journal.log_id):
             return  # the log was damaged a moment ago, and its replica is about to hear of it
         if ack.acknowledged_index > journal.durable_end:
             raise self.violation(

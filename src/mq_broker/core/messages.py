@@ -22,9 +22,6 @@ RequestId: TypeAlias = int
 """Made by the shell, unique within the process; answered by exactly one `Reply`."""
 
 
-# ------------------------------------------------------------------ who and where
-
-
 @dataclass(frozen=True, slots=True)
 class LeaderName:
     """A leader is a life of a process, not only a broker: a restarted broker is another leader."""
@@ -117,9 +114,6 @@ class RecoveredLog:
     entries: tuple[Entry, ...] = ()
     snapshot: Snapshot | None = None
     checkpoint: Checkpoint | None = None
-
-
-# ------------------------------------------------------------------ events
 
 
 class Wait(Enum):
@@ -275,12 +269,8 @@ class InstallSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class SoFar:
-    """How far a replica's log is: asked for (`asks`) by one that may claim a partition without a leader, and answered
-    (rule 6).
-
-    `question` is made by who asks, another for each round of questions, and the answer repeats it. `last_index` and
-    `last_epoch` are of the last entry that is flushed; of a leader that has stood back of the last committed one.
-    """
+    """How far a replica's log is: asked for (`asks`) by one that may claim, and answered with its `question` (rule 6).
+    `last_index` and `last_epoch` are of the last entry that is flushed; of a leader that has stood back, committed."""
 
     broker: int
     incarnation: int
@@ -293,7 +283,6 @@ class SoFar:
 
 
 PeerMessage: TypeAlias = AppendEntries | AppendAck | InstallSnapshot | SoFar
-"""What replicas say to each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,9 +390,6 @@ Event: TypeAlias = (
 )
 
 
-# ------------------------------------------------------------------ results of requests
-
-
 @dataclass(frozen=True, slots=True)
 class Done:
     """`base_offset` is -1 where none was given (staged, control). `duplicate`: the UUID had been seen; this is the
@@ -450,9 +436,6 @@ class Refused:
 
 
 Result: TypeAlias = Done | RecordsThere | Decided | Refused
-
-
-# ------------------------------------------------------------------ effects
 
 
 @dataclass(frozen=True, slots=True)

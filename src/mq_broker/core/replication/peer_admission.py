@@ -79,8 +79,10 @@ def sender_of(message: PeerMessage) -> int:
             return message.follower
         case SoFar():
             return message.broker
-        case _:
+        case AppendEntries() | InstallSnapshot():
             return message.leader
+        case _:
+            assert_never(message)
 
 
 def judge_snapshot(message: InstallSnapshot) -> Judgement:

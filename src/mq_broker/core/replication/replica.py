@@ -271,15 +271,9 @@ class Replica:
                 self._step_down("its session with the coordination service ended")
                 shared.read_node()
             case PeerConnected(broker):
-                if isinstance(self._role, Leader):
-                    self._role.peer_connected(broker, up=True)
-                else:
-                    self._election.company.ask_again(broker)
+                self._peer_connected(broker, up=True)
             case PeerDisconnected(broker):
-                if isinstance(self._role, Leader):
-                    self._role.peer_connected(broker, up=False)
-                elif broker == self._role.leader:
-                    shared.read_node()
+                self._peer_connected(broker, up=False)
             case HandOver(deadline_ms):
                 self._hand_over(deadline_ms)
             case TransferLeadership(to, deadline_ms):
@@ -350,6 +344,14 @@ class Replica:
             self._shared.emit(HandedOver(0))
 
     # ------------------------------------------------------------------ other brokers
+
+    def _peer_connected(self, broker: int, *, up: bool) -> None:
+        if isinstance(self._role, Leader):
+            self._role.peer_connected(broker, up=up)
+        elif up:
+            self._election.company.ask_again(broker)
+        elif broker == self._role.leader:
+            self._shared.read_node()
 
     def _append(self, message: AppendEntries) -> None:
         shared = self._shared
