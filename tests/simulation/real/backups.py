@@ -36,6 +36,9 @@ async def old_directory(cluster: Cluster) -> None:
     shutil.copytree(copy, old.disk.root, dirs_exist_ok=True)
     cluster.oracle.put_back(old.broker)
     random.shuffle(machines)
+    if random.random() < 0.4:  # alone, for longer than the session of the leader that the node names
+        old.start()
+        await asyncio.sleep(cluster.plan.session_s + 3.0)
     for machine in machines:
         await asyncio.sleep(cluster.loop.often_short(0.001, 6.0))
         if not machine.up:

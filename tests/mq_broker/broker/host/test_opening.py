@@ -51,7 +51,9 @@ def while_opening(
     topic: Topic = HERE,
 ) -> None:
     async def main() -> None:
-        async with shell(tmp_path, isr=tuple((broker, "") for broker in topic.spec.assignment[0])) as broker:
+        isr = tuple((broker, "") for broker in topic.spec.assignment[0])
+        led = (LeaderName(2, 7), 1) if topic is FOLLOWED else (None, 0)
+        async with shell(tmp_path, isr, *led) as broker:
             disk = HeldDisk(broker, monkeypatch)
             try:
                 broker.follow_topics({"id": topic})

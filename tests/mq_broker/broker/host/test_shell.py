@@ -35,11 +35,13 @@ AWAY = Topic.of(TopicSpec("t", "id", ((2,),)))
 
 
 @asynccontextmanager
-async def shell(data: Path, isr: tuple[tuple[int, str], ...]) -> AsyncIterator[Shell]:
+async def shell(
+    data: Path, isr: tuple[tuple[int, str], ...], leader: LeaderName | None = None, epoch: int = 0
+) -> AsyncIterator[Shell]:
     """Broker 1, alone with a topic of one partition whose node names these logs."""
     coordination = FileCoordination(data / "coordination")
     await coordination.start(lambda _event: None)
-    await coordination.create_topic(HERE.spec, (NodeState(None, 0, isr, 0, ""),))
+    await coordination.create_topic(HERE.spec, (NodeState(leader, epoch, isr, 0, ""),))
     directory = DataDirectory.open(data / "data", 1)
     directory.join_cluster(await coordination.cluster_id())
     writer = Writer()
