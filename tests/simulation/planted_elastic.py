@@ -33,14 +33,6 @@ ELASTIC = (
         profile="restored",
     ),
     Mutation(
-        "after a restoration only logs that the node names count as ahead",
-        "rule 1, trap 34",
-        "replication.company:Company.allows",
-        "(shared.restored or named",
-        "(named",
-        profile="restored",
-    ),
-    Mutation(
         "after a restoration a leader that has not seen it goes on",
         "rule 1, trap 34",
         "replication.replica:Replica._so_far",
