@@ -14964,6 +14964,7 @@ func (x *WorkLease) GetMember() string {
 
 type WorkAccept struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Late          *WorkHeld              `protobuf:"bytes,1,opt,name=late,proto3" json:"late,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -14996,6 +14997,13 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
 	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+}
+
+func (x *WorkAccept) GetLate() *WorkHeld {
+	if x != nil {
+		return x.Late
+	}
+	return nil
 }
 
 type WorkDrop struct {
@@ -15047,6 +15055,7 @@ type WorkReturn struct {
 	Charged       bool                   `protobuf:"varint,1,opt,name=charged,proto3" json:"charged,omitempty"`
 	DueUs         uint64                 `protobuf:"varint,2,opt,name=due_us,json=dueUs,proto3" json:"due_us,omitempty"`
 	Error         string                 `protobuf:"bytes,3,opt,name=error,proto3" json:"error,omitempty"`
+	Said          bool                   `protobuf:"varint,4,opt,name=said,proto3" json:"said,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -15100,6 +15109,13 @@ func (x *WorkReturn) GetError() string {
 		return x.Error
 	}
 	return ""
+}
+
+func (x *WorkReturn) GetSaid() bool {
+	if x != nil {
+		return x.Said
+	}
+	return false
 }
 
 type WorkReject struct {
@@ -15915,6 +15931,8 @@ type WorkPart struct {
 	Recovery      uint64                 `protobuf:"varint,22,opt,name=recovery,proto3" json:"recovery,omitempty"`
 	BegunEpoch    uint64                 `protobuf:"varint,23,opt,name=begun_epoch,json=begunEpoch,proto3" json:"begun_epoch,omitempty"`
 	BegunEntry    uint64                 `protobuf:"varint,24,opt,name=begun_entry,json=begunEntry,proto3" json:"begun_entry,omitempty"` // the entry that began this life
+	Floor         *WorkHeld              `protobuf:"bytes,25,opt,name=floor,proto3" json:"floor,omitempty"`
+	Ended         []*WorkEnded           `protobuf:"bytes,26,rep,name=ended,proto3" json:"ended,omitempty"` // of leases up to the floor some may be missing
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -16117,6 +16135,20 @@ func (x *WorkPart) GetBegunEntry() uint64 {
 	return 0
 }
 
+func (x *WorkPart) GetFloor() *WorkHeld {
+	if x != nil {
+		return x.Floor
+	}
+	return nil
+}
+
+func (x *WorkPart) GetEnded() []*WorkEnded {
+	if x != nil {
+		return x.Ended
+	}
+	return nil
+}
+
 type WorkDropped struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Reason        uint32                 `protobuf:"varint,1,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -16237,6 +16269,75 @@ func (x *WorkHeld) GetMember() string {
 	return ""
 }
 
+// How a lease ended: gaps and lengths, and of each run how (0 to 4) and which delivery of its records that was.
+type WorkEnded struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Lease         *WorkHeld              `protobuf:"bytes,1,opt,name=lease,proto3" json:"lease,omitempty"`
+	Ranges        []uint64               `protobuf:"varint,2,rep,packed,name=ranges,proto3" json:"ranges,omitempty"`
+	How           []uint32               `protobuf:"varint,3,rep,packed,name=how,proto3" json:"how,omitempty"`
+	Deliveries    []uint64               `protobuf:"varint,4,rep,packed,name=deliveries,proto3" json:"deliveries,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WorkEnded) Reset() {
+	*x = WorkEnded{}
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WorkEnded) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WorkEnded) ProtoMessage() {}
+
+func (x *WorkEnded) ProtoReflect() protoreflect.Message {
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WorkEnded.ProtoReflect.Descriptor instead.
+func (*WorkEnded) Descriptor() ([]byte, []int) {
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
+}
+
+func (x *WorkEnded) GetLease() *WorkHeld {
+	if x != nil {
+		return x.Lease
+	}
+	return nil
+}
+
+func (x *WorkEnded) GetRanges() []uint64 {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+func (x *WorkEnded) GetHow() []uint32 {
+	if x != nil {
+		return x.How
+	}
+	return nil
+}
+
+func (x *WorkEnded) GetDeliveries() []uint64 {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
 type WorkMark struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Deliveries    uint64                 `protobuf:"varint,1,opt,name=deliveries,proto3" json:"deliveries,omitempty"`
@@ -16251,7 +16352,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16263,7 +16364,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16276,7 +16377,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -16333,7 +16434,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16345,7 +16446,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16358,7 +16459,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -16399,7 +16500,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16411,7 +16512,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16424,7 +16525,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -16461,7 +16562,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[225]
+	mi := &file_mq_protocol_mq_proto_msgTypes[226]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16473,7 +16574,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[225]
+	mi := &file_mq_protocol_mq_proto_msgTypes[226]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16486,7 +16587,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{225}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{226}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -17812,16 +17913,18 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1a\n" +
 	"\brecovery\x18\x02 \x01(\x04R\brecovery\"#\n" +
 	"\tWorkLease\x12\x16\n" +
-	"\x06member\x18\x01 \x01(\tR\x06member\"\f\n" +
+	"\x06member\x18\x01 \x01(\tR\x06member\"7\n" +
 	"\n" +
-	"WorkAccept\"\"\n" +
+	"WorkAccept\x12)\n" +
+	"\x04late\x18\x01 \x01(\v2\x15.tritonmq.v1.WorkHeldR\x04late\"\"\n" +
 	"\bWorkDrop\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\rR\x06reason\"S\n" +
+	"\x06reason\x18\x01 \x01(\rR\x06reason\"g\n" +
 	"\n" +
 	"WorkReturn\x12\x18\n" +
 	"\acharged\x18\x01 \x01(\bR\acharged\x12\x15\n" +
 	"\x06due_us\x18\x02 \x01(\x04R\x05dueUs\x12\x14\n" +
-	"\x05error\x18\x03 \x01(\tR\x05error\"\"\n" +
+	"\x05error\x18\x03 \x01(\tR\x05error\x12\x12\n" +
+	"\x04said\x18\x04 \x01(\bR\x04said\"\"\n" +
 	"\n" +
 	"WorkReject\x12\x14\n" +
 	"\x05error\x18\x01 \x01(\tR\x05error\"\x8f\x01\n" +
@@ -17888,7 +17991,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\n" +
 	"changed_us\x18\n" +
 	" \x01(\x04R\tchangedUs\x12\x14\n" +
-	"\x05owner\x18\v \x01(\tR\x05owner\"\xcb\x05\n" +
+	"\x05owner\x18\v \x01(\tR\x05owner\"\xa6\x06\n" +
 	"\bWorkPart\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x12\n" +
 	"\x04life\x18\x02 \x01(\x04R\x04life\x12\x12\n" +
@@ -17916,7 +18019,9 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\vbegun_epoch\x18\x17 \x01(\x04R\n" +
 	"begunEpoch\x12\x1f\n" +
 	"\vbegun_entry\x18\x18 \x01(\x04R\n" +
-	"begunEntry\";\n" +
+	"begunEntry\x12+\n" +
+	"\x05floor\x18\x19 \x01(\v2\x15.tritonmq.v1.WorkHeldR\x05floor\x12,\n" +
+	"\x05ended\x18\x1a \x03(\v2\x16.tritonmq.v1.WorkEndedR\x05ended\";\n" +
 	"\vWorkDropped\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\rR\x06reason\x12\x14\n" +
 	"\x05count\x18\x02 \x01(\x04R\x05count\"o\n" +
@@ -17924,7 +18029,14 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\fleader_epoch\x18\x01 \x01(\x04R\vleaderEpoch\x12\x14\n" +
 	"\x05entry\x18\x02 \x01(\x04R\x05entry\x12\x12\n" +
 	"\x04step\x18\x03 \x01(\x04R\x04step\x12\x16\n" +
-	"\x06member\x18\x04 \x01(\tR\x06member\"\xa7\x01\n" +
+	"\x06member\x18\x04 \x01(\tR\x06member\"\x82\x01\n" +
+	"\tWorkEnded\x12+\n" +
+	"\x05lease\x18\x01 \x01(\v2\x15.tritonmq.v1.WorkHeldR\x05lease\x12\x16\n" +
+	"\x06ranges\x18\x02 \x03(\x04R\x06ranges\x12\x10\n" +
+	"\x03how\x18\x03 \x03(\rR\x03how\x12\x1e\n" +
+	"\n" +
+	"deliveries\x18\x04 \x03(\x04R\n" +
+	"deliveries\"\xa7\x01\n" +
 	"\bWorkMark\x12\x1e\n" +
 	"\n" +
 	"deliveries\x18\x01 \x01(\x04R\n" +
@@ -18149,7 +18261,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 239)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 240)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -18381,38 +18493,39 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*WorkPart)(nil),                  // 227: tritonmq.v1.WorkPart
 	(*WorkDropped)(nil),               // 228: tritonmq.v1.WorkDropped
 	(*WorkHeld)(nil),                  // 229: tritonmq.v1.WorkHeld
-	(*WorkMark)(nil),                  // 230: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 231: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 232: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 233: tritonmq.v1.SnapshotState
-	nil,                               // 234: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 235: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 236: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 237: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 238: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 239: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 240: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 241: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 242: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 243: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 244: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 245: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 246: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*WorkEnded)(nil),                 // 230: tritonmq.v1.WorkEnded
+	(*WorkMark)(nil),                  // 231: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 232: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 233: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 234: tritonmq.v1.SnapshotState
+	nil,                               // 235: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 236: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 237: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 238: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 239: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 240: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 241: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 242: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 243: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 244: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 245: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 246: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 247: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	234, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	235, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	235, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	236, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
 	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	236, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	237, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	17,  // 9: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
 	21,  // 10: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
 	8,   // 11: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
-	237, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	238, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
 	13,  // 13: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	26,  // 14: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
 	26,  // 15: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
@@ -18453,9 +18566,9 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	60,  // 50: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
 	43,  // 51: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
 	73,  // 52: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	238, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	239, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
 	3,   // 54: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	239, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	240, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
 	75,  // 56: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
 	75,  // 57: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
 	80,  // 58: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
@@ -18491,7 +18604,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	6,   // 88: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
 	6,   // 89: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
 	8,   // 90: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	240, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	241, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
 	99,  // 92: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
 	100, // 93: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
 	102, // 94: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
@@ -18518,12 +18631,12 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 115: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 116: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
 	7,   // 117: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	241, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	242, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
 	145, // 119: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
 	146, // 120: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
 	147, // 121: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	242, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	243, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	243, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	244, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
 	151, // 124: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
 	155, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
 	156, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
@@ -18542,10 +18655,10 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	177, // 139: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
 	178, // 140: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
 	183, // 141: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	244, // 142: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	245, // 142: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
 	187, // 143: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	245, // 144: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	246, // 145: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	246, // 144: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	247, // 145: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
 	193, // 146: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
 	10,  // 147: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
 	193, // 148: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
@@ -18571,153 +18684,157 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	218, // 168: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
 	219, // 169: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
 	220, // 170: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	221, // 171: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 172: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	193, // 173: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 174: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 175: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 176: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	228, // 177: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	229, // 178: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	230, // 179: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	231, // 180: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	232, // 181: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	221, // 182: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	222, // 183: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
-	223, // 184: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	224, // 185: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	225, // 186: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	226, // 187: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 188: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 189: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 190: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 191: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
-	22,  // 192: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	24,  // 193: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	27,  // 194: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	29,  // 195: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	31,  // 196: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	33,  // 197: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	39,  // 198: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	35,  // 199: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	41,  // 200: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	66,  // 201: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	68,  // 202: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	69,  // 203: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	71,  // 204: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	162, // 205: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	76,  // 206: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	78,  // 207: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	98,  // 208: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	104, // 209: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	108, // 210: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	114, // 211: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	116, // 212: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	119, // 213: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	123, // 214: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	125, // 215: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	81,  // 216: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	84,  // 217: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	88,  // 218: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	144, // 219: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	149, // 220: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	165, // 221: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	167, // 222: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	174, // 223: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	188, // 224: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	190, // 225: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	169, // 226: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	171, // 227: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	179, // 228: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	181, // 229: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	184, // 230: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	186, // 231: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	48,  // 232: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	52,  // 233: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	61,  // 234: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	63,  // 235: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	142, // 236: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 237: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	37,  // 238: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	110, // 239: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	112, // 240: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	132, // 241: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	134, // 242: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	136, // 243: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	138, // 244: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	140, // 245: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	128, // 246: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	127, // 247: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	129, // 248: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	114, // 249: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	161, // 250: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
-	16,  // 251: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 252: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 253: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
-	23,  // 254: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	25,  // 255: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	28,  // 256: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	30,  // 257: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	32,  // 258: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	34,  // 259: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	40,  // 260: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	36,  // 261: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	45,  // 262: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	67,  // 263: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	74,  // 264: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	70,  // 265: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	72,  // 266: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	163, // 267: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	77,  // 268: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	79,  // 269: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	103, // 270: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	106, // 271: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	109, // 272: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	115, // 273: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	118, // 274: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	122, // 275: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	124, // 276: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 277: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	82,  // 278: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	87,  // 279: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	94,  // 280: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	148, // 281: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	150, // 282: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	166, // 283: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	168, // 284: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	175, // 285: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	189, // 286: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	191, // 287: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	170, // 288: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	173, // 289: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	180, // 290: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	182, // 291: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	185, // 292: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	185, // 293: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	51,  // 294: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	55,  // 295: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	55,  // 296: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	64,  // 297: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	143, // 298: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 299: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	38,  // 300: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	111, // 301: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	113, // 302: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	133, // 303: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	135, // 304: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	137, // 305: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	139, // 306: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	141, // 307: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	124, // 308: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 309: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	131, // 310: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	115, // 311: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	161, // 312: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
-	251, // [251:313] is the sub-list for method output_type
-	189, // [189:251] is the sub-list for method input_type
-	189, // [189:189] is the sub-list for extension type_name
-	189, // [189:189] is the sub-list for extension extendee
-	0,   // [0:189] is the sub-list for field type_name
+	229, // 171: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
+	221, // 172: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 173: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	193, // 174: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 175: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 176: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 177: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	228, // 178: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	229, // 179: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	231, // 180: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	232, // 181: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	233, // 182: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	229, // 183: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
+	230, // 184: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
+	229, // 185: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
+	221, // 186: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	222, // 187: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
+	223, // 188: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	224, // 189: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	225, // 190: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	226, // 191: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 192: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 193: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 194: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 195: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 196: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 197: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 198: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 199: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 200: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 201: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 202: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 203: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 204: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 205: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 206: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 207: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 208: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	162, // 209: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 210: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 211: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	98,  // 212: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	104, // 213: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	108, // 214: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	114, // 215: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	116, // 216: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	119, // 217: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	123, // 218: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	125, // 219: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	81,  // 220: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	84,  // 221: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	88,  // 222: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	144, // 223: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	149, // 224: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	165, // 225: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	167, // 226: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	174, // 227: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	188, // 228: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	190, // 229: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	169, // 230: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	171, // 231: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	179, // 232: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	181, // 233: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	184, // 234: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	186, // 235: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 236: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 237: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 238: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 239: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	142, // 240: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 241: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 242: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	110, // 243: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	112, // 244: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	132, // 245: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	134, // 246: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	136, // 247: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	138, // 248: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	140, // 249: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	128, // 250: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	127, // 251: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	129, // 252: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	114, // 253: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	161, // 254: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
+	16,  // 255: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 256: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 257: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 258: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 259: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 260: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 261: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 262: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 263: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 264: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 265: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 266: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 267: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 268: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 269: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 270: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	163, // 271: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 272: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 273: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	103, // 274: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	106, // 275: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	109, // 276: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	115, // 277: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	118, // 278: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	122, // 279: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	124, // 280: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 281: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	82,  // 282: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	87,  // 283: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	94,  // 284: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	148, // 285: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	150, // 286: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	166, // 287: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	168, // 288: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	175, // 289: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	189, // 290: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	191, // 291: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	170, // 292: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	173, // 293: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	180, // 294: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	182, // 295: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	185, // 296: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	185, // 297: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 298: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 299: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 300: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 301: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	143, // 302: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 303: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 304: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	111, // 305: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	113, // 306: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	133, // 307: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	135, // 308: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	137, // 309: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	139, // 310: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	141, // 311: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	124, // 312: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 313: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	131, // 314: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	115, // 315: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	161, // 316: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
+	255, // [255:317] is the sub-list for method output_type
+	193, // [193:255] is the sub-list for method input_type
+	193, // [193:193] is the sub-list for extension type_name
+	193, // [193:193] is the sub-list for extension extendee
+	0,   // [0:193] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -18762,7 +18879,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   239,
+			NumMessages:   240,
 			NumExtensions: 0,
 			NumServices:   2,
 		},
