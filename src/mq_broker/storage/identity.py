@@ -8,6 +8,7 @@ leaves the intention, not a half of it (quarantine.py).
 
 from __future__ import annotations
 
+import errno
 import json
 import uuid
 from dataclasses import asdict, dataclass, fields, replace
@@ -98,6 +99,10 @@ def _check_types(identity: LogIdentity) -> None:
             raise TypeError(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
 
 
+class IdentityLost(StorageFailed):
+    """There is no telling which log this is: `log.json` is damaged, or missing beside entries."""
+
+
 def new_log_id() -> str:
     return uuid.uuid4().hex
 
@@ -108,23 +113,26 @@ def boot_id() -> str:
 
 
 def load_identity(directory: Path, place: Place) -> LogIdentity | None:
-    """What `log.json` says; None if there is none. Raises `StorageFailed` if it cannot be believed or is of another
-    place."""
+    """What `log.json` says; None if there is none. Raises `IdentityLost` if it is damaged, and `StorageFailed` if it is
+    of another place or version, or the disk does not give it."""
     path = directory / FILE_NAME
     try:
         raw = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, RecursionError) as error:
-        raise StorageFailed(
-            f"{path} cannot be read ({error}): move {directory} away and restart, to have it copied from a replica"
-        ) from error
+    except (ValueError, RecursionError) as error:
+        raise IdentityLost(f"{path} is damaged ({quoted(str(error))})") from error
+    except OSError as error:
+        if error.errno == errno.EIO:
+            raise IdentityLost(f"{path} is damaged (the disk cannot read it)") from error
+        raise StorageFailed(f"{path} cannot be read ({error}): check that disk and its rights") from error
     found = raw.get("format") if isinstance(raw, dict) else None
+    if type(found) is not int:
+        raise IdentityLost(f"{path} is damaged (it names no format)")
     if found not in _READABLE_FORMATS:
-        shown = f"of format {found}" if type(found) is int else "of no format that is known"
         raise StorageFailed(
-            f"{path} is {shown}, and this version reads formats 1 to {SEALED_FORMAT}: the journal is left as it is; "
-            "start the TritonMQ version that wrote it, or a newer one"
+            f"{path} is of format {found}, and this version reads formats 1 to {SEALED_FORMAT}: the journal is left as "
+            "it is; start the TritonMQ version that wrote it, or a newer one"
         )
     try:
         if raw.get("cut") is not None:
@@ -135,9 +143,7 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
         )
         _check_types(identity)
     except (TypeError, ValueError) as error:
-        raise StorageFailed(
-            f"{path} does not name a log ({quoted(str(error))}): move {directory} away and restart"
-        ) from error
+        raise IdentityLost(f"{path} is damaged (it does not name a log: {quoted(str(error))})") from error
     if (identity.topic_id, identity.partition) != (place.topic_id, place.partition):
         raise StorageFailed(
             f"{directory} holds partition {identity.partition} of topic id {quoted(identity.topic_id)}, not "

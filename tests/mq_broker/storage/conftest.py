@@ -10,9 +10,15 @@ import pytest
 
 from tests.mq_broker.storage.bed import checkpointed_by_default, sealed_by_default
 
-BOTH = ("test_writer", "test_writer_cuts", "test_recovery", "test_shortening", "test_quarantine", "test_journal")
-
-CHECKPOINTED = ("test_recovery", "test_shortening", "test_quarantine", "test_journal", "test_writer_cuts")
+CHECKPOINTED = (
+    "test_recovery",
+    "test_shortening",
+    "test_quarantine",
+    "test_lost_names",
+    "test_journal",
+    "test_writer_cuts",
+)
+BOTH = ("test_writer", *CHECKPOINTED)
 
 COUNT_WHAT_IS_DONE: frozenset[str] = frozenset()
 """They count writes and syncs, or look at what lies in the directory."""

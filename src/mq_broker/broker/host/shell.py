@@ -317,6 +317,7 @@ class Shell:
         """Open or close one partition until it is as wanted: one task a partition, so that the two never meet."""
         topic_id, number = key
         me = asyncio.current_task()
+        told = ""
         try:
             # Else its log is begun anew, and that task goes on
             while not self._stopping and self._settling.get(key) is me:
@@ -332,9 +333,9 @@ class Shell:
                     except SealedAway as error:
                         self._stays_closed(key, topic, error)
                         return
-                    except StorageFailed:
-                        log.exception("partition %d of %s cannot be opened; trying again", number, topic.spec.name)
-                        await asyncio.sleep(REOPEN_S)
+                    except StorageFailed as error:
+                        name = f"partition {number} of {topic.spec.name}"
+                        told = await _again_later(f"{name} cannot be opened; trying again: {error}", told)
                 elif present is not None and not wanted:
                     if topic is not None and not await self._released(present):
                         await asyncio.sleep(RELEASE_POLL_S)
@@ -463,13 +464,13 @@ class Shell:
 
         async def reopen() -> None:
             await partition.close(NotLeader(f"{partition.name}: its log is read again ({reason}); ask again"))
+            told = ""
             while not self._stopping:
                 try:
                     await asyncio.to_thread(prepare)
                     break
-                except StorageFailed:
-                    log.exception("%s cannot begin anew yet; trying again", partition.name)
-                    await asyncio.sleep(REOPEN_S)
+                except StorageFailed as error:
+                    told = await _again_later(f"{partition.name} cannot begin anew; trying again: {error}", told)
             await self._settle_one(key)
             begun = self._partitions.get(key)
             if begun is not None:
@@ -558,3 +559,11 @@ class Shell:
         self._in_order = None
         # What is applied may be wrong where something that must never happen did
         await leave(partitions, error, keeps=not self.failure.done())
+
+
+async def _again_later(words: str, told: str) -> str:
+    """Say why something has to be tried again, unless it was just told, and wait for that. Returns the words."""
+    if words != told:
+        log.error("%s", words)
+    await asyncio.sleep(REOPEN_S)
+    return words

@@ -4,6 +4,8 @@ A damaged log gets a new id first, durably, so that no broker counts on what it 
 and all after them go into quarantine (quarantine.py). The journal opens with the good entries before, and the
 partition's leader sends the rest. `OpenJournal.damaged` says so, and a warning in the log names the file, the byte and
 the quarantine. Opening fails only if the disk refuses even that.
+
+So it is where `log.json` is damaged, or missing beside entries: the log gets a new id, and keeps what it holds.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from mq_broker.core.messages import RecoveredLog
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
-from mq_broker.storage.identity import FILE_NAME, Cut, LogIdentity, boot_id, load_identity, new_log_id
+from mq_broker.storage.identity import (
+    FILE_NAME,
+    Cut,
+    IdentityLost,
+    LogIdentity,
+    boot_id,
+    load_identity,
+    new_log_id,
+)
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.checkpoints import remove_unfinished
 from mq_broker.storage.journal.journal import DiskJournal
@@ -31,7 +41,7 @@ from mq_broker.storage.journal.recovery import LogDamaged, holds_entries, recove
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, LogFiles, pack_mark, segment_path
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
-from mq_broker.storage.opening.quarantine import begin_cut, finish_cut, next_aside
+from mq_broker.storage.opening.quarantine import begin_cut, finish_cut, next_aside, put_aside
 from mq_protocol.errors import StorageFailed
 from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
 
@@ -108,11 +118,15 @@ class _Found(NamedTuple):
 def _open_files(
     directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str, keys: Keyring | None
 ) -> _Found:
-    identity = load_identity(directory, place)
-    if identity is None:
-        new = _new_log(directory, place, durability, files, topic, boot, sealed=keys is not None)
-        return _Found(new, Recovered(segments=[(1, 0)]), "")
     damaged = ""
+    try:
+        identity = load_identity(directory, place)
+        if identity is None:
+            new = _new_log(directory, place, durability, files, topic, boot, sealed=keys is not None)
+            return _Found(new, Recovered(segments=[(1, 0)]), "")
+    except IdentityLost as lost:
+        identity, damaged = _another_log(directory, place, durability, topic, boot, lost, files), str(lost)
+    nameless = bool(damaged)
     if identity.cut is not None:
         damaged = identity.cut.reason
         _logger.warning("%s: what a stop interrupted is finished: %s", directory, damaged)
@@ -122,7 +136,7 @@ def _open_files(
     another = replace(identity.renewed(), boot_id=boot)
 
     def renew() -> None:
-        if lossy:
+        if lossy or nameless:
             another.store(directory, files)
 
     try:
@@ -138,10 +152,10 @@ def _open_files(
                 keys=keys,
                 log_id=identity.log_id,
             )
-            identity = another if lossy else identity
+            identity = another if lossy or nameless else identity
         except LogDamaged as damage:
             identity = _repair(directory, place, another, damage, files)
-            damaged = str(damage)
+            damaged = f"{damaged}; {damage}" if damaged else str(damage)
             ALARMS.add("damage")
             recovered = recover(directory, place, files, clean=False, lossy=lossy, rebooted=rebooted, keys=keys)
     except OSError as error:
@@ -164,9 +178,7 @@ def _new_log(
     """An empty log with the mark and the first segment, which the first append would have to name durably. They become
     durable with `log.json`, which names them an empty log whatever else of them a crash has left."""
     if holds_entries(directory):
-        raise StorageFailed(
-            f"{directory / FILE_NAME} is missing beside segments: put it back, or move {directory} away and restart"
-        )
+        raise IdentityLost(f"{directory / FILE_NAME} is missing beside segments")
     identity = LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic)
     if sealed:
         identity = identity.as_sealed()
@@ -180,6 +192,22 @@ def _new_log(
     identity.store(directory, files)
     files.sync_directory(directory.parent)
     return identity
+
+
+def _another_log(
+    directory: Path, place: Place, durability: str, topic: str, boot: str, lost: IdentityLost, files: Files
+) -> LogIdentity:
+    """What the log is to be where there is no telling which one it was, with all that it holds: its frames say whose
+    they are. It is stored once they have been read. No recovery is known of it but what its entries say."""
+    aside = put_aside(directory, FILE_NAME, str(lost), files)
+    ALARMS.add("damage")
+    _logger.error(
+        "%s%s. The log goes on under a new id with the entries that it has, and the partition's leader sends the rest. "
+        "If no other replica is in sync, nobody leads until `tritonmq partition recover`. Check the disk",
+        lost,
+        f"; the file is in quarantine in {aside}" if aside is not None else "",
+    )
+    return LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic)
 
 
 def _repair(directory: Path, place: Place, identity: LogIdentity, damage: LogDamaged, files: Files) -> LogIdentity:

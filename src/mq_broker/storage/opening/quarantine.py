@@ -29,7 +29,7 @@ from mq_broker.storage.codec import checkpoint
 from mq_broker.storage.codec import snapshot as snapshots
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files
-from mq_broker.storage.identity import Cut, LogIdentity, load_identity, new_log_id
+from mq_broker.storage.identity import FILE_NAME, Cut, IdentityLost, LogIdentity, load_identity, new_log_id
 from mq_broker.storage.journal.recovery import holds_entries, segment_firsts
 from mq_broker.storage.journal.segments import MARK_FILE_NAME, pack_mark, segment_path
 from mq_broker.storage.sealed import DataKey
@@ -72,7 +72,7 @@ def start_over(directory: Path, place: Place, identity: LogIdentity, reason: str
 
     What an earlier call began to put aside goes to the same directory. Raises `OSError`.
     """
-    former = load_identity(directory, place)
+    former = _former(directory, place)
     begun = former.cut.aside if former is not None and former.cut is not None and former.cut.segment == 0 else ""
     aside = begun or (next_aside(directory) if holds_entries(directory) else "")
     finish_cut(directory, place, begin_cut(directory, identity, Cut(0, 0, 0, aside, reason), files), files)
@@ -82,10 +82,32 @@ def start_over(directory: Path, place: Place, identity: LogIdentity, reason: str
 def fresh_identity(directory: Path, place: Place, durability: str, topic: str, recovery: int, boot: str) -> LogIdentity:
     """A new name for the log in `directory`, be there one or not. Raises `StorageFailed` if what is there is
     another's."""
-    former = load_identity(directory, place)
+    former = _former(directory, place)
     topic = topic or (former.topic if former is not None else "")
     identity = LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic, recovery)
     return replace(identity, format=former.format) if former is not None else identity
+
+
+def _former(directory: Path, place: Place) -> LogIdentity | None:
+    """None as well where there is no telling: all of it is about to be replaced."""
+    try:
+        return load_identity(directory, place)
+    except IdentityLost:
+        return None
+
+
+def put_aside(directory: Path, name: str, reason: str, files: Files) -> Path | None:
+    """Move one file into a quarantine of its own. Returns where that is; None if there is no such file. Raises
+    `OSError`."""
+    if not (directory / name).exists():
+        return None
+    aside = directory / next_aside(directory)
+    _begin_aside(directory, aside, reason, files)
+    files.move(directory / name, aside / name)
+    files.sync_directory(aside)
+    files.sync_directory(directory)
+    _drop_oldest(directory)
+    return aside
 
 
 def next_aside(directory: Path) -> str:
@@ -108,10 +130,21 @@ def finish_cut(directory: Path, place: Place, identity: LogIdentity, files: File
     _take_out(directory, place, identity.cut, files)
     identity = replace(identity, cut=None)
     identity.store(directory, files)
+    _drop_oldest(directory)
+    return identity
+
+
+def _drop_oldest(directory: Path) -> None:
     for old in sorted(_asides(directory))[:-ASIDES_MAX]:
         _logger.warning("%s: the oldest quarantined log is removed, %s%d", directory, _ASIDE, old)
         shutil.rmtree(directory / f"{_ASIDE}{old}")
-    return identity
+
+
+def _begin_aside(directory: Path, aside: Path, reason: str, files: Files) -> None:
+    aside.mkdir(exist_ok=True)
+    files.sync_directory(directory)
+    words = f"{reason}\nNothing reads these files any more: delete them when you like.\n"
+    files.replace(aside / "why.txt", words.encode())
 
 
 def _asides(directory: Path) -> list[int]:
@@ -123,12 +156,7 @@ def _asides(directory: Path) -> list[int]:
 def _take_out(directory: Path, place: Place, cut: Cut, files: Files) -> None:
     aside = directory / cut.aside if cut.aside else None
     if aside is not None:
-        aside.mkdir(exist_ok=True)
-        files.sync_directory(directory)
-        files.replace(
-            aside / "why.txt",
-            f"{cut.reason}\nNothing reads these files any more: delete them when you like.\n".encode(),
-        )
+        _begin_aside(directory, aside, cut.reason, files)
     going = [
         segment_path(directory, first)
         for first in segment_firsts(directory)
