@@ -68,8 +68,8 @@ GAUGES: Final = (IN_FLIGHT, STREAMS)
 """Of those that count: what goes down again."""
 
 for _alarm in (
-    "altered", "audit", "damage", "keys_away", "log_replaced", "member_idle", "queue_stuck", "ready_without_sync",
-    "sealed_away",
+    "altered", "audit", "damage", "keys_away", "log_replaced", "member_idle", "old_directory", "queue_stuck",
+    "ready_without_sync", "sealed_away",
 ):  # fmt: skip
     ALARMS.add(_alarm, n=0)  # a rule that looks at increases needs the zero before
 for _quota in Quota:

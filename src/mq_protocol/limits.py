@@ -122,6 +122,9 @@ BROKER_MAX: Final = (1 << 31) - 1
 INCARNATION_MAX: Final = (1 << 31) - 1
 """A broker's life: ZooKeeper counts it as the version of a node."""
 
+STAMP_MAX: Final = 1 << 53
+"""Of a data directory."""
+
 EPOCH_MAX: Final = (1 << 31) - 1
 """A leader epoch. Frames have 32 bits for it; an honest cluster takes one for each change of a leader."""
 

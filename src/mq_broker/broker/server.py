@@ -45,6 +45,7 @@ from mq_broker.broker.groups.subscriptions import Delivery
 from mq_broker.broker.host.checkpoints import Checkpoints, Scrub
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
+from mq_broker.broker.host.stamps import Stamps
 from mq_broker.broker.host.window_budget import WindowBudget
 from mq_broker.broker.host.window_turnover import WindowTurnover
 from mq_broker.broker.judging import Judging
@@ -162,7 +163,8 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         if not await joined(coordination, hints, stop):
             return
         undo.push_async_callback(coordination.stop)
-        directory.join_cluster(await coordination.cluster_id())
+        cluster_id, stamp = await coordination.cluster_id(), await coordination.known_stamp(config.broker)
+        await asyncio.to_thread(directory.join_cluster, cluster_id, stamp)
         if keys is not None:
             _check_level(await coordination.level())
         incarnation = await coordination.begin_life(config.broker)
@@ -177,7 +179,7 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         writer.start()
         undo.push_async_callback(writer.stop)
         shell = Shell(config.broker, incarnation, coordination, directory, writer, tasks)
-        broker = _Broker(config, shell, coordination, directory.cluster_id, await coordination.peer_secret())
+        broker = _Broker(config, shell, coordination, directory, await coordination.peer_secret())
         undo.push_async_callback(broker.close)
         hints.to = broker.cluster
         broker.serve_http(http, undo)
@@ -214,9 +216,10 @@ class _Broker:
         config: BrokerConfig,
         shell: Shell,
         coordination: CoordinationService,
-        cluster_id: str,
+        directory: DataDirectory,
         secret: bytes | None,
     ) -> None:
+        cluster_id, self._stamps = directory.cluster_id, Stamps(directory, coordination)
         self._dedup_memory_max, self._scrub_rate = config.dedup_memory_max, config.scrub_rate
         self._balance_leaders_ms = config.balance_leaders_ms
         self._ports = Ports(config, alone=secret is None)
@@ -443,6 +446,7 @@ class _Broker:
         self._look_at_batches()
         await self.cluster.join()
         spawn = self._shell.spawn
+        spawn(self._stamps.keep(), "stamps of the data directory")
         spawn(self._ports.keep(), "keep the ports' certificate")
         spawn(self._shell.ticking.run(), "ticks")
         spawn(self._shell.listen(), "listen for beats")
@@ -500,6 +504,7 @@ class _Broker:
         self._systemd.tell("STOPPING=1")
         await self._shell.hand_over(seconds)
         await self._links.flush(FLUSH_TIMEOUT_S)
+        await self._stamps.last()
 
     async def close(self) -> None:
         """End everything that runs. Does not wait for successors: `leave` does, before."""

@@ -42,6 +42,7 @@ from mq_protocol.limits import (
     QUEUE_GROUPS_PER_PARTITION_MAX,
     RECOVERY_MAX,
     SCHEMA_FIELDS_MAX,
+    STAMP_MAX,
     TOPIC_DOCUMENT_BYTES_MAX,
 )
 from mq_protocol.names import check_group_name, check_topic_name, quoted
@@ -261,6 +262,14 @@ def features_to_json(features: Features) -> dict[str, Any]:
 def features_from_json(document: dict[str, Any]) -> Features:
     level = _number(document["level"], "level", 1, _VERSION_MAX)
     return Features(level, unknown_keys(document, ("level",), TOPIC_DOCUMENT_BYTES_MAX))
+
+
+def stamp_to_json(stamp: int) -> dict[str, Any]:
+    return {"stamp": stamp}
+
+
+def stamp_from_json(document: dict[str, Any]) -> int:
+    return _number(document["stamp"], "stamp", 0, STAMP_MAX)
 
 
 def security_to_json(security: SecurityDocuments) -> dict[str, Any]:

@@ -218,6 +218,12 @@ class FileCoordination:
 
         return await self._change(apply)
 
+    async def known_stamp(self, broker: int) -> int | None:
+        return None
+
+    async def keep_stamp(self, broker: int, stamp: int) -> None:
+        """Nobody asks for it."""
+
     async def register(self, registration: BrokerRegistration) -> None:
         """Raises `InvalidRequest` for a second broker: one directory holds one."""
         self._check_open()

@@ -310,6 +310,14 @@ class CoordinationService(Protocol):
     async def begin_life(self, broker: int) -> int:
         """The incarnation of this process: grows with every call for that broker id, for ever."""
 
+    async def known_stamp(self, broker: int) -> int | None:
+        """The last stamp of that broker's data directory that was kept here; 0 if none was, or it cannot be read. None
+        where this lies in that directory itself, and is copied with it. Raises `CoordinationUnavailable`."""
+
+    async def keep_stamp(self, broker: int, stamp: int) -> None:
+        """What that broker's directory has reached, durably, and a registered process has said: a lower one in its
+        place only makes an older copy look young. Raises `CoordinationUnavailable`."""
+
     async def register(self, registration: BrokerRegistration) -> None:
         """Make the broker's ephemeral node, in *this* session: a node left by its own former session, or by an earlier
         life at the same address, is replaced, never taken for success (trap 2). An earlier life at *another* address is

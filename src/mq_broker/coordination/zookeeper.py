@@ -6,6 +6,7 @@
     <root>/security/peer_secret              64 hex digits, made once: by it brokers know each other
     <root>/brokers/live/<broker>             ephemeral: BrokerRegistration
     <root>/brokers/lives/<broker>            its version is the newest incarnation of that broker
+    <root>/brokers/stamps/<broker>           how far that broker's data directory had come (`known_stamp`)
     <root>/topics/<name>                     TopicSpec
     <root>/topic_changes                     changed with every change of <root>/topics: watched instead of each of
                                              them. Its version counts them, and it says which topics the last ones were
@@ -208,6 +209,23 @@ class ZooKeeperCoordination:
                 # Asked again after a lost answer it may count twice: an incarnation must grow, not be dense.
                 stat = await self._session.ask_again(lambda client: client.set_async(path, b""), deadline)
                 return int(stat.version)
+            except NoNodeError:
+                await self._make(path, deadline)
+
+    async def known_stamp(self, broker: int) -> int | None:
+        path = self._path("brokers/stamps", broker)
+        found = await self._read(path, self._session.deadline())
+        if found is None or not found[0]:
+            return 0
+        return self._unreadable.read(path, found[0], documents.stamp_from_json) or 0
+
+    async def keep_stamp(self, broker: int, stamp: int) -> None:
+        deadline = self._session.deadline()
+        path, data = self._path("brokers/stamps", broker), documents.dump(documents.stamp_to_json(stamp))
+        while True:
+            try:
+                await self._session.ask_again(lambda client: client.set_async(path, data), deadline)
+                return
             except NoNodeError:
                 await self._make(path, deadline)
 

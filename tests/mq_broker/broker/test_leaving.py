@@ -29,6 +29,7 @@ class Parts:
                 close=self.noting("journals"),
             ),
             _coordination=SimpleNamespace(stop=self.noting("session")),
+            _stamps=SimpleNamespace(last=self.noting("last stamp")),
             _systemd=SimpleNamespace(tell=self.told.append),
             _ports=SimpleNamespace(stop=self.noting("ports")),
             _log_levels=SimpleNamespace(close=lambda: self.told.append("log levels")),
@@ -56,7 +57,7 @@ class Parts:
 def test_a_broker_that_leaves_hands_over_and_waits_until_the_others_have_been_told() -> None:
     parts = Parts()
     asyncio.run(server._Broker.leave(parts.broker, 7.5))
-    assert parts.told == ["STOPPING=1", "hand over", "flush links"]
+    assert parts.told == ["STOPPING=1", "hand over", "flush links", "last stamp"]
     assert parts.waits == [7.5, server.FLUSH_TIMEOUT_S]
     assert parts.broker._observing.state == "draining"
 

@@ -81,6 +81,20 @@ def test_every_life_of_a_broker_has_a_higher_number(opened: Opener) -> None:
     asyncio.run(main())
 
 
+def test_the_stamp_of_a_directory_outlives_the_session_where_it_is_kept_elsewhere(opened: Opener) -> None:
+    async def main() -> None:
+        async with opened() as service:
+            none = await service.known_stamp(1)
+            assert none in (0, None)
+            await service.keep_stamp(1, 4)
+            await service.keep_stamp(1, 5)
+        async with opened() as service:
+            assert await service.known_stamp(1) == (5 if none == 0 else None)
+            assert await service.known_stamp(2) == none
+
+    asyncio.run(main())
+
+
 def test_a_registration_is_seen_and_ends_with_the_session(opened: Opener) -> None:
     async def main() -> None:
         heard = Heard()

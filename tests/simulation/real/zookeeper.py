@@ -79,6 +79,7 @@ class ZooKeeper:
         self.cluster = "simulated"
         self.secret = loop.random.randbytes(32)
         self.lives: Counter[int] = Counter()
+        self.stamps: dict[int, int] = {}
         self.registered: dict[int, tuple[BrokerRegistration, Session]] = {}
         self.topics: dict[str, tuple[int, TopicSpec]] = {}
         self.states: dict[tuple[str, int], tuple[int, NodeState]] = {}
@@ -278,6 +279,15 @@ class Session:
             return self._service.lives[broker]
 
         return await self._read(begin)
+
+    async def known_stamp(self, broker: int) -> int | None:
+        return await self._read(lambda: self._service.stamps.get(broker, 0))
+
+    async def keep_stamp(self, broker: int, stamp: int) -> None:
+        def keep() -> None:
+            self._service.stamps[broker] = stamp
+
+        await self._read(keep)
 
     async def register(self, registration: BrokerRegistration) -> None:
         def write() -> None:

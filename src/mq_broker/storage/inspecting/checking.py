@@ -51,6 +51,10 @@ _FROM_THE_LEADER: Final = (
     "what is missing from the partition's leader. If this is the only replica, what is behind is lost to readers: "
     "copy this directory first, and export what is good"
 )
+_ANOTHER_LOG: Final = (
+    "put back what was written there; else the next start of the broker takes this for another log with the same "
+    "entries, and the partition's leader sends the rest"
+)
 _ALL_FROM_THE_LEADER: Final = (
     "move the partition's directory out of the data directory: at its next start the broker copies all of it from the "
     "partition's leader. If this is the only replica, keep the directory"
@@ -86,7 +90,10 @@ def check_owner(directory: InspectedDirectory) -> list[Finding]:
     """What is wrong with the data directory itself."""
     found: list[Finding] = []
     if directory.wrong:
-        repair = 'write it again: {"broker": N, "cluster_id": "…"}, with the broker\'s --id and the id of the cluster'
+        repair = (
+            "the next start of the broker makes it anew, and has each replica catch up under a new log id; a broker "
+            "that stands alone asks you to move the file away first"
+        )
         found.append(Finding("damaged", directory.path / "broker.json", directory.wrong, repair))
     for name in directory.strangers:
         left_over = name.endswith(".deleted")
@@ -153,11 +160,11 @@ class _Check:
         try:
             identity = self._files.identity()
         except StorageFailed as error:
-            self._add("damaged", path, str(error), f"put back what was written there, or {_ALL_FROM_THE_LEADER}")
+            self._add("damaged", path, str(error), _ANOTHER_LOG)
             return
         if identity is None:
             if self._files.segments or self._files.has_snapshot:
-                self._add("damaged", path, "it is missing beside segments", f"put it back, or {_ALL_FROM_THE_LEADER}")
+                self._add("damaged", path, "it is missing beside segments", _ANOTHER_LOG)
             return
         self._identity, self._checked.topic = identity, identity.topic
         if identity.durability not in _ON_DISK:

@@ -1,12 +1,19 @@
 """A broker's data directory: whose it is, that nobody else uses it, and where each partition lives in it.
 
-    broker.json                          broker id and cluster id: a directory is never taken for another's
+    broker.json                          broker id and cluster id: a directory is never taken for another's; and a
+                                         stamp, which tells an older copy of it
     broker.lock                          held (flock) while a process uses the directory; gone with the process, however
                                          it ends
     broker.pid                           the process id, for people and scripts; removed at a clean stop
     partitions/<topic id>-<partition>/   one journal (segments.py); its log.json also names the topic, for people
 
 Topic ids, not names: a topic made again under the same name is another topic (trap 29).
+
+**The stamp** grows when a broker has registered, while it runs, and at its clean stop: first in the directory, durably,
+then in the coordination service. So a crash between the two never makes a directory look old, and one whose stamp is
+below what is known there is an older copy of itself. Its logs may lack what they acknowledged: before anything else
+each becomes another log, with all that it holds, and nobody counts on it before it has caught up. A service that was
+put back to an older copy knows a lower stamp, which says nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +33,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from mq_broker.core.machine.state import Snapshot
+from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.files import Files, OsFiles
 from mq_broker.storage.identity import boot_id
@@ -35,10 +43,10 @@ from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.offset_index import FrozenIndex, OffsetIndex
 from mq_broker.storage.opening.opening import Sealing, open_disk_journal
-from mq_broker.storage.opening.quarantine import fresh_identity, install_snapshot, start_over
+from mq_broker.storage.opening.quarantine import fresh_identity, install_snapshot, renew, start_over
 from mq_broker.storage.sealed import KeyAbsent
 from mq_protocol.errors import InvalidSetting, StorageFailed
-from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX
+from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX, STAMP_MAX
 from mq_protocol.names import quoted
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
@@ -67,13 +75,14 @@ class DataDirectory:
 
     def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files, keys: Keyring | None = None) -> None:
         broker, cluster_id = owner.broker, owner.cluster_id
-        self._unknown = owner.unknown
+        self._unknown, self._stamp, self._damage = owner.unknown, owner.stamp, owner.damage
         self.path = path
         self.broker = broker
         self.cluster_id = cluster_id
         self._lock_fd = lock_fd
         self._holders = 1  # of the lock: who opened it, and the threads at work
         self._guard = threading.Lock()
+        self._stamping = threading.Lock()
         self._files = files
         self._keys = keys
         self._boot = boot_id()
@@ -108,17 +117,67 @@ class DataDirectory:
             raise StorageFailed(f"data directory {path} cannot be used ({error}): {cure}") from error
         return directory
 
-    def join_cluster(self, cluster_id: str) -> None:
+    def join_cluster(self, cluster_id: str, stamp: int | None = None) -> None:
         """The first time, remember the cluster; from then on raise `InvalidSetting` for any other, before anything is
-        touched."""
+        touched.
+
+        `stamp`: the last one of this broker's directory that is known to the cluster; None where nothing outside of the
+        directory could know. In a directory that is behind, or does not know its stamp, every log becomes another one.
+        Blocks: call it in a thread, before any journal is opened. Raises `StorageFailed` if the disk refuses, or
+        `broker.json` is damaged and nothing else says what it said."""
         if self.cluster_id not in ("", cluster_id):
             raise InvalidSetting(
                 f"data directory {self.path} belongs to cluster {self.cluster_id}, not {cluster_id}: check "
                 "--zookeeper, or give --data an empty directory"
             )
-        if not self.cluster_id:
-            self.cluster_id = cluster_id
+        if self._damage and stamp is None:
+            raise StorageFailed(
+                f"{self._damage}. This broker stands alone, so nothing else says whose directory it is: if it is "
+                f"broker {self.broker}'s, move that file away and start again; it is made anew, and no record is lost"
+            )
+        behind = stamp is not None and (self._stamp < stamp or bool(self._damage))
+        try:
+            if behind:
+                self._renew_logs(stamp or 0)
+                self._stamp = max(self._stamp, stamp or 0)
+            if behind or not self.cluster_id:
+                self.cluster_id = cluster_id
+                self._write_owner()
+        except OSError as error:
+            raise StorageFailed(
+                f"data directory {self.path} cannot be written ({error}): free some space there, or check that disk"
+            ) from error
+
+    def _renew_logs(self, known: int) -> None:
+        """Every log becomes another one. Said if there is any."""
+        renewed = 0
+        for path in sorted((self.path / "partitions").iterdir()):
+            topic_id, _, number = path.name.rpartition("-")
+            if _PLAIN.fullmatch(path.name) and topic_id and number.isdecimal():
+                renewed += renew(path, Place(topic_id, int(number)), self._files)
+        if self._damage:
+            self._files.move(self.path / "broker.json", self.path / "broker.json.damaged")
+            self._files.sync_directory(self.path)
+        if renewed:
+            why = self._damage or (
+                f"data directory {self.path} is an older copy of itself, or lost its broker.json: its stamp is "
+                f"{self._stamp}, and broker {self.broker} had come to {known}"
+            )
+            ALARMS.add("old_directory")
+            _logger.error(
+                "%s. Its %d logs go on under new ids with what they hold, and the other replicas send what they lack. "
+                "Where none of those is in sync, nobody leads until `tritonmq partition recover`",
+                why,
+                renewed,
+            )
+
+    def raise_stamp(self) -> int:
+        """The next stamp, durably: only then may others be told of it. Blocks: call it in a thread. Raises
+        `StorageFailed`."""
+        with self._at_work(), self._stamping, _failing(self.path, "takes no stamp"):
+            self._stamp += 1
             self._write_owner()
+            return self._stamp
 
     def close(self) -> None:
         """Part of a clean stop; close the journals before."""
@@ -285,7 +344,10 @@ class DataDirectory:
             ) from error
 
     def _write_owner(self) -> None:
-        content = with_unknown({"broker": self.broker, "cluster_id": self.cluster_id}, self._unknown)
+        document = {"broker": self.broker, "cluster_id": self.cluster_id}
+        if self._stamp:
+            document["stamp"] = self._stamp
+        content = with_unknown(document, self._unknown)
         self._files.replace(self.path / "broker.json", (json.dumps(content) + "\n").encode())
 
 
@@ -350,29 +412,36 @@ def _lock(path: Path) -> int:
 
 
 class _Owner(NamedTuple):
-    """What `broker.json` says. `unknown`: keys that only a newer version knows, as JSON; every write keeps them."""
+    """What `broker.json` says. `unknown`: keys that only a newer version knows, as JSON; every write keeps them.
+    `damage`: why nothing of it can be believed; empty if it can."""
 
     broker: int
     cluster_id: str = ""
     unknown: str = ""
+    stamp: int = 0
+    damage: str = ""
 
 
 def _read_owner(path: Path, broker: int) -> _Owner:
-    """What `broker.json` says; without a cluster if there is none yet."""
+    """What `broker.json` says; without a cluster if there is none yet, or it is damaged. Raises `StorageFailed`,
+    `InvalidSetting` and, unless that is damage too, `OSError`."""
     try:
         content = json.loads((path / "broker.json").read_bytes())
         found = content.get("format", FORMAT)
-        unknown = unknown_keys(content, ("broker", "cluster_id"), _UNKNOWN_BYTES_MAX)
-        owner = _Owner(content["broker"], content["cluster_id"], unknown)
-        if type(owner.broker) is not int or type(owner.cluster_id) is not str:
+        unknown = unknown_keys(content, ("broker", "cluster_id", "stamp"), _UNKNOWN_BYTES_MAX)
+        owner = _Owner(content["broker"], content["cluster_id"], unknown, content.get("stamp", 0))
+        if (type(owner.broker), type(owner.cluster_id), type(owner.stamp)) != (int, str, int):
             raise TypeError("its values are of other types")
+        if not 0 <= owner.stamp <= STAMP_MAX:
+            raise ValueError(f"there is no stamp {owner.stamp}")
     except FileNotFoundError:
         return _Owner(broker)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise StorageFailed(
-            f"{path / 'broker.json'} cannot be read ({quoted(repr(error))}): restore it, or give --data an empty "
-            "directory"
-        ) from error
+        return _Owner(broker, damage=f"{path / 'broker.json'} is damaged ({quoted(repr(error))})")
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        return _Owner(broker, damage=f"{path / 'broker.json'} is damaged (the disk cannot read it)")
     if found != FORMAT:
         shown = f"of format {found}" if type(found) is int else "of no format that is known"
         raise StorageFailed(

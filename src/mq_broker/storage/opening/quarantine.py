@@ -96,6 +96,19 @@ def _former(directory: Path, place: Place) -> LogIdentity | None:
         return None
 
 
+def renew(directory: Path, place: Place, files: Files) -> bool:
+    """The log in `directory` is another from here on, with all that it holds. Returns whether there was one. Raises
+    `StorageFailed` for one that a newer version wrote or that is of another place, and `OSError`."""
+    try:
+        identity = load_identity(directory, place)
+    except IdentityLost as lost:
+        put_aside(directory, FILE_NAME, str(lost), files)  # it must not be readable again one day
+        return holds_entries(directory)
+    if identity is not None:
+        identity.renewed().store(directory, files)
+    return holds_entries(directory)
+
+
 def put_aside(directory: Path, name: str, reason: str, files: Files) -> Path | None:
     """Move one file into a quarantine of its own. Returns where that is; None if there is no such file. Raises
     `OSError`."""

@@ -84,9 +84,6 @@ def test_a_directory_that_cannot_be_used_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageFailed, match="cannot be used"):
         DataDirectory.open(tmp_path / "file", 1)
-    (tmp_path / "broker.json").write_text("{")
-    with pytest.raises(StorageFailed, match=r"broker\.json cannot be read"):
-        DataDirectory.open(tmp_path, 1)
 
 
 class Full(OsFiles):
