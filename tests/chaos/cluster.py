@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -22,6 +23,9 @@ DISK_MB = 4_096
 ASK_MS = 4_000
 RECORD = re.compile(rb"[jp][0-9]\.[0-9]+[a-z]?-[0-9]+\.[0-9]")
 """What a producer of chaos writes (client.py)."""
+
+_STORED = "version-2"
+"""Where ZooKeeper keeps what it knows, in its directory."""
 
 _STOP_S = 20.0
 _FILL_S = 5.0
@@ -166,6 +170,40 @@ class FireCluster(Cluster):
     def _resize(path: Path, size: int) -> bool:
         command = ["mount", "-o", f"remount,size={size}", str(path)]
         return subprocess.run(command, capture_output=True).returncode == 0
+
+    # ---------------------------------------------------------------- back in time
+
+    def keep_copy(self, number: int) -> None:
+        """Of a broker's directory as it is. Of what changes meanwhile it has what it comes by, as such a copy has."""
+        copy = self._copy(str(number))
+        with contextlib.suppress(shutil.Error):  # for files that went meanwhile; all others are copied
+            shutil.copytree(self.brokers[number].data_dir, copy)
+
+    def put_back(self, number: int) -> None:
+        """The directory of a broker that is down becomes its copy again."""
+        data = self.brokers[number].data_dir
+        for path in data.iterdir():  # it may be the root of a file system
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        shutil.copytree(self._copy(str(number), anew=False), data, dirs_exist_ok=True)
+
+    def keep_copy_of_zookeeper(self) -> None:
+        """It is down for that moment."""
+        assert self.zookeeper is not None
+        self.stop_zookeeper(cleanly=True)
+        shutil.copytree(self.zookeeper.data_dir / _STORED, self._copy(ZOOKEEPER))
+        self.start_zookeeper()
+
+    def put_zookeeper_back(self) -> None:
+        """While it is down."""
+        assert self.zookeeper is not None
+        shutil.rmtree(self.zookeeper.data_dir / _STORED)
+        shutil.copytree(self._copy(ZOOKEEPER, anew=False), self.zookeeper.data_dir / _STORED)
+
+    def _copy(self, of_what: str, *, anew: bool = True) -> Path:
+        copy = self.directory / f"copy-of-{of_what}"
+        if anew:
+            shutil.rmtree(copy, ignore_errors=True)
+        return copy
 
     # ---------------------------------------------------------------- health
 

@@ -115,7 +115,8 @@ class Ground:
 class Nemesis:
     """`hold`: how long it lasts, in sessions. `forgets`: a broker loses what it had only in memory. `needs_disks`: file
     systems of the test's own. `needs_keys`: brokers that seal. `needs`: a client role that must be there.
-    `brokers`: how many there must be."""
+    `brokers`: how many there must be. `alone`: what is acknowledged outlives it only where nothing else is broken: all
+    is in sync before it and after it, and nothing else holds meanwhile."""
 
     strike: Callable[[Ground], Strike]
     hold: Span
@@ -124,6 +125,7 @@ class Nemesis:
     needs_keys: bool = False
     needs: str = ""
     brokers: int = 1
+    alone: bool = False
 
 
 EVERYONE: Final = ("one", "minority", "all", "leader", "leader", "middle")
@@ -397,6 +399,79 @@ def _tell(ground: Ground, command: Callable[[], str]) -> None:
             ground.problems.append(str(error))
 
 
+def _whole(ground: Ground) -> bool:
+    """Everything is in sync, within a while."""
+    try:
+        wait_until(lambda: not ground.cluster.missing(list(ground.everything)), "everything is in sync", ROLL_S)
+    except AssertionError:
+        return False
+    return True
+
+
+def _end(ground: Ground, brokers: Sequence[int]) -> str:
+    """Kill them all at once, or stop one after the other; how."""
+    if ground.chance.random() < 0.5:
+        for number in brokers:
+            ground.cluster.brokers[number].send_if_running(signal.SIGKILL)
+        for number in brokers:
+            ground.cluster.brokers[number].kill()
+        return "killed"
+    for number in brokers:
+        try:
+            ground.cluster.stop_broker(number)
+        except AssertionError as error:
+            ground.problems.append(str(error))
+    return "stopped"
+
+
+def _directory_back(ground: Ground) -> Strike:
+    """One broker's data directory becomes what it was a while ago, while that broker or all of them are down. Then it
+    is the first to start, or the last one. Two disks of three have everything."""
+    cluster, chance = ground.cluster, ground.chance
+    whom, [victim] = ground.victims("one", "leader", "middle")
+    running, first = chance.random() < 0.5, chance.random() < 0.5
+    down = cluster.ids if chance.random() < 0.5 and not ground.survivors else [victim]
+    if running:
+        cluster.keep_copy(victim)
+    else:
+        _end(ground, [victim])
+        cluster.keep_copy(victim)
+        cluster.start_broker(victim)
+    time.sleep(chance.uniform(0.5, 3.0))  # what is written meanwhile is what the copy lacks
+    if not _whole(ground):
+        return Strike("refused", f"{victim} is not in sync again: its copy is not put back", _nothing)
+    how = _end(ground, down)
+    cluster.put_back(victim)
+    others = [number for number in down if number != victim]
+    order = [victim, *others] if first else [*others, victim]
+    what = f"{down} {how}, {victim} put back to a copy of when it was {'running' if running else 'down'}"
+    return Strike(whom, f"{what}, started in the order {order}", _each(ground, order, cluster.start_broker))
+
+
+def _zookeeper_back(ground: Ground) -> Strike:
+    """ZooKeeper becomes what it was before somebody else led, and all brokers start again, as docs/operations.md
+    asks."""
+    cluster, chance = ground.cluster, ground.chance
+    if ground.survivors:
+        return Strike("refused", "somebody must keep its memory, and all brokers would be restarted", _nothing)
+    cluster.keep_copy_of_zookeeper()
+    if not _whole(ground):
+        return Strike("refused", "not everything is in sync again after ZooKeeper's restart", _nothing)
+    _, [victim] = ground.victims("leader")
+    _end(ground, [victim])
+    time.sleep(chance.uniform(0.5, 3.0))  # the others lead, and take what comes
+    cluster.start_broker(victim)
+    if not _whole(ground):
+        return Strike("refused", f"{victim} is not in sync again: ZooKeeper's copy is not put back", _nothing)
+    order = chance.sample(cluster.ids, len(cluster.ids))
+    how = _end(ground, order)
+    cluster.stop_zookeeper(cleanly=chance.random() < 0.5)
+    cluster.put_zookeeper_back()
+    cluster.start_zookeeper()
+    what = f"{order} {how}, ZooKeeper put back to before {victim} was down"
+    return Strike("zookeeper", what, _each(ground, order, cluster.start_broker))
+
+
 NEMESES: Final[dict[str, Nemesis]] = {
     "kill": Nemesis(_kill, (0.1, 2.0), forgets=True),
     "restart": Nemesis(_kill, (0.0, 0.0), forgets=True),
@@ -420,6 +495,8 @@ NEMESES: Final[dict[str, Nemesis]] = {
     "move": Nemesis(lambda ground: _asked(partial(_move, ground)), (0.0, 3.0), brokers=4),
     "drain": Nemesis(lambda ground: _asked(partial(_drain, ground)), (2.0, 5.0), brokers=4),
     "roll": Nemesis(_roll, (0.0, 0.0), forgets=True),
+    "directory-back": Nemesis(_directory_back, (0.0, 2.0), forgets=True, brokers=3, alone=True),
+    "zookeeper-back": Nemesis(_zookeeper_back, (0.0, 2.0), forgets=True, brokers=3, alone=True),
     "clients": Nemesis(_clients(("producer", "member", "transactor", "worker")), (0.0, 1.0)),
     "pause-worker": Nemesis(_pause_worker, (1.0, 2.0), needs="worker"),
     "spark": Nemesis(_clients(("spark",)), (0.0, 1.0), needs="spark"),

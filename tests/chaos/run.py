@@ -226,9 +226,10 @@ class Run:
             names = [self.chance.choice(kinds)]
             other = self.chance.choice(kinds)
             forgets = ground.survivors and any(NEMESES[name].forgets for name in (names[0], other))
-            if self.chance.random() < TWO_AT_ONCE and not forgets:
+            alone = any(NEMESES[name].alone for name in (names[0], other))
+            if self.chance.random() < TWO_AT_ONCE and not forgets and not alone:
                 names.append(other)
-            elif forgets and not self._whole(
+            elif (forgets or alone) and not self._whole(
                 ground.cluster
             ):  # else the last who remembers might be the one to be killed
                 return
@@ -239,7 +240,7 @@ class Run:
                     "note", what=fault.what, kind=fault.kind, whom=fault.whom, began=fault.began, healed=fault.healed
                 )
             pause_s = self.chance.uniform(0.0, self.settings.session_ms / 1000)
-            if self.chance.random() < WAIT_UNTIL_WHOLE and not self._whole(ground.cluster):
+            if (self.chance.random() < WAIT_UNTIL_WHOLE or alone) and not self._whole(ground.cluster):
                 return
             time.sleep(pause_s)  # how far apart faults are, which the seed says: nothing is waited for
 
