@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kazoo.client import KazooClient
 
 from mq_client import Producer, Reader
 from mq_dev.local_cluster import STOP_TIMEOUT_S
 from tests.cluster.harness import Cluster, wait_until
+from tests.switch import plain_text
 
 pytestmark = pytest.mark.cluster
 
@@ -111,3 +113,18 @@ def test_the_only_replica_waits_for_a_person_and_keeps_what_it_has(start_cluster
     assert cluster.admin.recover_partition("t", 0).next_offset == 20
     cluster.leader("t")
     assert read(cluster, end=20) == list(range(20))
+
+
+@plain_text("a stranger deletes a node, and with the switch they are the brokers' alone")
+def test_no_start_has_the_number_of_another_one_though_zookeeper_forgets(start_cluster: StartCluster) -> None:
+    cluster = start_cluster(1, zookeeper=True)
+    stop(cluster, 1)
+    assert cluster.zookeeper is not None
+    client = KazooClient(cluster.zookeeper.hosts)
+    client.start()
+    client.delete("/tritonmq/brokers/lives/1")
+    client.stop()
+    client.close()
+    cluster.restart(1)
+    assert log_of(cluster, 1).count("start 1 of this data directory") == 1
+    assert log_of(cluster, 1).count("start 2 of this data directory") == 1

@@ -167,7 +167,8 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         await asyncio.to_thread(directory.join_cluster, cluster_id, stamp)
         if keys is not None:
             _check_level(await coordination.level())
-        incarnation = await coordination.begin_life(config.broker)
+        incarnation = await coordination.begin_life(config.broker, directory.incarnation)
+        directory.incarnation = incarnation
         log.info(
             "broker %d, start %d of this data directory, cluster %s, data in %s",
             config.broker,

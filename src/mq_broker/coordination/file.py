@@ -211,9 +211,9 @@ class FileCoordination:
     async def peer_secret(self) -> bytes | None:
         return None
 
-    async def begin_life(self, broker: int) -> int:
+    async def begin_life(self, broker: int, above: int = 0) -> int:
         def apply(contents: _Contents) -> int:
-            contents.lives[broker] = contents.lives.get(broker, 0) + 1
+            contents.lives[broker] = max(contents.lives.get(broker, 0), above) + 1
             return contents.lives[broker]
 
         return await self._change(apply)

@@ -208,6 +208,8 @@ class CoordinationEvent(Enum):
     SESSION_LOST = "session_lost"  # the session ended: registrations made in it are gone
 
 
+LIVES_BEHIND_MAX = 10_000
+
 PARTITIONS_ADDED_AT_ONCE_MAX = 400
 """What fits one transaction with the topic's document beside it."""
 
@@ -307,8 +309,10 @@ class CoordinationService(Protocol):
         log them. None where a cluster is one broker, which has no peers. `InternalError` if something else is in its
         place."""
 
-    async def begin_life(self, broker: int) -> int:
-        """The incarnation of this process: grows with every call for that broker id, for ever."""
+    async def begin_life(self, broker: int, above: int = 0) -> int:
+        """The incarnation of this process: grows with every call for that broker id, for ever. `above`: the last one
+        that is known elsewhere, for a service that was put back to an older copy gives no number twice either. Raises
+        `InvalidSetting` if it is more than `LIVES_BEHIND_MAX` starts behind, and `CoordinationUnavailable`."""
 
     async def known_stamp(self, broker: int) -> int | None:
         """The last stamp of that broker's data directory that was kept here; 0 if none was, or it cannot be read. None

@@ -57,6 +57,7 @@ from mq_broker.coordination.topics_together import NOTE_ATTEMPTS, TopicsTogether
 from mq_broker.coordination.unreadable import Unreadable
 from mq_broker.coordination.zookeeper_access import ZooKeeperAccess
 from mq_broker.coordination.zookeeper_identity import ZooKeeperIdentity
+from mq_broker.coordination.zookeeper_lives import ZooKeeperLives
 from mq_broker.coordination.zookeeper_locks import ZooKeeperLocks
 from mq_broker.coordination.zookeeper_security import PATHS, ZooKeeperSecurity
 from mq_broker.core.messages import CasOutcome, NodeState
@@ -114,6 +115,7 @@ class ZooKeeperCoordination:
         self._writes = StateWrites(self._session)
         self._identity = ZooKeeperIdentity(self._session, self._reads, self._root)
         self._unreadable = Unreadable()
+        self._lives = ZooKeeperLives(self._session, self._reads, self._unreadable, self._path("brokers"))
         self._locks = ZooKeeperLocks(self._session, self._path("locks"), self._session_timeout_s)
         self._listener: Listener = lambda _event: None
         self.security = ZooKeeperSecurity(
@@ -201,33 +203,14 @@ class ZooKeeperCoordination:
     async def peer_secret(self) -> bytes | None:
         return await self._identity.peer_secret()
 
-    async def begin_life(self, broker: int) -> int:
-        deadline = self._session.deadline()
-        path = self._path("brokers/lives", broker)
-        while True:
-            try:
-                # Asked again after a lost answer it may count twice: an incarnation must grow, not be dense.
-                stat = await self._session.ask_again(lambda client: client.set_async(path, b""), deadline)
-                return int(stat.version)
-            except NoNodeError:
-                await self._make(path, deadline)
+    async def begin_life(self, broker: int, above: int = 0) -> int:
+        return await self._lives.begin(broker, above)
 
     async def known_stamp(self, broker: int) -> int | None:
-        path = self._path("brokers/stamps", broker)
-        found = await self._read(path, self._session.deadline())
-        if found is None or not found[0]:
-            return 0
-        return self._unreadable.read(path, found[0], documents.stamp_from_json) or 0
+        return await self._lives.known_stamp(broker)
 
     async def keep_stamp(self, broker: int, stamp: int) -> None:
-        deadline = self._session.deadline()
-        path, data = self._path("brokers/stamps", broker), documents.dump(documents.stamp_to_json(stamp))
-        while True:
-            try:
-                await self._session.ask_again(lambda client: client.set_async(path, data), deadline)
-                return
-            except NoNodeError:
-                await self._make(path, deadline)
+        await self._lives.keep_stamp(broker, stamp)
 
     async def register(self, registration: BrokerRegistration) -> None:
         """Waits up to a session's length (and a half) where a former life of this broker was registered at another

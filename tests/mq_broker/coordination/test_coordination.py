@@ -75,7 +75,8 @@ def test_every_life_of_a_broker_has_a_higher_number(opened: Opener) -> None:
             assert 0 < first < second
             other = await service.begin_life(2)
         async with opened() as service:
-            assert await service.begin_life(1) > second
+            assert await service.begin_life(1, above=second) > second
+            assert await service.begin_life(1, above=40) > 40
             assert await service.begin_life(2) > other
 
     asyncio.run(main())

@@ -273,9 +273,9 @@ class Session:
     async def peer_secret(self) -> bytes | None:
         return await self._read(lambda: self._service.secret)
 
-    async def begin_life(self, broker: int) -> int:
+    async def begin_life(self, broker: int, above: int = 0) -> int:
         def begin() -> int:
-            self._service.lives[broker] += 1
+            self._service.lives[broker] = max(self._service.lives[broker], above) + 1
             return self._service.lives[broker]
 
         return await self._read(begin)

@@ -46,7 +46,7 @@ from mq_broker.storage.opening.opening import Sealing, open_disk_journal
 from mq_broker.storage.opening.quarantine import fresh_identity, install_snapshot, renew, start_over
 from mq_broker.storage.sealed import KeyAbsent
 from mq_protocol.errors import InvalidSetting, StorageFailed
-from mq_protocol.limits import JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX, STAMP_MAX
+from mq_protocol.limits import INCARNATION_MAX, JOURNAL_CACHE_BYTES_MAX, SEGMENT_BYTES_MAX, STAMP_MAX
 from mq_protocol.names import quoted
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
@@ -57,6 +57,7 @@ DURABILITIES: Final = ("fsync", "os", "memory")
 FORMAT: Final = 1
 """Of the directory as a whole. A later one is to be named in `broker.json`, as `format`."""
 
+_OWNER_KEYS: Final = ("broker", "cluster_id", "stamp", "incarnation")
 _DELETED: Final = ".deleted"
 _DISK_IS_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _UNKNOWN_BYTES_MAX: Final = 64 << 10
@@ -76,6 +77,9 @@ class DataDirectory:
     def __init__(self, path: Path, owner: _Owner, lock_fd: int, files: Files, keys: Keyring | None = None) -> None:
         broker, cluster_id = owner.broker, owner.cluster_id
         self._unknown, self._stamp, self._damage = owner.unknown, owner.stamp, owner.damage
+        self.incarnation = owner.incarnation
+        """The newest of a broker that has used it; whoever sets it has it on the disk with the next stamp."""
+
         self.path = path
         self.broker = broker
         self.cluster_id = cluster_id
@@ -346,7 +350,7 @@ class DataDirectory:
     def _write_owner(self) -> None:
         document = {"broker": self.broker, "cluster_id": self.cluster_id}
         if self._stamp:
-            document["stamp"] = self._stamp
+            document |= {"stamp": self._stamp, "incarnation": self.incarnation}
         content = with_unknown(document, self._unknown)
         self._files.replace(self.path / "broker.json", (json.dumps(content) + "\n").encode())
 
@@ -419,6 +423,7 @@ class _Owner(NamedTuple):
     cluster_id: str = ""
     unknown: str = ""
     stamp: int = 0
+    incarnation: int = 0
     damage: str = ""
 
 
@@ -428,12 +433,13 @@ def _read_owner(path: Path, broker: int) -> _Owner:
     try:
         content = json.loads((path / "broker.json").read_bytes())
         found = content.get("format", FORMAT)
-        unknown = unknown_keys(content, ("broker", "cluster_id", "stamp"), _UNKNOWN_BYTES_MAX)
-        owner = _Owner(content["broker"], content["cluster_id"], unknown, content.get("stamp", 0))
-        if (type(owner.broker), type(owner.cluster_id), type(owner.stamp)) != (int, str, int):
+        unknown = unknown_keys(content, _OWNER_KEYS, _UNKNOWN_BYTES_MAX)
+        lives = content.get("stamp", 0), content.get("incarnation", 0)
+        owner = _Owner(content["broker"], content["cluster_id"], unknown, *lives)
+        if [type(each) for each in (owner.broker, owner.cluster_id, *lives)] != [int, str, int, int]:
             raise TypeError("its values are of other types")
-        if not 0 <= owner.stamp <= STAMP_MAX:
-            raise ValueError(f"there is no stamp {owner.stamp}")
+        if not (0 <= owner.stamp <= STAMP_MAX and 0 <= owner.incarnation <= INCARNATION_MAX):
+            raise ValueError(f"there is no stamp or incarnation {lives}")
     except FileNotFoundError:
         return _Owner(broker)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

@@ -66,8 +66,18 @@ def written(path: Path) -> dict[str, object]:
 
 def test_stamps_grow_for_ever_and_are_on_the_disk_first(tmp_path: Path) -> None:
     assert stamped(tmp_path, times=3) == 3
-    assert written(tmp_path) == {"broker": 7, "cluster_id": "c-1", "stamp": 3}
+    assert written(tmp_path) == {"broker": 7, "cluster_id": "c-1", "stamp": 3, "incarnation": 0}
     assert stamped(tmp_path) == 4
+
+
+def test_the_newest_incarnation_goes_with_the_stamp(tmp_path: Path) -> None:
+    directory = begin(tmp_path, 0)
+    directory.incarnation = 12
+    directory.raise_stamp()
+    directory.close()
+    again = begin(tmp_path, 0)
+    assert again.incarnation == 12
+    again.close()
 
 
 @pytest.mark.parametrize("known", [None, 0, 1, 2])
@@ -153,7 +163,7 @@ def test_a_directory_that_lost_whose_it_is_gets_it_from_the_cluster(
     known = stamped(tmp_path)
     (tmp_path / "broker.json").write_bytes(content)
     begin(tmp_path, known).close()
-    assert written(tmp_path) == {"broker": 7, "cluster_id": "c-1", "stamp": known}
+    assert written(tmp_path) == {"broker": 7, "cluster_id": "c-1", "stamp": known, "incarnation": 0}
     assert (tmp_path / "broker.json.damaged").read_bytes() == content
     assert "broker.json is damaged" in caplog.text
     after = logs(tmp_path)
