@@ -24,7 +24,7 @@ ASK_MS = 4_000
 RECORD = re.compile(rb"[jp][0-9]\.[0-9]+[a-z]?-[0-9]+\.[0-9]")
 """What a producer of chaos writes (client.py)."""
 
-_STORED = "version-2"
+_STORED = "data/version-2"
 """Where ZooKeeper keeps what it knows, in its directory."""
 
 _STOP_S = 20.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,6 +13,7 @@ from mq_broker.coordination import documents
 from mq_broker.coordination.interface import BrokerRegistration, Move, QueueSpec, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol.errors import InternalError
+from mq_protocol.limits import STAMP_MAX
 from tests.mq_broker.coordination.absurd import altered
 from tests.mq_broker.coordination.wire import id_of, state_of
 
@@ -187,3 +189,11 @@ def test_a_document_with_queue_groups_that_cannot_be_is_not_read(queues: object)
         document["queue_lives"] = 200
     with pytest.raises(InternalError, match="/topics/t"):
         documents.load(documents.dump(document | {"queues": queues}), documents.topic_from_json, "/topics/t")
+
+
+def test_a_stamp_is_read_as_it_was_written_and_within_bounds() -> None:
+    whole = documents.stamp_to_json(7)
+    assert documents.load(documents.dump(whole), documents.stamp_from_json, "/x") == 7
+    for what, data in altered(whole):
+        with contextlib.suppress(InternalError):
+            assert 0 <= documents.load(data, documents.stamp_from_json, "/x") <= STAMP_MAX, what
