@@ -455,6 +455,7 @@ def _zookeeper_back(ground: Ground) -> Strike:
     if ground.survivors:
         return Strike("refused", "somebody must keep its memory, and all brokers would be restarted", _nothing)
     cluster.keep_copy_of_zookeeper()
+    topics = wait_until(cluster.admin.list_topics, "the names of topics", ROLL_S)
     if not _whole(ground):
         return Strike("refused", "not everything is in sync again after ZooKeeper's restart", _nothing)
     _, [victim] = ground.victims("leader")
@@ -463,6 +464,8 @@ def _zookeeper_back(ground: Ground) -> Strike:
     cluster.start_broker(victim)
     if not _whole(ground):
         return Strike("refused", f"{victim} is not in sync again: ZooKeeper's copy is not put back", _nothing)
+    if wait_until(cluster.admin.list_topics, "the names of topics", ROLL_S) != topics:
+        return Strike("refused", "a topic was made since ZooKeeper was copied: it would be forgotten", _nothing)
     order = chance.sample(cluster.ids, len(cluster.ids))
     how = _end(ground, order)
     cluster.stop_zookeeper(cleanly=chance.random() < 0.5)
