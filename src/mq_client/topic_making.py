@@ -17,7 +17,6 @@ from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.error_messages import from_wire
 from mq_protocol.names import check_new_topic_name, parse_settings
 from mq_protocol.sql.ddl import check_column_names
-from mq_protocol.transport import MethodUnknown
 
 AT_ONCE: Final = 100
 """So many are asked for in one request."""
@@ -114,16 +113,7 @@ class TopicMaker:
 
     def _ask(self, request: pb.CreateTopicsRequest, deadline: Deadline, unclear: list[str]) -> dict[str, TritonMQError]:
         """Why topics were not made."""
-        try:
-            answer = self._connection.ask_any("CreateTopics", request, pb.CreateTopicsResponse, deadline, unclear)
-        except MethodUnknown:  # brokers of 0.3.0 make one after the other
-            errors: dict[str, TritonMQError] = {}
-            for topic in request.topics:
-                try:
-                    self._connection.ask_any("CreateTopic", topic, pb.CreateTopicResponse, deadline, unclear)
-                except TritonMQError as error:
-                    errors[topic.name] = error
-            return errors
+        answer = self._connection.ask_any("CreateTopics", request, pb.CreateTopicsResponse, deadline, unclear)
         return {told.name: from_wire(told.error) for told in answer.topics if told.HasField("error")}
 
     def _wait_until_known(self, name: str, deadline: Deadline, partitions: int = 0, schema: bytes = b"") -> None:

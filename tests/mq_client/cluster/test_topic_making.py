@@ -11,7 +11,6 @@ from mq_client.admin import Admin
 from mq_client.errors import NotEnoughBrokers, OutcomeUnknown, PermissionDenied, TopicExists
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.transport import MethodUnknown
 from tests.mq_client.cluster.administrating import say
 from tests.mq_client.cluster.scripted import Scripted, told, topic_info
 
@@ -77,30 +76,6 @@ def test_topics_that_somebody_else_made_meanwhile_are_errors_or_left_as_they_are
     made_together(scripted, {"a": TopicExists("there")})
     [a] = admin.create_topics(["a"], partitions=2, if_not_exists=True)
     assert (a.error, a.was_there) == (None, True)
-
-
-def test_brokers_that_make_one_topic_at_a_time_are_asked_so(admin: Admin, scripted: Scripted) -> None:
-    made_together(scripted)
-    asked: list[str] = []
-
-    def older(address: str, request: Any) -> Any:
-        raise MethodUnknown("an older broker")
-
-    def create(address: str, request: pb.CreateTopicRequest) -> Any:
-        asked.append(request.name)
-        if request.name == "b":
-            raise NotEnoughBrokers("too few")
-        say(scripted, topic_info(1, name="a"), topic_info(1, name="c"))
-        return pb.CreateTopicResponse()
-
-    scripted.answers.update({"CreateTopics": older, "CreateTopic": create})
-    made = admin.create_topics(["a", "b", "c"])
-    assert [(each.name, type(each.error)) for each in made] == [
-        ("a", type(None)),
-        ("b", NotEnoughBrokers),
-        ("c", type(None)),
-    ]
-    assert asked == ["a", "b", "c"]
 
 
 def test_many_topics_are_asked_for_in_several_requests_and_one_that_fails_keeps_no_other_back(
