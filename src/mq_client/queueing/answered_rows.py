@@ -1,14 +1,13 @@
-"""Rows that came with the answer to a question for records: then nothing needs to be fetched. Pure."""
+"""Rows that came with a lease: then nothing needs to be fetched. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from mq_client.cluster.connection import TopicView
-from mq_client.consuming.slices import StoredSlice, cut, payloads_of, wanted_of
+from mq_client.consuming.slices import StoredSlice, cut, wanted_of
 from mq_client.errors import TritonMQError
 from mq_client.queueing.leases import HeldLease
 from mq_client.queueing.shelf import Rows, rows_of
@@ -17,26 +16,12 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_nodes
 from mq_protocol.ipc_message import node_count
 
-ROWS_BYTES_MAX: Final = 1 << 20
-"""So many bytes of rows are taken with an answer. More than that is fetched beside outcomes and extensions."""
-
-
-def slices_of(answer: pb.LeaseResponse, view: TopicView | None) -> Sequence[StoredSlice]:
-    """The batches of an answer. None if it has none, or what cannot be read: it is fetched then, and whoever fetches
-    it finds out what is wrong. `view`: the topic as it is known."""
-    if not answer.batches or view is None:
-        return ()
-    try:
-        payloads = payloads_of(answer.batches, memoryview(answer.payload))
-    except TritonMQError:
-        return ()
-    return slices_in(answer, payloads, view)
-
 
 def slices_in(
     answer: pb.LeaseResponse, payloads: Sequence[memoryview], view: TopicView | None
 ) -> Sequence[StoredSlice]:
-    """The same, of batches whose payloads came beside it."""
+    """The batches of a lease, whose payloads came beside it. None if it has none, or what cannot be read: it is fetched
+    then, and whoever fetches it finds out what is wrong. `view`: the topic as it is known."""
     if not answer.batches or view is None:
         return ()
     wanted = wanted_of(view, None, "")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from mq_client.queueing.answered_rows import rows_in
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import DONE, LOST, HeldLease, LeaseId
 from mq_client.queueing.offsets import from_gaps, spelled_out
-from mq_client.queueing.places import Call, Place, Terms
+from mq_client.queueing.places import Call, Place, Terms, extends
 from mq_client.queueing.settling import EXTEND, RECORDS_MAX, RELEASE, Line, Tally
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
@@ -33,14 +33,6 @@ DECLARED_S: Final = 10.0
 
 _SAME_LEADER = (OutOfOrder, Overloaded, DiskFull, NotEnoughReplicas)
 """Retriable, but no sign that somebody else leads."""
-
-
-class Heard(NamedTuple):
-    """What is to be told because of an answer. `lent`: there are rows to read. `error`: the queue is over."""
-
-    tallies: list[Tally]
-    lent: bool = False
-    error: TritonMQError | None = None
 
 
 class Answers:
@@ -54,45 +46,11 @@ class Answers:
         self.bytes_each = 0.0
         self._began: float | None = None
 
-    def hear(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
-        """`answer`: what the leader said, or the error. That of a call that was given up is passed over."""
-        if call is place.leasing:
-            place.leasing = None
-            return self._leased(place, call, answer, now)
-        if call is place.settling:
-            place.settling = None
-            return Heard(self._settled(place, call, answer, now))
-        if call is place.extending:
-            place.extending = None
-            return Heard(self._extended(place, call, answer, now))
-        return Heard([])
-
     # ------------------------------------------------------------------ leases
 
-    def _leased(self, place: Place, call: Call, answer: Any, now: float) -> Heard:
-        if isinstance(answer, TritonMQError):
-            return Heard([], error=self.lease_failed(place, call, answer, now))
-        assert isinstance(answer, pb.LeaseResponse)
-        try:
-            lease = self._lease(place, call, answer, now)
-        except InternalError as error:
-            return Heard([], error=error)
-        place.unsure = False
-        place.number = max(place.number, answer.number)
-        self._holdings.lose(place, map(LeaseId.from_wire, answer.gone))
-        if lease is not None:
-            self._grant(lease, call)
-        # Something may be ready that this member may not have now: then it does not ask for it again at once
-        if lease is None and answer.ready and call.records:
-            place.ask_after = now + place.ask_backoff.next_ms() / 1000
-        elif lease is not None:
-            place.ask_backoff.reset()
-        place.hopeful = answer.ready
-        return Heard([], lent=lease is not None)
-
     def pushed(self, place: Place, call: Call, told: pb.LeaseResponse, now: float) -> HeldLease | None:
-        """It was lent this without a question. `call`: the most that it may be, and its rows. Raises `InternalError`
-        for what cannot be."""
+        """It was lent this. `call`: the most that it may be, and its rows. Raises `InternalError` for what cannot
+        be."""
         lease = self._lease(place, call, told, now)
         place.number = max(place.number, told.number)
         if lease is not None:
@@ -133,9 +91,6 @@ class Answers:
 
     def lease_failed(self, place: Place, call: Call, error: TritonMQError, now: float) -> TritonMQError | None:
         """The error, if asking again does not help."""
-        if call.records and not error.definite and not self._terms.accept:
-            place.unsure = True
-        place.hopeful = True
         place.ask_after = now + place.ask_backoff.next_ms() / 1000
         if self._began is None:
             self._began = now
@@ -153,19 +108,33 @@ class Answers:
 
     # ------------------------------------------------------------------ outcomes
 
-    def _settled(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
+    def hear(self, place: Place, call: Call, answer: pb.SettleResponse | TritonMQError, now: float) -> list[Tally]:
+        """What the leader said to a request, or the error. That of a call that was given up is passed over."""
+        if call is not place.settling:
+            return []
+        place.settling = None
+        said = len(call.lines)
+        if not isinstance(answer, TritonMQError) and len(answer.answers) != said:
+            answer = InternalError(
+                f"the broker at {call.address} answered {len(answer.answers)} of {said} outcomes: see its log"
+            )
         if isinstance(answer, TritonMQError):
-            return self._settle_failed(place, call, call.lines, answer, now)
-        place.settle_backoff.reset()
-        if len(answer.answers) != len(call.lines):
-            return self._refuse(call.lines, _unanswered(call, answer))
-        tallies: list[Tally] = []
-        for line, told in zip(call.lines, answer.answers, strict=True):
-            tallies += self.settled(place, call, line, told, now)
-        return tallies
+            outcomes = [line for line in call.lines if not extends(line)]
+            extensions = [line for line in call.lines if extends(line)]
+            return [
+                *(self._settle_failed(place, call, outcomes, answer, now) if outcomes else ()),
+                *(self._extension_failed(place, call, extensions, answer, now) if extensions else ()),
+            ]
+        answered = zip(call.lines, answer.answers, strict=True)
+        return [tally for line, told in answered for tally in self.judge(place, call, line, told, now)]
 
-    def settled(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
-        """What became of one outcome."""
+    def judge(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
+        """What became of one line."""
+        if not told.HasField("error"):
+            place.settle_backoff.reset()
+        return (self._extended if extends(line) else self._settled)(place, call, line, told, now)
+
+    def _settled(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
         if told.HasField("error"):
             return self._settle_failed(place, call, [line], from_wire(told.error), now)
         self._let_go(place, told.pulled)
@@ -222,18 +191,7 @@ class Answers:
 
     # ------------------------------------------------------------------ extensions
 
-    def _extended(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
-        if isinstance(answer, TritonMQError):
-            return self._extension_failed(place, call, call.lines, answer, now)
-        if len(answer.answers) != len(call.lines):
-            return self._not_extended(call, call.lines, _unanswered(call, answer))
-        tallies: list[Tally] = []
-        for line, told in zip(call.lines, answer.answers, strict=True):
-            tallies += self.extended(place, call, line, told, now)
-        return tallies
-
-    def extended(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
-        """What became of one extension."""
+    def _extended(self, place: Place, call: Call, line: Line, told: pb.SettleAnswer, now: float) -> list[Tally]:
         if told.HasField("error"):
             return self._extension_failed(place, call, [line], from_wire(told.error), now)
         lost = _lost(line, told.lost)
@@ -269,9 +227,3 @@ def _lost(line: Line, gaps: Any) -> Any:
         return np.empty(0, dtype=np.int64)
     places = line.lease.index_of(offsets)
     return places[np.isin(places, line.indexes)]
-
-
-def _unanswered(call: Call, answer: pb.SettleResponse) -> InternalError:
-    return InternalError(
-        f"the broker at {call.address} answered {len(answer.answers)} of {len(call.lines)} outcomes: see its log"
-    )

@@ -1,5 +1,5 @@
-"""Holds a member's leases: takes its turns, on the event loop of this process or in a thread, and is what the
-application's threads speak to.
+"""Holds a member's leases: takes its turns, on the event loop of this process, and is what the application's threads
+speak to.
 
 A turn waits for nobody: questions go out, and answers come back in their own time. What is asked in one is in
 planning.py.
@@ -11,10 +11,10 @@ import math
 import os
 import threading
 import time
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from mq_client import forks
 from mq_client.cluster.connection import Connection
@@ -26,7 +26,6 @@ from mq_client.queueing.offsets import runs_count
 from mq_client.queueing.on_loop import LoopTurns
 from mq_client.queueing.places import Terms
 from mq_client.queueing.planning import Planning
-from mq_client.queueing.sessions import Sessions
 from mq_client.queueing.settling import (
     EXTEND,
     RANGES_MAX,
@@ -37,7 +36,7 @@ from mq_client.queueing.settling import (
     Word,
     why_lost,
 )
-from mq_client.queueing.work_streams import work_streams
+from mq_client.queueing.work_streams import WorkStreams, work_streams
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
 
@@ -52,8 +51,6 @@ class Keeper(Planning):
         self.over = False
         self._close_by = math.inf
         self._process = os.getpid()
-        self._thread: threading.Thread | None = None
-        self._turns_on_loop: LoopTurns | None = None
         self._ended = threading.Event()
 
     # ------------------------------------------------------------------ from the application's threads
@@ -69,32 +66,24 @@ class Keeper(Planning):
 
     @property
     def started(self) -> bool:
-        return self._thread is not None or self._turns_on_loop is not None
+        return self._turns is not None
 
     @property
     def active(self) -> bool:
         """Whether this member is lent records, as far as its leaders have said."""
         with self.lock:
-            usable = self.started and not self.closing and self.error is None
-            return usable and (self._sessions is None or self._sessions.active)
+            return self.started and not self.closing and self.error is None and self._sessions.active
 
-    def ensure_started(self, topic_id: str, loop: EventLoop | None = None) -> None:
-        """Of that topic. `loop`: where turns are taken, and sessions are held with leaders that know them; None for a
-        thread of its own, and requests alone. Under `lock`."""
+    def ensure_started(
+        self, topic_id: str, loop: EventLoop, streams: Callable[[EventLoop], WorkStreams] = work_streams
+    ) -> None:
+        """Of that topic. `loop`: where turns are taken; `streams`: those by which sessions are held. Under `lock`."""
         if self.started or self.closing:
             return
         self.topic_id = topic_id
-        if loop is not None:
-            turns: Any = LoopTurns(loop, self._run_due)
-            self._turns_on_loop = self._work = turns
-            first = zlib.crc32(self.terms.member.encode()) & 0xFFFF  # members begin with different partitions
-            self._sessions = Sessions(
-                self.connection, self.holdings, self._answers, lambda: work_streams(loop), self._hear_later, first
-            )
-            turns.notify()
-        else:
-            self._thread = threading.Thread(target=self._run, name="tritonmq-queue", daemon=True)
-            self._thread.start()
+        self._streams = partial(streams, loop)
+        self._turns = LoopTurns(loop, self._run_due)
+        self._turns.notify()
 
     def settle_one(self, lease: HeldLease, index: int, word: Word) -> Future[None]:
         """Say what becomes of one record. Raises `LeaseLost` if it is known to be lost."""
@@ -106,7 +95,7 @@ class Keeper(Planning):
             first = not box
             self.holdings.say_one(lease, index, word, tally, time.monotonic())
             if first or self._hurries(box):
-                self._work.notify()
+                self.wake()
             self._note_free()
         return tally.future
 
@@ -120,7 +109,7 @@ class Keeper(Planning):
                 raise InvalidRequest(f"{self._named(lease)}: some of these records have an outcome already")
             tally = Tally(self._where(lease), len(indexes), lost=lost)
             self.holdings.say(lease, indexes, word, tally, time.monotonic())
-            self._work.notify()
+            self.wake()
             self._note_free()
         return tally.future
 
@@ -165,7 +154,7 @@ class Keeper(Planning):
             tally = Tally(self._where(lease), len(indexes))
             word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs(parts, place.number))
             self.holdings.say(lease, indexes, word, tally, time.monotonic())
-            self._work.notify()
+            self.wake()
             self._note_free()
         return tally.future
 
@@ -176,7 +165,7 @@ class Keeper(Planning):
             lost, indexes = self._without_lost(lease, indexes)
             tally = Tally(self._where(lease), len(indexes), lost=lost)
             self.holdings.places[lease.partition].extensions.add(lease, indexes, EXTEND, tally, time.monotonic())
-            self._work.notify()
+            self.wake()
         return tally.future
 
     def has_outcome(self, lease: HeldLease, index: int) -> bool:
@@ -186,15 +175,11 @@ class Keeper(Planning):
                 self._check_open(lease, index)
             return lease.state(index) >= SETTLING
 
-    def wake(self) -> None:
-        """There may be something to ask or to say. Under `lock`."""
-        self._work.notify()
-
     def note_taken(self) -> None:
         """Something was handed out: if it was the last, or needs no outcome, more may be asked for. Under `lock`."""
         enough = self.terms.accept and self.holdings.held * 2 <= self.terms.credit.records
         if enough or self.holdings.hungry:
-            self._work.notify()
+            self.wake()
 
     def close_soon(self, deadline: Deadline) -> int:
         """Give back what has no outcome, send all outcomes, and end by then. How much of that was handed out."""
@@ -207,37 +192,31 @@ class Keeper(Planning):
             self.holdings.unread.clear()
             begun = sum(lease.begun() for place in self.holdings.places.values() for lease in place.leases.values())
             for place in self.holdings.places.values():
-                self._recall_lease(place)
-                place.leave(self.terms.priority)
                 for lease in list(place.leases.values()):
                     left = lease.without_outcome()
                     if len(left):
                         self.holdings.say(lease, left, RELEASE, None, now)
             self.over = self.over or not self.started
-            self._work.notify()
+            self.wake()
             self.unread.notify_all()
             self.changed.notify_all()
         return begun
 
     def join(self) -> None:
-        """Until the thread has ended, which it does by its deadline."""
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            left_s = self._close_by - time.monotonic()  # endless if the thread failed
-            thread.join(max(0.0, min(left_s, threading.TIMEOUT_MAX - _JOIN_S)) + _JOIN_S)
-        elif self._turns_on_loop is not None and not on_loop():
-            left_s = self._close_by - time.monotonic()
+        """Until the last turn, which is taken by the deadline of `close_soon`."""
+        if self._turns is not None and not on_loop():
+            left_s = self._close_by - time.monotonic()  # endless if a turn failed
             self._ended.wait(max(0.0, min(left_s, threading.TIMEOUT_MAX - _JOIN_S)) + _JOIN_S)
 
     def drop(self, lease: HeldLease, indexes: Indexes, state: int) -> None:
         """These need no outcome. Under `lock`."""
         self.holdings.end(lease, indexes, state)
-        self._work.notify()
+        self.wake()
 
     def say(self, lease: HeldLease, indexes: Indexes, word: Word) -> None:
         """The outcome of records that the application is not given. Under `lock`."""
         self.holdings.say(lease, indexes, word, None, time.monotonic())
-        self._work.notify()
+        self.wake()
 
     def note_size(self, lease: HeldLease, bytes_each: float) -> None:
         """So much a record of it takes, now that it was read. Under `lock`."""
@@ -268,37 +247,25 @@ class Keeper(Planning):
             raise why_lost(self._where(lease), lost)
         return lost, indexes[~gone]
 
-    # ------------------------------------------------------------------ the thread
-
-    def _run(self) -> None:
-        try:
-            while self._turn():
-                pass
-            self._end(OutcomeUnknown("the queue was closed before the leader had answered"))
-        except BaseException as error:
-            # A defect of ours. Nobody would answer any more: say so to everyone who waits, rather than let them.
-            self._end(InternalError(f"the queue's thread failed ({type(error).__name__}: {error}): open it anew"))
-            raise
+    # ------------------------------------------------------------------ on the loop
 
     def _run_due(self) -> None:
-        """The same on a loop: all turns that are due."""
-        turns = self._turns_on_loop
+        """All turns that are due."""
+        turns = self._turns
         assert turns is not None
         try:
             while not (self.over or turns.waits):
                 if not self._turn():
                     self._end(OutcomeUnknown("the queue was closed before the leader had answered"))
         except BaseException as error:
+            # A defect of ours. Nobody would answer any more: say so to everyone who waits, rather than let them.
             self._end(InternalError(f"the queue's turn failed ({type(error).__name__}: {error}): open it anew"))
             raise
 
-    def _hear_later(self, hear: Callable[[float], list[Tally]]) -> None:
-        """On the loop."""
-        self._heard.append(hear)
-        self._work.notify()
-
     def _turn(self) -> bool:
         """Hear what was answered, and ask what is to be asked. False at the end."""
+        turns = self._turns
+        assert turns is not None
         with self.lock:
             now = time.monotonic()
             tallies: list[Tally] = []
@@ -309,11 +276,10 @@ class Keeper(Planning):
                 self._note_heard(tallies)
             self._answers.ask_about_doubts(now)
             starts = self._plan(now)
-            goes_on = self._turns_on_loop is not None and not self.closing  # what is told changes nothing
-            if not starts and (not tallies or goes_on):
+            if not starts and not (tallies and self.closing):  # else what is told changes nothing
                 if self.closing and (now >= self._close_by or self._is_quiet()):
                     return False
-                self._work.wait(max(0.0, min(self._wake_at, self._close_by) - now))
+                turns.wait(max(0.0, min(self._wake_at, self._close_by) - now))
         for tally in tallies:
             tally.tell()
         for start in starts:
@@ -323,8 +289,6 @@ class Keeper(Planning):
     def _note_heard(self, tallies: list[Tally]) -> None:
         """Who waits for what sessions have told is woken."""
         sessions = self._sessions
-        if sessions is None:
-            return
         if sessions.error is not None:
             self.fail(sessions.error)
             sessions.error = None
@@ -335,26 +299,22 @@ class Keeper(Planning):
         sessions.lent = False
 
     def _is_quiet(self) -> bool:
-        if self._sessions is not None and not self._sessions.quiet:
-            return False
-        return all(p.quiet and p.leasing is None and not p.unsure for p in self.holdings.places.values())
+        return self._sessions.quiet and all(place.quiet for place in self.holdings.places.values())
 
     def _end(self, error: TritonMQError) -> None:
         tallies: list[Tally] = []
         with self.lock:
             self.over = self.closing = True
+            lines = self._sessions.drain()
             self.error = self.error or (error if isinstance(error, InternalError) else None)
             for place in self.holdings.places.values():
-                for call in (place.leasing, place.settling, place.extending):
-                    if call is not None:
-                        call.cancel()
-                        tallies += [t for line in call.lines for p in line.pieces for t in p.answered(set(), error)]
+                if place.settling is not None:
+                    place.settling.cancel()
+                    lines += place.settling.lines
                 for box in (place.settles, place.extensions):
                     tallies += [tally for piece in box.drain() for tally in piece.answered(set(), error)]
-            if self._sessions is not None:
-                left = self._sessions.drain()
-                tallies += [t for line in left for p in line.pieces for t in p.answered(set(), error)]
-                self._sessions.close()
+            tallies += [tally for line in lines for piece in line.pieces for tally in piece.answered(set(), error)]
+            self._sessions.close()
             self.changed.notify_all()
             self.unread.notify_all()
         for tally in tallies:

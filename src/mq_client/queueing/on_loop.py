@@ -1,5 +1,5 @@
-"""Takes the turns of a keeper on the event loop of this process, instead of in a thread of its own: a process with many
-members would spend itself on handing the interpreter's lock from one thread to the next.
+"""Takes the turns of a keeper on the event loop of this process. With a thread for each, a process with many members
+would spend itself on handing the interpreter's lock from one to the next.
 
 Futures' callbacks are an application's own, and may take their time: they have a thread.
 """
@@ -19,8 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class LoopTurns:
-    """In the place of the condition on which a keeper's thread would wait, with its two methods. `run`: takes all turns
-    that are due, up to one that waits.
+    """`run`: takes all turns that are due, up to one that waits.
 
     `notify` from any thread, under the keeper's lock; the rest on the loop.
     """

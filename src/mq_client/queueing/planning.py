@@ -1,30 +1,29 @@
 """What a member asks of its leaders and says to them, turn by turn. Under the keeper's lock.
 
-Leaders that know sessions are spoken to by those (sessions.py), others by requests of their own. Whom to ask is decided
-in places.py and shares.py, what outcomes say in settling.py, what is held in holdings.py, and what an answer means in
-answers.py. Here are the clock and the calls.
+They are spoken to by sessions (sessions.py), and by requests where those do not do: an ack with outputs is one of its
+own, and a queue that has failed opens no session. Whom to give credit is decided in shares.py, what outcomes say in
+settling.py, what is held in holdings.py, and what an answer means in answers.py. Here are the clock and the calls.
 """
 
 from __future__ import annotations
 
 import threading
+import zlib
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, TypeVar
-
-from google.protobuf.message import Message
+from typing import Final
 
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError, UnknownTopic
 from mq_client.producing.refresher import Refresher
-from mq_client.queueing.answered_rows import slices_of
 from mq_client.queueing.answers import Answers
-from mq_client.queueing.asking import lease_request, settle_request
 from mq_client.queueing.holdings import Holdings
-from mq_client.queueing.places import WATCH_MS, Call, Credit, Place, Question, Terms, Turns, told_of
+from mq_client.queueing.on_loop import LoopTurns
+from mq_client.queueing.places import Call, Credit, Place, Terms
 from mq_client.queueing.sessions import PlaceSession, Sessions
-from mq_client.queueing.settling import EXTEND, Line, Outbox, Tally
+from mq_client.queueing.settling import EXTEND, Line, Outbox, Tally, to_wire
+from mq_client.queueing.work_streams import WorkStreams
 from mq_protocol import mq_pb2 as pb
 
 GATHER_S: Final = 0.005
@@ -38,18 +37,15 @@ _STALL_S: Final = 2.0
 """Unanswered for so long, it is asked whether somebody else leads by now."""
 
 _IDLE_S: Final = 1.0
-_LEASE_MS: Final = 3_000.0
 _SETTLE_MS: Final = 10_000.0
-_BEYOND_WAIT_MS: Final = 5_000.0
 
-R = TypeVar("R", bound=Message)
 Start = Callable[[], None]
 
 
 class Planning:
     """Owns what is on its way to leaders, and what was heard of them and is not taken in yet. `changed` is notified
     when there are records to take, when an error ends the queue, and when the turns end; `unread` when rows are to be
-    read; `_work` when there may be something to ask."""
+    read. `_streams` and `_turns`: once it is started."""
 
     def __init__(self, connection: Connection, terms: Terms) -> None:
         self.connection = connection
@@ -62,14 +58,17 @@ class Planning:
         self.closing = False
         self.topic_id = ""
         self.working = terms.working
-        self._work = threading.Condition(self.lock)
         self._answers = Answers(connection, terms, self.holdings, self._doubt)
         self._heard: deque[Callable[[float], list[Tally]]] = deque()
-        self._turns = Turns()
         self._refresher = Refresher(connection, self._wake)
         self._look_at = 0.0
         self._wake_at = 0.0
-        self._sessions: Sessions | None = None
+        self._streams: Callable[[], WorkStreams]
+        self._turns: LoopTurns | None = None
+        first = zlib.crc32(terms.member.encode()) & 0xFFFF  # members begin with different partitions
+        self._sessions = Sessions(
+            connection, self.holdings, self._answers, lambda: self._streams(), self._hear_later, first
+        )
 
     def fail(self, error: TritonMQError) -> None:
         """Nothing more is asked for. Under `lock`."""
@@ -78,9 +77,19 @@ class Planning:
         self.changed.notify_all()
         self.unread.notify_all()
 
+    def wake(self) -> None:
+        """There may be something to ask or to say. Under `lock`."""
+        if self._turns is not None:
+            self._turns.notify()
+
     def _wake(self) -> None:
         with self.lock:
-            self._work.notify()
+            self.wake()
+
+    def _hear_later(self, hear: Callable[[float], list[Tally]]) -> None:
+        """In the next turn."""
+        self._heard.append(hear)
+        self.wake()
 
     def _doubt(self, address: str) -> None:
         """That broker does not lead, or does not answer."""
@@ -92,7 +101,6 @@ class Planning:
         if view is None:
             return []
         starts: list[Start] = []
-        led: dict[int, Place] = {}
         spoken_to: dict[int, Place] = {}
         addresses: dict[int, str] = {}  # looked up once: they change while other threads learn of them
         for number, place in self.holdings.places.items():
@@ -104,17 +112,11 @@ class Planning:
             addresses[number] = address
             self._note_epoch(place, view.epochs[number])
             self._gather_extensions(place, now)
-            if self._speaks(place, address, now):
+            if self._speaks(place):
                 spoken_to[number] = place
-                continue
-            led[number] = place
-            starts += self._extend(place, address, now)
-        for number, place in led.items():
-            starts += self._settle(place, addresses[number], now)
-        for question in self._questions(led, now):
-            starts.append(self._lease(question, addresses[question.place.partition], now))
-        if spoken_to:
-            starts += self._converse(spoken_to, addresses, now)
+            else:
+                starts += self._without_session(place, address, now)
+        starts += self._converse(spoken_to, addresses, now)
         if not starts:
             self._wake_at = min(self._wake_at, self._look_at)
         return starts
@@ -139,23 +141,19 @@ class Planning:
                     self.holdings.places[number] = Place(number)
         return view
 
-    def _view(self) -> TopicView | None:
-        """The topic, if it is known to be this one still."""
-        view = self.connection.known_topic(self.terms.topic)
-        return view if view is not None and view.topic_id == self.topic_id else None
-
     def _recall(self, place: Place, address: str | None, now: float) -> None:
-        """Break off what waits for an answer of a broker that does not lead any more."""
-        for call in (place.leasing, place.settling, place.extending):
-            if call is None or (call.waits and call.address == address):
-                continue
-            if address is not None and call.address != address:
-                call.cancel()  # heard as an error, which is why it is asked again
-            elif now >= max(call.sent_at, call.doubted_at) + _STALL_S:
-                call.doubted_at = now
-                self._doubt(call.address)
-            else:
-                self._wake_at = min(self._wake_at, max(call.sent_at, call.doubted_at) + _STALL_S)
+        """Break off a request that waits for an answer of a broker that does not lead any more."""
+        call = place.settling
+        if call is None:
+            return
+        since = max(call.sent_at, call.doubted_at) + _STALL_S
+        if address is not None and call.address != address:
+            call.cancel()  # heard as an error, which is why it is said again
+        elif now >= since:
+            call.doubted_at = now
+            self._doubt(call.address)
+        else:
+            self._wake_at = min(self._wake_at, since)
 
     @staticmethod
     def _note_epoch(place: Place, epoch: int) -> None:
@@ -164,56 +162,19 @@ class Planning:
             place.unsure = True
         place.epoch = epoch
 
-    def _recall_lease(self, place: Place) -> None:
-        call, place.leasing = place.leasing, None
-        if call is not None:
-            place.unsure = place.unsure or (call.records > 0 and not self.terms.accept)
-            call.cancel()
-
-    def _questions(self, led: dict[int, Place], now: float) -> list[Question]:
-        holdings, credit = self.holdings, self.terms.credit
-        if self.closing:
-            return [
-                Question(place, 0, 0, waits=False)
-                for place in led.values()
-                if place.unsure and place.leasing is None and place.ask_after <= now
-            ]
-        if self.error is not None:
-            return []
-        asked = [place.leasing for place in holdings.places.values() if place.leasing is not None]
-        pushed = self._sessions.credit_out if self._sessions is not None else Credit(0, 0)
-        free = credit.free(holdings.held + pushed.records, holdings.held_bytes + pushed.bytes, asked)
-        wants = free.worth_asking(credit, hungry=holdings.hungry)
-        for place in led.values():
-            if place.leasing is None and place.ask_after > now and (wants or place.unsure):
-                self._wake_at = min(self._wake_at, place.ask_after)
-        questions = self._turns.questions(led, free, wants, now, alone=len(holdings.places) == 1)
-        if questions:
-            return questions
-        questions, again_at = told_of(led, now, self.terms.priority)
-        self._wake_at = min(self._wake_at, again_at)
-        return questions
-
-    def _speaks(self, place: Place, address: str, now: float) -> bool:
-        """Whether its leader is spoken to by a session."""
-        sessions = self._sessions
-        if sessions is None or not sessions.carries(address, now):
-            return False
-        if sessions.has(place):
-            return True
-        return self.error is None and (not self.closing or bool(place.settles))
+    def _speaks(self, place: Place) -> bool:
+        """Whether its leader is spoken to by a session. None is opened any more once the queue has failed, or closes
+        and has nothing to say."""
+        return self._sessions.has(place) or (self.error is None and (not self.closing or bool(place.settles)))
 
     def _converse(self, places: dict[int, Place], addresses: dict[int, str], now: float) -> list[Start]:
         """Say to the leaders of these what they are to hear by sessions."""
         sessions, holdings, starts = self._sessions, self.holdings, list[Start]()
-        assert sessions is not None
         found: dict[int, PlaceSession] = {}
         for number, place in places.items():
             if place.ask_after > now and not sessions.has(place):
                 self._wake_at = min(self._wake_at, place.ask_after)
                 continue
-            if place.leasing is not None:
-                self._recall_lease(place)
             found[number] = sessions.open(place, addresses[number], self.terms, self.working, self.topic_id, now)
             self._look_for_answers(found[number], now)
             if self.closing:
@@ -221,10 +182,8 @@ class Planning:
                 sessions.take_back(found[number])
         lines = {number: self._lines(session, now, starts) for number, session in found.items()}
         if not self.closing and self.error is None:
-            asked = [place.leasing for place in holdings.places.values() if place.leasing is not None]
-            records = holdings.held + sum(call.records for call in asked)
-            size = int(holdings.held_bytes) + sum(call.bytes for call in asked)
-            sessions.hand_out(found, self.terms.credit, Credit(records, size), hungry=holdings.hungry)
+            held = Credit(holdings.held, int(holdings.held_bytes))
+            sessions.hand_out(found, self.terms.credit, held, hungry=holdings.hungry)
         for number, session in found.items():
             sessions.say(session, lines[number], self.terms, self.working, now)
         return starts
@@ -240,86 +199,48 @@ class Planning:
         """Outcomes and extensions that are due. While others of the partition are on their way outcomes gather, unless
         there is nothing else to do: each message may be an entry. An ack with outputs goes by a request of its own, and
         nothing of its partition is said until that is answered."""
-        place, lines = session.place, list[Line]()
-        box, hurries = place.settles, self._hurries(place.settles)
-        if place.extensions and now >= place.extend_after:
-            lines += place.extensions.take_lines()
-        elif place.extensions:
-            self._wake_at = min(self._wake_at, place.extend_after)
-        due = max(place.settle_after, 0.0 if hurries else box.since + GATHER_S)
-        if not box or place.settling is not None or (session.account.sent and not hurries):
+        place = session.place
+        box, lines = place.settles, self._extensions(place, now)
+        waits = place.settling is not None or (session.account.sent and not self._hurries(box))
+        if waits or not self._are_due(place, now):
             return lines
-        if now < due:
-            self._wake_at = min(self._wake_at, due)
-        elif box.begins_with_outputs:
-            starts += self._settle(place, session.call.address, now)
+        if box.begins_with_outputs:
+            starts.append(self._settle(place, session.call.address, box.take_lines(), now))
         else:
             lines += box.take_lines(outputs=False)
         return lines
+
+    def _without_session(self, place: Place, address: str, now: float) -> list[Start]:
+        """What is left to say of it once the queue has failed."""
+        if place.settling is not None:
+            return []
+        lines = self._extensions(place, now)
+        if self._are_due(place, now):
+            lines += place.settles.take_lines()
+        return [self._settle(place, address, lines, now)] if lines else []
+
+    def _extensions(self, place: Place, now: float) -> list[Line]:
+        """Those that are due."""
+        if not place.extensions:
+            return []
+        if now < place.extend_after:
+            self._wake_at = min(self._wake_at, place.extend_after)
+            return []
+        return place.extensions.take_lines()
+
+    def _are_due(self, place: Place, now: float) -> bool:
+        """Whether there are outcomes that wait for no others."""
+        box = place.settles
+        if not box:
+            return False
+        due = max(place.settle_after, 0.0 if self._hurries(box) else box.since + GATHER_S)
+        self._wake_at = min(self._wake_at, due) if now < due else self._wake_at
+        return now >= due
 
     def _hurries(self, box: Outbox) -> bool:
         """Whether nothing more is waited for: much has gathered, or the application has nothing else to work on."""
         enough = box.records * 2 >= self.terms.credit.records
         return self.closing or enough or (self.holdings.all_have_outcomes and self.holdings.hungry)
-
-    def _settle(self, place: Place, address: str, now: float) -> list[Start]:
-        box = place.settles
-        if not box or place.settling is not None or (self.closing and place.takes_leave(now)):
-            return []
-        due = max(place.settle_after, 0.0 if self._hurries(box) else box.since + GATHER_S)
-        if now < due:
-            self._wake_at = min(self._wake_at, due)
-            return []
-        call = place.settling = Call(address, now, lines=box.take_lines())
-        question = self._more(place, call, now)
-        if question is not None:
-            place.stayed += 1
-            return [self._lease(question, address, now, call)]
-        return [
-            self._start(
-                call,
-                "Settle",
-                settle_request(place, self.terms, self.topic_id, call.lines, int(_SETTLE_MS)),
-                pb.SettleResponse,
-                _SETTLE_MS,
-                place,
-            )
-        ]
-
-    def _more(self, place: Place, settling: Call, now: float) -> Question | None:
-        """What its leader is asked for together with these outcomes: as much as they set free. In order, outcomes may
-        take other records with them, so they are answered first."""
-        holdings, credit = self.holdings, self.terms.credit
-        if self.closing or self.error is not None or self.terms.accept or holdings.ordered is not None:
-            return None
-        if any(line.word.outputs is not None for line in settling.lines):
-            return None
-        if not self._turns.stays(place, holdings.places.values(), now):
-            return None
-        records = sum(len(line.indexes) for line in settling.lines)
-        size = sum(len(line.indexes) * line.lease.bytes_each for line in settling.lines)
-        free = credit.free(holdings.held - records, holdings.held_bytes - size, ())
-        if not free.worth_asking(credit, hungry=holdings.hungry):
-            return None
-        return Question(place, free.records, free.bytes, waits=False)
-
-    def _extend(self, place: Place, address: str, now: float) -> list[Start]:
-        if not place.extensions or place.extending is not None:
-            return []
-        if now < place.extend_after:
-            self._wake_at = min(self._wake_at, place.extend_after)
-            return []
-        call = place.extending = Call(address, now, lines=place.extensions.take_lines())
-        return [
-            self._start(
-                call,
-                "Settle",
-                settle_request(place, self.terms, self.topic_id, call.lines, int(_SETTLE_MS)),
-                pb.SettleResponse,
-                _SETTLE_MS,
-                place,
-            )
-        ]
 
     def _gather_extensions(self, place: Place, now: float) -> None:
         """What the application has not begun is extended each third of its time. Leases that may have run out are asked
@@ -339,57 +260,29 @@ class Planning:
             place.extend_at = min(lease.extend_at for lease in place.leases.values())
         self._wake_at = min(self._wake_at, place.extend_at, place.check_at)
 
-    def _lease(self, question: Question, address: str, now: float, settling: Call | None = None) -> Start:
-        """`settling`: outcomes that it tells at once."""
-        place, terms = question.place, self.terms
-        if place.leasing is not None:
-            self._recall_lease(place)
-        call = place.ask(Call(address, now, question.records, question.bytes, question.waits))
-        lines = settling.lines if settling is not None else ()
-        request = lease_request(question, terms, self.topic_id, self.working, lines, closing=self.closing)
-        if settling is not None:
-            return self._start(call, "Lease", request, pb.LeaseResponse, _SETTLE_MS, place, settling)
-        limit_ms = WATCH_MS + _BEYOND_WAIT_MS if question.waits else _LEASE_MS
-        return self._start(call, "Lease", request, pb.LeaseResponse, limit_ms, place)
+    def _settle(self, place: Place, address: str, lines: list[Line], now: float) -> Start:
+        """What says these by a request of their own, to be called without `lock`."""
+        call = place.settling = Call(address, now, lines=lines)
+        request = pb.SettleRequest(
+            topic=self.terms.topic,
+            partition=place.partition,
+            group=self.terms.group,
+            topic_id=self.topic_id,
+            member=self.terms.member,
+            settles=to_wire(lines),
+            timeout_ms=int(_SETTLE_MS),
+        )
 
-    def _start(
-        self,
-        call: Call,
-        method: str,
-        request: Message,
-        response: type[R],
-        limit_ms: float,
-        place: Place,
-        settling: Call | None = None,
-    ) -> Start:
-        """What sends it, to be called without `lock`. `settling`: is answered by the same answer, and before, and
-        broken off with it."""
-
-        def heard(answer: R | TritonMQError) -> None:
-            if isinstance(answer, pb.LeaseResponse):
-                call.rows = slices_of(answer, self._view())
+        def heard(answer: pb.SettleResponse | TritonMQError) -> None:
             with self.lock:
-                if settling is not None:
-                    self._heard.append(lambda now: self._answered(place, settling, answer, now))
-                self._heard.append(lambda now: self._answered(place, call, answer, now))
-                self._work.notify()
+                self._hear_later(lambda now: self._answers.hear(place, call, answer, now))
 
         def start() -> None:
             try:
                 call.cancel = self.connection.ask_later(
-                    call.address, method, request, response, Deadline(limit_ms), heard
+                    address, "Settle", request, pb.SettleResponse, Deadline(_SETTLE_MS), heard
                 )
             except TritonMQError as error:  # of a process that cannot use gRPC
                 heard(error)
 
         return start
-
-    def _answered(self, place: Place, call: Call, answer: Any, now: float) -> list[Tally]:
-        found = self._answers.hear(place, call, answer, now)
-        if found.error is not None:
-            self.fail(found.error)
-        if found.lent and self.holdings.unread:
-            self.unread.notify()
-        if found.lent or found.tallies or self.holdings.ordered is not None:
-            self.changed.notify_all()
-        return found.tallies

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 import numpy as np
 
@@ -21,16 +20,12 @@ from mq_client.queueing.answers import Answers
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import DONE, LeaseId
 from mq_client.queueing.offsets import runs_count, to_gaps
-from mq_client.queueing.places import Call, Credit, Place, Terms
+from mq_client.queueing.places import Call, Credit, Place, Terms, extends
 from mq_client.queueing.settling import RANGES_MAX, RELEASE, Line, Tally, to_wire
 from mq_client.queueing.shares import Account, Shares
 from mq_client.queueing.work_streams import Told, WorkStream, WorkStreams
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
-from mq_protocol.transport import MethodUnknown
-
-OLD_S: Final = 30.0
-"""For so long a broker that knows no sessions is asked by requests of their own, before it is tried again."""
 
 
 class PlaceSession:
@@ -54,14 +49,14 @@ class PlaceSession:
         for line in lines:
             self._spoken += 1
             self.waiting[self._spoken] = call, line
-            if line.word.outcome != pb.OUTCOME_EXTEND:
+            if not extends(line):
                 self.account.sent += len(line.indexes)
         request.settles.extend(to_wire(lines))
 
     def hear(self, number: int) -> tuple[Call, Line] | None:
         """What this answers."""
         found = self.waiting.pop(number, None)
-        if found is not None and found[1].word.outcome != pb.OUTCOME_EXTEND:
+        if found is not None and not extends(found[1]):
             self.account.sent -= len(found[1].indexes)
         return found
 
@@ -90,14 +85,9 @@ class Sessions:
         self._streams = streams
         self._heard = heard
         self._sessions: dict[int, PlaceSession] = {}
-        self._old: dict[str, float] = {}
         self._shares = Shares(first)
         self.lent = False
         self.error: TritonMQError | None = None
-
-    def carries(self, address: str, now: float) -> bool:
-        """Whether that broker is spoken to by sessions, as far as is known."""
-        return self._old.get(address, -math.inf) <= now
 
     def has(self, place: Place) -> bool:
         return place.partition in self._sessions
@@ -109,11 +99,6 @@ class Sessions:
             not session.waiting and not session.account.out and session.account.recalled is None
             for session in self._sessions.values()
         )
-
-    @property
-    def credit_out(self) -> Credit:
-        accounts = [session.account for session in self._sessions.values()]
-        return Credit(sum(each.out for each in accounts), sum(each.out_bytes for each in accounts if each.out))
 
     @property
     def active(self) -> bool:
@@ -209,9 +194,7 @@ class Sessions:
         """It is over. What had no answer is said again."""
         del self._sessions[session.place.partition]
         session.stream.forget(session.number)
-        lines = [line for _, line in session.waiting.values()]
-        for box, extensions in ((session.place.settles, False), (session.place.extensions, True)):
-            box.put_back([each for each in lines if (each.word.outcome == pb.OUTCOME_EXTEND) == extensions], again=True)
+        session.place.put_back([line for _, line in session.waiting.values()], again=True)
 
     # ------------------------------------------------------------------ what is heard
 
@@ -228,11 +211,7 @@ class Sessions:
         for each in said.answers:
             found = session.hear(each.number)
             if found is not None:
-                extends = found[1].word.outcome == pb.OUTCOME_EXTEND
-                judge = self._answers.extended if extends else self._answers.settled
-                tallies += judge(place, *found, each.answer, now)
-        if said.answers:
-            place.settle_backoff.reset()
+                tallies += self._answers.judge(place, *found, each.answer, now)
         self._holdings.lose(place, map(LeaseId.from_wire, said.gone))
         if said.HasField("lease"):
             self._lent(session, said, rows, now)
@@ -265,9 +244,6 @@ class Sessions:
 
     def _broke(self, session: PlaceSession, error: TritonMQError, now: float) -> None:
         self._give_up(session)
-        if isinstance(error, MethodUnknown):
-            self._old[session.call.address] = now + OLD_S
-            return
         self.error = self._answers.lease_failed(session.place, session.call, error, now) or self.error
 
     def give_back(self, place: Place, now: float) -> None:

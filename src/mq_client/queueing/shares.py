@@ -12,7 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mq_client.queueing.places import STAYS_MAX, Credit
+from mq_client.queueing.places import Credit
+
+STAYS_MAX: Final = 4
+"""So many times in a row a leader is given the credit that its outcomes set free, before others that have something."""
 
 SHARE_BYTES_MIN: Final = 64 << 10
 """Credit is not shared so far that a leader may lend fewer bytes."""

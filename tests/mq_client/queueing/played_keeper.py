@@ -1,37 +1,154 @@
-"""The keeper of a queue's leases without its thread: the test takes its turns, sets its clock and plays the leaders."""
+"""The keeper of a queue's leases: the test takes its turns, sets its clock and plays the leaders, to whom it speaks by
+sessions and by requests."""
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from google.protobuf.message import Message
 
+from mq_client.cluster.deadline import Deadline
 from mq_client.errors import TritonMQError
 from mq_client.queueing import keeper as keeper_module
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import HeldLease
 from mq_client.queueing.places import Credit, Place, Terms
+from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.shelf import Rows
-from tests.mq_client.cluster.scripted import Clock
-from tests.mq_client.queueing.played_leaders import SCHEMA, Asked, Leaders, lent
+from mq_client.queueing.work_streams import Told
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.error_messages import to_wire
+from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
+
+SCHEMA = pa.schema([("n", pa.int64())])
 
 
-class _Work:
-    """In the place of the condition on which the thread waits. `woken`: how often somebody woke it."""
+@dataclass
+class Saying:
+    """Outcomes and extensions that a leader was told. `reply`: gives it the answers to all of them."""
 
-    def __init__(self) -> None:
-        self.woken = 0
-        self.waits: list[float] = []
+    address: str
+    settles: list[pb.SettleOne]
+    reply: Callable[[list[pb.SettleAnswer]], None]
 
-    def notify(self) -> None:
-        self.woken += 1
+    @property
+    def lines(self) -> list[tuple[int, list[int]]]:
+        """What was said, and of which gaps and lengths."""
+        return [(one.outcome, list(one.ranges)) for one in self.settles]
 
-    def wait(self, seconds: float) -> None:
-        self.waits.append(seconds)
+    def done(self, *lost: int) -> None:
+        """All of it is committed, and these gaps and lengths of the first line are lost."""
+        answers = [pb.SettleAnswer() for _ in self.settles]
+        answers[0].lost.extend(lost)
+        self.reply(answers)
+
+    def refuse(self, error: TritonMQError) -> None:
+        self.reply([pb.SettleAnswer(error=to_wire(error)) for _ in self.settles])
+
+
+@dataclass
+class Request(Saying):
+    """By a request of its own. `broken`: nobody waits for its answer any more."""
+
+    heard: Callable[[Any], None]
+    broken: bool = False
+
+
+class Leaders(Scripted):
+    """A cluster whose requests wait in `requests`."""
+
+    def __init__(self, *leaders: int) -> None:
+        super().__init__(Clock())
+        self.requests: list[Request] = []
+        self.lead(*leaders)
+
+    def lead(self, *leaders: int, epoch: int = 1, topic_id: str = "x") -> None:
+        """The partitions have these leaders now, and everybody has heard of it."""
+        answer = told(topic_info(*leaders, epoch=epoch, topic_id=topic_id, schema=SCHEMA))
+        self.brokers_say = {f"b:{number}": answer for number in (1, 2, 3)}
+        self._learn(answer)
+
+    def ask_later(
+        self,
+        address: str,
+        method: str,
+        request: Message,
+        response: type[Any],
+        deadline: Deadline,
+        heard: Callable[[Any], None],
+    ) -> Callable[[], object]:
+        assert isinstance(request, pb.SettleRequest), method
+        made = Request(address, list(request.settles), lambda answers: heard(pb.SettleResponse(answers=answers)), heard)
+        self.requests.append(made)
+        return lambda: setattr(made, "broken", True)
+
+
+@dataclass
+class _Timer:
+    at: float
+    function: Callable[[], Any]
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class _Loop:
+    """In the place of `EventLoop`. `due`: what it calls in its next turn."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.due: deque[Callable[[], Any]] = deque()
+        self._clock = clock
+        self._timers: list[_Timer] = []
+
+    def soon(self, function: Callable[[], Any]) -> None:
+        self.due.append(function)
+
+    def later(self, seconds: float, function: Callable[[], Any]) -> _Timer:
+        self._timers.append(_Timer(self._clock.now + seconds, function))
+        return self._timers[-1]
+
+    def run(self) -> float:
+        """All that is due. For how many seconds nothing is; 0 if nothing ever will be."""
+        for _ in range(100):
+            self._timers = [timer for timer in self._timers if not timer.cancelled]
+            over = [timer for timer in self._timers if timer.at <= self._clock.now]
+            self._timers = [timer for timer in self._timers if timer not in over]
+            self.due.extend(timer.function for timer in over)
+            if not self.due:
+                return min((timer.at - self._clock.now for timer in self._timers), default=0.0)
+            self.due.popleft()()
+        raise AssertionError("it never comes to rest")
+
+
+@dataclass
+class Stream:
+    """In the place of `WorkStream`: what sessions say to one broker, and what they are told."""
+
+    address: str
+    said: list[pb.SessionRequest] = field(default_factory=list)
+    listeners: dict[int, Callable[[Any], None]] = field(default_factory=dict)
+    sessions: dict[int, int] = field(default_factory=dict)  # the last one of each partition
+    opened: int = 0
+
+    def open(self, listener: Callable[[Any], None]) -> int:
+        self.opened += 1
+        self.listeners[self.opened] = listener
+        return self.opened
+
+    def say(self, request: pb.SessionRequest) -> None:
+        if request.HasField("open"):
+            self.sessions[request.open.partition] = request.session
+        self.said.append(request)
+
+    def forget(self, number: int) -> None:
+        self.listeners.pop(number, None)
 
 
 class _Refreshes:
@@ -74,55 +191,113 @@ class Played:
         credit = Credit(in_flight_max, bytes_max)
         terms = Terms("t", "g", "m", b"k" * 16, credit, 1, lease_ms, accept, priority, filter_text)
         self.keeper = Keeper(self.leaders, terms)
-        self.work, self.refreshes = _Work(), _Refreshes()
-        stand_ins: Any = self.work, self.refreshes
-        self.keeper._work, self.keeper._refresher = stand_ins
-        self.keeper.topic_id = "x"
-        self.keeper._thread = threading.current_thread()
-        self.ended = False
+        self.refreshes: Any = _Refreshes()
+        self.keeper._refresher = self.refreshes
+        self.loop: Any = _Loop(self.clock)
+        self.streams: dict[str, Stream] = {}
+        self._numbers: Counter[tuple[str, int]] = Counter()  # of what was said in each session
+        self.start()
+
+    def start(self) -> None:
+        streams: Any = self
+        with self.keeper.lock:
+            self.keeper.ensure_started("x", self.loop, lambda _loop: streams)
+
+    def to(self, address: str, *_: object) -> Stream:
+        """As `WorkStreams` does."""
+        return self.streams.setdefault(address, Stream(address))
 
     @property
     def place(self) -> Place:
         return self.keeper.holdings.places[0]
 
+    @property
+    def ended(self) -> bool:
+        return self.keeper.over
+
     def rest(self) -> float:
         """Take turns until there is nothing to do. For how many seconds it would wait then; 0 at the end."""
-        waited = len(self.work.waits)
-        for _ in range(100):
-            if not self.keeper._turn():
-                self.ended = True
-                return 0.0
-            if len(self.work.waits) > waited:
-                return self.work.waits[-1]
-        raise AssertionError("it never comes to rest")
+        seconds: float = self.loop.run()
+        return 0.0 if self.ended else seconds
 
     def pass_s(self, seconds: float) -> float:
         self.clock.now += seconds
         return self.rest()
 
-    def asked(self) -> list[Asked]:
-        """The questions since the last call, after all turns that are due."""
+    # ------------------------------------------------------------------ what leaders hear
+
+    def said(self, address: str = "b:1") -> list[pb.SessionRequest]:
+        """What is new in sessions there, after all turns that are due."""
         self.rest()
-        found = []
-        while True:
-            try:
-                found.append(self.leaders.questions.get_nowait())
-            except queue.Empty:
-                return found
+        stream = self.streams[address]
+        said, stream.said = stream.said, []
+        return said
 
-    def one(self, method: str) -> Asked:
-        [asked] = self.asked()
-        assert asked.method == method, asked
-        return asked
+    def sayings(self) -> list[Saying]:
+        """Outcomes and extensions since the last call, after all turns that are due."""
+        self.rest()
+        found: list[Saying] = [*self.leaders.requests]
+        self.leaders.requests.clear()
+        for address in list(self.streams):
+            found += self.sayings_in(address, self.said(address))
+        return found
 
-    def lend(self, count: int, entry: int = 5, first: int = 0, **fields: Any) -> HeldLease:
-        """Partition 0 lends so many records, and their rows are read. What is asked then is left to the test."""
-        [asked] = [each for each in self.asked() if each.method == "Lease" and each.request.partition == 0]
-        asked.answer(lent(entry, first, count, **fields))
-        with self.keeper.lock:
-            while self.keeper._heard:
-                self.keeper._heard.popleft()(self.clock.now)
+    def sayings_in(self, address: str, requests: Iterable[pb.SessionRequest]) -> list[Saying]:
+        return [self._saying(address, request) for request in requests if request.settles]
+
+    def _saying(self, address: str, request: pb.SessionRequest) -> Saying:
+        key = address, request.session
+        first = self._numbers[key] + 1
+        self._numbers[key] += len(request.settles)
+
+        def reply(answers: list[pb.SettleAnswer]) -> None:
+            numbered = [pb.NumberedAnswer(number=first + at, answer=answer) for at, answer in enumerate(answers)]
+            self._tell(address, pb.SessionResponse(session=request.session, answers=numbered))
+
+        return Saying(address, list(request.settles), reply)
+
+    def one(self) -> Saying:
+        """The only one, once what is gathered has been."""
+        self.clock.now += GATHER_S
+        [saying] = self.sayings()
+        return saying
+
+    def one_request(self) -> Request:
+        request = self.one()
+        assert isinstance(request, Request), request
+        return request
+
+    # ------------------------------------------------------------------ what leaders say
+
+    def tell(self, partition: int = 0, payloads: list[memoryview] | None = None, **fields: Any) -> None:
+        """In the session of that partition, which is open."""
+        self.rest()
+        [stream] = [each for each in self.streams.values() if each.sessions.get(partition) in each.listeners]
+        self._tell(stream.address, pb.SessionResponse(session=stream.sessions[partition], **fields), payloads)
+
+    def _tell(self, address: str, response: pb.SessionResponse, payloads: list[memoryview] | None = None) -> None:
+        self.streams[address].listeners[response.session](Told(response, payloads or ()))
+
+    def refuse(self, error: TritonMQError, partition: int = 0) -> None:
+        """The session of that partition ends with it."""
+        self.tell(partition, error=to_wire(error))
+        self.rest()
+
+    def break_off(self, error: TritonMQError, address: str = "b:1") -> None:
+        """The stream to that broker breaks."""
+        self.rest()
+        for listener in list(self.streams[address].listeners.values()):
+            listener(error)
+        self.rest()
+
+    def lend(self, count: int, entry: int = 5, first: int = 0, partition: int = 0, **fields: Any) -> HeldLease:
+        """So many records are lent, and their rows are read."""
+        self.lend_unread(lent(entry, first, count, **fields), partition)
         return self.read()
+
+    def lend_unread(self, lease: pb.LeaseResponse, partition: int = 0) -> None:
+        self.tell(partition, lease=lease, lent_bytes=10 * sum(lease.ranges[1::2]))
+        self.rest()
 
     def read(self) -> HeldLease:
         """As the reading thread does."""
@@ -147,6 +322,26 @@ class Played:
                 lease.begin(index)
             self.keeper.note_taken()
         return lease, index
+
+
+def lent(
+    entry: int,
+    first: int,
+    count: int,
+    *,
+    lease_ms: int = 30_000,
+    ready: bool = False,
+    order: pb.QueueOrder.ValueType = pb.ORDER_NONE,
+) -> pb.LeaseResponse:
+    return pb.LeaseResponse(
+        lease=pb.LeaseId(leader_epoch=1, entry=entry),
+        ranges=[first, count],
+        deliveries=[1],
+        failures=[0],
+        lease_ms=lease_ms,
+        ready=ready,
+        order=order,
+    )
 
 
 def places(*indexes: int) -> Any:

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pytest
 
 from mq_client.cluster.connection import TopicView
-from mq_client.queueing.answered_rows import rows_in, slices_of
+from mq_client.queueing.answered_rows import rows_in, slices_in
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from tests.mq_client.queueing.played_leaders import Leaders
+from tests.mq_client.queueing.played_keeper import Leaders
 from tests.mq_client.queueing.test_shelf import SCHEMA, held
 
 
@@ -23,25 +23,23 @@ def view() -> TopicView:
     return found
 
 
-def answer(*batches: tuple[int, int, list[int] | None]) -> pb.LeaseResponse:
+def answer(*batches: tuple[int, int, list[int] | None]) -> tuple[pb.LeaseResponse, list[memoryview]]:
     """Batches of a first offset, how many records they have, and which of these are there (None: all)."""
-    response, payload = pb.LeaseResponse(), b""
+    response, payloads = pb.LeaseResponse(), []
     for base, count, kept in batches:
         places = list(range(count)) if kept is None else kept
         rows = pa.RecordBatch.from_pydict({"n": [base + place for place in places]}, schema=SCHEMA)
-        encoded = encode_batch(rows).to_pybytes()
-        stored = pb.StoredBatch(base_offset=base, record_count=count, timestamp_us=7, payload_bytes=len(encoded))
+        payloads.append(memoryview(encode_batch(rows).to_pybytes()))
+        stored = pb.StoredBatch(base_offset=base, record_count=count, timestamp_us=7, payload_bytes=len(payloads[-1]))
         if kept is not None:
             stored.kept = np.packbits(np.isin(np.arange(count), kept), bitorder="little").tobytes()
         response.batches.append(stored)
-        payload += encoded
-    response.payload = payload
-    return response
+    return response, payloads
 
 
 def test_rows_are_those_of_the_lease_whether_the_whole_batch_came_or_only_they(view: TopicView) -> None:
     lease = held((2, 4), (7, 8), (12, 14))
-    slices = slices_of(answer((0, 10, [2, 3, 7]), (10, 5, None)), view)
+    slices = slices_in(*answer((0, 10, [2, 3, 7]), (10, 5, None)), view)
     found = rows_in(slices, lease, "t", typed=True)
     assert [(rows.first, rows.batch.column("n").to_pylist()) for rows in found] == [(0, [2, 3, 7]), (3, [12, 13])]
     assert [rows.timestamp_us for rows in found] == [7, 7]
@@ -61,26 +59,24 @@ def test_rows_are_those_of_the_lease_whether_the_whole_batch_came_or_only_they(v
     ],
 )
 def test_rows_that_are_not_all_of_the_lease_are_fetched(view: TopicView, batches: list[tuple[int, int, None]]) -> None:
-    assert rows_in(slices_of(answer(*batches), view), held((2, 4), (7, 8)), "t", typed=True) == []
+    assert rows_in(slices_in(*answer(*batches), view), held((2, 4), (7, 8)), "t", typed=True) == []
 
 
 def test_rows_that_cannot_be_read_here_are_fetched(view: TopicView) -> None:
-    whole = answer((0, 4, None))
-    assert len(slices_of(whole, view)) == 1
-    assert slices_of(whole, None) == ()
-    assert slices_of(answer((0, 4, [])), view) == ()
-    for damage in (whole.payload[:-8], whole.payload + b"12345678", b"", bytes(len(whole.payload))):
-        damaged = pb.LeaseResponse.FromString(whole.SerializeToString())
-        damaged.payload = damage
-        assert slices_of(damaged, view) == ()
-    claims_more = pb.LeaseResponse.FromString(whole.SerializeToString())
-    claims_more.batches[0].record_count = 5
-    assert slices_of(claims_more, view) == ()
+    whole, payloads = answer((0, 4, None))
+    assert len(slices_in(whole, payloads, view)) == 1
+    assert slices_in(whole, payloads, None) == ()
+    assert slices_in(*answer((0, 4, [])), view) == ()
+    [payload] = payloads
+    for damaged in ([payload[:-8]], [], [memoryview(b"")], [memoryview(bytes(len(payload)))]):
+        assert slices_in(whole, damaged, view) == ()
+    whole.batches[0].record_count = 5
+    assert slices_in(whole, payloads, view) == ()
 
 
 def test_rows_with_columns_that_are_not_known_here_yet_are_fetched(view: TopicView) -> None:
     wide = pa.RecordBatch.from_pydict({"n": [1], "m": [2]})
     encoded = encode_batch(wide).to_pybytes()
     stored = pb.StoredBatch(base_offset=0, record_count=1, timestamp_us=7, payload_bytes=len(encoded))
-    response = pb.LeaseResponse(batches=[stored], payload=encoded)
-    assert slices_of(response, replace(view, typed=True)) == ()
+    response = pb.LeaseResponse(batches=[stored])
+    assert slices_in(response, [memoryview(encoded)], replace(view, typed=True)) == ()

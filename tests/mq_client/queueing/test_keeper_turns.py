@@ -1,12 +1,12 @@
-"""What a member asks of its leaders and when, turn by turn, with a clock that the test sets."""
+"""What a member says to its leaders and when, turn by turn, with a clock that the test sets."""
 
 from __future__ import annotations
 
-import math
-import threading
+import os
 
 import pytest
 
+from mq_client import forks
 from mq_client.cluster.connection import TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
@@ -14,21 +14,22 @@ from mq_client.errors import (
     InvalidRequest,
     LeaseLost,
     NotEnoughReplicas,
-    NotLeader,
     OutcomeUnknown,
+    Overloaded,
+    UnknownQueue,
     UnknownTopic,
-    Unreachable,
 )
 from mq_client.queueing import keeper as keeper_module
+from mq_client.queueing.keeper import Keeper
+from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.settling import ACK, RANGES_MAX, RELEASE, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
-from tests.mq_client.cluster.scripted import told, topic_info
-from tests.mq_client.queueing.played_keeper import Played, places
-from tests.mq_client.queueing.played_leaders import SCHEMA, done, lent, said
+from tests.mq_client.queueing.played_keeper import Leaders, Played, Request, lent, places
 
 PART = (StagedPart("out", 0, (b"u" * 16,), 1, "id"),)
+A, F, R, E = pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_EXTEND
 
 
 # ---------------------------------------------------------------- when outcomes go out
@@ -37,18 +38,17 @@ PART = (StagedPart("out", 0, (b"u" * 16,), 1, "id"),)
 def test_outcomes_wait_for_others_while_there_is_something_to_work_on(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(4)
-    played.asked()
     played.take()
     future = played.keeper.settle_one(lease, 0, ACK)
     assert played.rest() == pytest.approx(GATHER_S)
     played.clock.now += GATHER_S * 0.9
-    assert played.asked() == []
+    assert played.sayings() == []
     played.take()
     played.keeper.settle_one(lease, 1, ACK)
     played.clock.now += GATHER_S * 0.2
-    settle = played.one("Settle")
-    assert said(settle) == [(pb.OUTCOME_ACK, [0, 2])], "the time runs from the first of them"
-    settle.answer(done(settle))
+    [settle] = played.sayings()
+    assert settle.lines == [(A, [0, 2])], "the time runs from the first of them"
+    settle.done()
     played.rest()
     assert future.result(0) is None
 
@@ -58,34 +58,31 @@ def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_a
 ) -> None:
     played = Played(monkeypatch)
     lease = played.lend(1)
-    played.asked()
     played.take()
     played.keeper.settle_one(lease, 0, ACK)
-    assert "Settle" in [asked.method for asked in played.asked()]
+    assert [saying.lines for saying in played.sayings()] == [[(A, [0, 1])]]
     played = Played(monkeypatch, in_flight_max=10)
     lease = played.lend(8)
-    played.asked()
     for index in range(4):
         played.take()
         played.keeper.settle_one(lease, index, ACK)
-    assert played.asked() == []
+    assert played.sayings() == []
     played.take()
     played.keeper.settle_one(lease, 4, ACK)
-    assert [asked.method for asked in played.asked()] == ["Settle"]
+    assert [saying.lines for saying in played.sayings()] == [[(A, [0, 5])]]
 
 
-def test_whoever_says_something_wakes_the_thread_and_not_more_often_than_is_needed(
+def test_whoever_says_something_takes_a_turn_and_not_more_often_than_is_needed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch, in_flight_max=20)
     lease = played.lend(12)
-    played.asked()
 
     def wakes(act: object) -> bool:
-        before = played.work.woken
+        played.rest()
         assert callable(act)
         act()
-        return played.work.woken > before
+        return bool(played.loop.due)
 
     keeper = played.keeper
     assert wakes(lambda: keeper.settle_one(lease, 0, ACK))
@@ -96,7 +93,6 @@ def test_whoever_says_something_wakes_the_thread_and_not_more_often_than_is_need
     assert wakes(lambda: keeper.drop(lease, places(6), 4))
     assert wakes(lambda: keeper.say(lease, places(7), RELEASE))
     assert wakes(keeper.wake)
-    assert wakes(keeper._wake)
     assert wakes(lambda: keeper.close_soon(Deadline(1_000)))
     assert not wakes(lambda: keeper.close_soon(Deadline(1_000)))
 
@@ -106,23 +102,96 @@ def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_els
 ) -> None:
     played = Played(monkeypatch)
     lease = played.lend(2)
-    played.asked()
     played.take()
     played.keeper.settle(lease, places(0), ACK)
-    played.clock.now += GATHER_S
-    settle = played.one("Settle")
-    settle.answer(NotEnoughReplicas("1 of 2"))
+    played.one().refuse(NotEnoughReplicas("1 of 2"))
     played.rest()
     pause_s = played.place.settle_after - played.clock.now
     assert 0 < pause_s < 5
     assert played.rest() == pytest.approx(min(pause_s, 1.0), abs=0.01)
     played.clock.now += pause_s * 0.9
-    assert played.asked() == []
+    assert played.sayings() == []
     played.keeper.settle(lease, places(1), ACK)
     played.clock.now = played.place.settle_after
-    again = played.one("Settle")
-    assert said(again) == [(pb.OUTCOME_ACK, [0, 2])], "nothing was done, so it is said like the first time"
+    [again] = played.sayings()
+    assert again.lines == [(A, [0, 2])], "nothing was done, so it is said like the first time"
     assert played.refreshes.asked.count("b:1") == 0, "that leader leads"
+
+
+# ---------------------------------------------------------------- outcomes with outputs
+
+
+def test_acks_with_outputs_are_numbered_on_from_what_the_leader_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A former process of the member may have given numbers; a lower one would be taken for done."""
+    played = Played(monkeypatch)
+    first = lent(5, 0, 3)
+    first.number = 41
+    played.lend_unread(first)
+    lease = played.read()
+    for index in range(3):
+        played.keeper.ack_with_outputs(lease, places(index), PART)
+    for number in (42, 43, 44):
+        asked = played.one_request()
+        assert [(one.number, len(one.outputs)) for one in asked.settles] == [(number, 1)]
+        asked.done()
+
+
+def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(3)
+    future = played.keeper.ack_with_outputs(lease, places(0, 1, 2), PART)
+    played.one_request().done(1, 1)
+    played.rest()
+    with pytest.raises(LeaseLost, match="3 of these records"):
+        future.result(0)
+    back = played.one()
+    assert back.lines == [(R, [0, 3])]
+    back.done(1, 1)
+    played.rest()
+    assert played.keeper.holdings.held == 0
+
+
+def test_nothing_of_a_partition_is_said_before_its_ack_with_outputs_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(3)
+    played.keeper.ack_with_outputs(lease, places(0), PART)
+    asked = played.one_request()
+    played.keeper.settle(lease, places(1), ACK)
+    played.clock.now += 1.0
+    assert played.sayings() == []
+    asked.heard(OutcomeUnknown("no answer"))
+    played.rest()
+    played.clock.now = played.place.settle_after
+    assert played.one_request().lines == [(A, [0, 1]), (A, [1, 1])]
+
+
+def test_a_request_to_a_broker_that_leads_no_more_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(3)
+    future = played.keeper.ack_with_outputs(lease, places(0), PART)
+    asked = played.one_request()
+    played.leaders.lead(2, epoch=2)
+    played.pass_s(1.0)
+    assert asked.broken
+    asked.heard(OutcomeUnknown("broken off"))
+    played.rest()
+    played.clock.now = played.place.settle_after
+    again = played.one_request()
+    assert (again.address, again.lines) == ("b:2", [(A, [0, 1])])
+    again.done()
+    played.rest()
+    assert future.result(0) is None
+
+
+def test_an_answer_that_lacks_a_line_refuses_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(4)
+    future = played.keeper.ack_with_outputs(lease, places(0), PART)
+    played.one_request().reply([])
+    played.rest()
+    assert "answered 0 of 1 outcomes" in str(future.exception(0))
 
 
 # ---------------------------------------------------------------- extensions
@@ -135,35 +204,49 @@ def test_each_lease_is_extended_after_a_third_of_its_own_time(monkeypatch: pytes
     for _ in range(5):
         played.take()
     played.lend(5, entry=6, first=10, lease_ms=2_400)
-    played.asked()
     assert played.place.extend_at == pytest.approx(played.clock.now + 0.8)
     assert played.rest() == pytest.approx(0.8)
     played.clock.now += 0.79
-    assert played.asked() == []
+    assert played.sayings() == []
     played.clock.now += 0.01
-    extend = played.one("Settle")
-    assert [(one.lease.entry, one.outcome) for one in extend.request.settles] == [(6, pb.OUTCOME_EXTEND)]
-    extend.answer(done(extend))
+    [extend] = played.sayings()
+    assert [(one.lease.entry, one.outcome) for one in extend.settles] == [(6, E)]
+    extend.done()
     assert played.rest() == pytest.approx(0.8)
 
 
-def test_an_extension_that_failed_is_said_again_after_a_pause_and_no_second_one_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_waits_is_extended_and_what_was_begun_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, in_flight_max=3)
+    lease = played.lend(3, lease_ms=300)
+    played.take()
+    for lines in ([(E, [0, 3])], [(E, [1, 2])], [(E, [1, 2])]):
+        played.clock.now += 0.101
+        [extend] = played.sayings()
+        assert extend.lines == lines
+        extend.done()
+    played.rest()
+    played.clock.now += 0.101
+    assert [name.entry for request in played.said() for name in request.check] == [5], "whether it is there still"
+    played.tell(gone=[pb.LeaseId(leader_epoch=1, entry=5)])
+    played.rest()
+    with pytest.raises(LeaseLost, match="offset 0"):
+        played.keeper.settle_one(lease, 0, ACK)
+    assert played.keeper.holdings.held == 0
+
+
+def test_an_extension_that_failed_is_said_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(5)
-    played.asked()
     played.keeper.extend(lease, places(0))
-    extend = played.one("Settle")
-    played.keeper.extend(lease, places(1))
-    assert played.asked() == [], "one at a time"
-    extend.answer(OutcomeUnknown("no answer"))
+    [extend] = played.sayings()
+    extend.refuse(Overloaded("busy"))
     played.rest()
     assert played.place.extend_after > played.clock.now
-    assert played.asked() == []
+    played.keeper.extend(lease, places(1))
+    assert played.sayings() == []
     played.clock.now = played.place.extend_after
-    again = played.one("Settle")
-    assert said(again) == [(pb.OUTCOME_EXTEND, [0, 1]), (pb.OUTCOME_EXTEND, [1, 1])]
+    [again] = played.sayings()
+    assert again.lines == [(E, [0, 1]), (E, [1, 1])]
 
 
 def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when_its_time_is_over(
@@ -173,182 +256,144 @@ def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when
     played.lend(2, lease_ms=3_000)
     played.take()
     played.take()
-    for _ in range(3):
-        for asked in played.asked():
-            asked.answer(done(asked))
-        played.pass_s(1.0)
-    kinds: list[tuple[str, int]] = []
-    for _ in range(3):
-        for asked in played.asked():
-            kinds.append((asked.method, len(asked.request.held) if asked.method == "Lease" else -1))
-            asked.answer(pb.LeaseResponse() if asked.method == "Lease" else done(asked))
+    checks = []
+    for _ in range(9):
+        requests = played.said()
+        checks += [len(request.check) for request in requests if request.check]
+        for saying in played.sayings_in("b:1", requests):
+            saying.done()
         played.pass_s(0.5)
-    assert kinds.count(("Lease", 1)) == 1, "once in the time of a lease"
+    assert checks == [1], "once in the time of a lease"
 
 
 def test_a_queue_that_holds_nothing_extends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, 1, 2)
     for _ in range(4):
-        assert all(asked.method == "Lease" for asked in played.asked())
+        assert played.sayings() == []
         played.pass_s(10.0)
 
 
 # ---------------------------------------------------------------- who leads
 
 
-def test_a_question_that_stays_unanswered_makes_the_member_ask_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(1)
-    played.asked()
-    played.keeper.settle(lease, places(0), ACK)
-    played.clock.now += GATHER_S
-    played.asked()
-    played.refreshes.asked.clear()
-    played.pass_s(1.9)
-    assert "b:1" not in played.refreshes.asked
-    assert played.rest() <= 0.11
-    played.pass_s(0.1)
-    assert played.refreshes.asked.count("b:1") == 1
-    played.pass_s(1.0)
-    assert played.refreshes.asked.count("b:1") == 1
-    played.pass_s(1.0)
-    assert played.refreshes.asked.count("b:1") == 2, "again, as long as there is no answer"
-
-
-def test_a_leader_that_is_asked_to_wait_for_records_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    [asked] = played.asked()
-    assert asked.request.wait_ms > 0
-    played.pass_s(4.0)
-    assert "b:1" not in played.refreshes.asked
-    assert not asked.broken
-
-
-def test_questions_to_a_broker_that_leads_no_more_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(3)
-    played.take()
-    [waiting] = played.asked()
-    played.keeper.settle(lease, places(0), ACK)
-    played.keeper.extend(lease, places(1))
-    played.clock.now += GATHER_S
-    asked = [waiting, *played.asked()]
-    assert sorted(each.method for each in asked) == ["Lease", "Settle", "Settle"]
-    played.leaders.lead(2, epoch=2)
-    played.rest()
-    assert [each.broken for each in asked] == [True, True, True]
+def test_what_stays_unanswered_makes_the_member_ask_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for says in (
+        lambda keeper, lease: keeper.settle(lease, places(0), ACK),
+        lambda keeper, lease: keeper.ack_with_outputs(lease, places(0), PART),
+    ):
+        played = Played(monkeypatch)
+        lease = played.lend(1)
+        says(played.keeper, lease)
+        played.one()
+        played.refreshes.asked.clear()
+        played.pass_s(1.9)
+        assert "b:1" not in played.refreshes.asked
+        assert played.rest() <= 0.11
+        played.pass_s(0.1)
+        assert played.refreshes.asked.count("b:1") == 1
+        played.pass_s(1.0)
+        assert played.refreshes.asked.count("b:1") == 1
+        played.pass_s(1.0)
+        assert played.refreshes.asked.count("b:1") == 2, "again, as long as there is no answer"
 
 
 def test_topic_and_leaders_are_looked_at_from_time_to_time_and_often_without_a_leader(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch)
-    played.asked()
+    played.rest()
     for _ in range(20):
         played.pass_s(1.0)
     assert played.refreshes.asked.count("") == 5
     played.leaders.lead(0, epoch=2)
-    played.rest()
+    played.pass_s(1.0)
     played.refreshes.asked.clear()
     assert played.rest() == pytest.approx(0.2, abs=0.01)
     for _ in range(4):
         played.pass_s(0.2)
     assert played.refreshes.asked.count("") >= 3
-    assert [asked.method for asked in played.asked()] == []
 
 
-def test_a_partition_that_is_added_is_asked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_the_leader_of_a_partition_that_is_added_a_session_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, 1)
-    [asked] = played.asked()
+    assert [request.open.partition for request in played.said() if request.HasField("open")] == [0]
     played.leaders.lead(1, 2, epoch=2)
-    asked.answer(pb.LeaseResponse())
-    [asked] = played.asked()
-    assert (asked.request.partition, asked.request.records_max, asked.request.wait_ms) == (1, 10, 0)
+    played.pass_s(1.0)
+    assert [request.open.partition for request in played.said("b:2") if request.HasField("open")] == [1]
 
 
 def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
-    played.leaders._learn(told(topic_info(1, topic_id="another", epoch=9, schema=SCHEMA)))
-    played.keeper.topic_id = "former"
+    played.leaders.lead(1, epoch=9, topic_id="another")
     played.rest()
     assert isinstance(played.keeper.error, UnknownTopic)
     assert "made again" in str(played.keeper.error)
     played = Played(monkeypatch)
     played.refreshes.refused = UnknownTopic("deleted")
-    assert played.asked() == []
+    played.rest()
+    assert not played.streams
     assert played.keeper.error is played.refreshes.refused
     with played.keeper.lock:
         played.keeper.fail(InternalError("later"))
     assert isinstance(played.keeper.error, UnknownTopic), "the first error is told"
 
 
-def test_a_new_leader_is_told_what_is_held_and_not_if_nothing_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=2)
-    played.lend(2)
-    played.asked()
-    played.leaders.lead(2, epoch=2)
-    [asked] = played.asked()
-    assert (asked.address, asked.request.records_max, asked.request.wait_ms) == ("b:2", 0, 0)
-    assert [held.entry for held in asked.request.held] == [5]
+def test_a_session_says_as_whom_and_on_which_terms_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, lease_ms=5_000, bytes_max=777, priority=7, filter_text="n > 5")
+    first, second = played.said()
+    opened, terms, credit = first.open, first.terms, second.credit
+    assert (opened.topic, opened.group, opened.topic_id, opened.member) == ("t", "g", "x", "m")
+    assert (opened.member_key, list(opened.held)) == (b"k" * 16, [])
+    assert (terms.lease_ms, terms.accept, terms.working) == (5_000, False, 1)
+    assert (terms.priority, terms.filter) == (7, "n > 5")
+    assert (credit.records, credit.bytes) == (10, 777)
 
 
-@pytest.mark.parametrize(("accept", "records_max"), [(False, 0), (True, 10)])
-def test_credit_that_may_have_been_lent_by_a_lost_answer_is_asked_about_first(
-    monkeypatch: pytest.MonkeyPatch, accept: bool, records_max: int
-) -> None:
-    played = Played(monkeypatch, accept=accept)
-    [first] = played.asked()
-    played.leaders.lead(2, epoch=2)
-    played.rest()
-    assert first.broken
-    first.answer(OutcomeUnknown("broken off"))
-    played.rest()
-    played.clock.now = played.place.ask_after
-    [again] = played.asked()
-    assert (again.address, again.request.records_max, list(again.request.held)) == ("b:2", records_max, [])
+def test_a_broker_that_goes_while_a_turn_is_taken_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(1)
+    played.keeper.settle(lease, places(0), ACK)
+    known = played.leaders.leader_address
 
+    def known_once(view: TopicView, partition: int) -> str | None:
+        """Another thread learns that the broker is gone as soon as it was looked up."""
+        address = known(view, partition)
+        monkeypatch.setattr(played.leaders, "_brokers", {})
+        return address
 
-def test_a_question_says_as_whom_and_on_which_terms_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, lease_ms=5_000, bytes_max=777)
-    request = played.one("Lease").request
-    assert (request.topic, request.group, request.topic_id, request.member) == ("t", "g", "x", "m")
-    assert (request.member_key, request.lease_ms, request.accept, request.working) == (b"k" * 16, 5_000, False, 1)
-    assert (request.records_max, request.bytes_max) == (10, 777)
+    monkeypatch.setattr(played.leaders, "leader_address", known_once)
+    assert played.one().lines == [(A, [0, 1])]
 
 
 # ---------------------------------------------------------------- credit
 
 
-def test_more_is_asked_for_when_half_of_what_may_be_held_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=10, bytes_max=100)
-    lease = played.lend(10)
-    assert played.asked() == []
-    for index in range(4):
-        played.take()
-        played.keeper.settle(lease, places(index), ACK)
-    played.clock.now += GATHER_S
-    settle = played.one("Settle")
-    settle.answer(done(settle))
-    assert played.asked() == [], "four are free"
-    played.take()
-    played.keeper.settle(lease, places(4), ACK)
-    played.clock.now += GATHER_S
-    settle = played.one("Settle")
-    settle.answer(done(settle))
-    [asked] = played.asked()
-    assert (asked.request.records_max, asked.request.bytes_max) == (5, 50)
-
-
-def test_who_settles_by_being_lent_is_woken_for_more_once_half_of_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_settles_by_being_lent_is_given_more_once_half_of_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, in_flight_max=4, accept=True)
     played.lend(4)
-    assert played.asked() == []
-    before = played.work.woken
+    played.said()
     played.take()
-    assert played.work.woken == before
+    assert played.said() == []
     played.take()
-    assert played.work.woken > before
-    assert [asked.request.records_max for asked in played.asked()] == [2]
+    assert [request.credit.records for request in played.said()] == [6]
+
+
+def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_last_is_on_its_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    played = Played(monkeypatch, in_flight_max=1)
+    for entry in (5, 6):
+        played.lend(1, entry, first=entry, ready=True)
+        played.said()
+        lease, index = played.take()
+        assert played.said() == [], "its leader may lend no other one meanwhile"
+        played.keeper.settle_one(lease, index, ACK)
+        saying = played.one()
+        assert saying.lines == [(A, [entry, 1])]
+        with played.keeper.lock:
+            played.keeper.wake()  # the application waits for the next one
+        assert [request.credit.records for request in played.said()] == [entry - 3]
+        saying.done()
 
 
 # ---------------------------------------------------------------- what is refused
@@ -357,7 +402,6 @@ def test_who_settles_by_being_lent_is_woken_for_more_once_half_of_it_is_taken(mo
 def test_a_record_has_one_outcome_and_what_is_lost_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(6)
-    played.asked()
     keeper = played.keeper
     keeper.settle(lease, places(0, 1), ACK)
     for again in (
@@ -378,10 +422,9 @@ def test_a_record_has_one_outcome_and_what_is_lost_has_none(monkeypatch: pytest.
         with pytest.raises(LeaseLost, match="offset 4"):
             lost()
     future = keeper.settle(lease, places(3, 4), failed("x"))
-    played.clock.now += GATHER_S
-    [settle] = [asked for asked in played.asked() if asked.method == "Settle"]
-    assert said(settle) == [(pb.OUTCOME_ACK, [0, 2]), (pb.OUTCOME_FAIL, [3, 1])]
-    settle.answer(done(settle))
+    settle = played.one()
+    assert settle.lines == [(A, [0, 2]), (F, [3, 1])]
+    settle.done()
     played.rest()
     with pytest.raises(LeaseLost, match="1 of these records"):
         future.result(0)
@@ -402,177 +445,131 @@ def test_an_ack_with_outputs_names_no_more_than_one_request_may_say(monkeypatch:
         played.keeper.check_unsettled(lease, places(*range(11)))
 
 
+def test_a_process_that_was_forked_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(1)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(InvalidRequest, match="this queue was opened in the process"):
+        played.keeper.settle_one(lease, 0, ACK)
+    monkeypatch.setattr(forks, "_used_before_the_fork", True)
+    monkeypatch.setenv(forks.VARIABLE, "0")
+    with pytest.raises(InvalidRequest, match="and cannot use them"):
+        played.keeper.settle_one(lease, 0, ACK)
+
+
 # ---------------------------------------------------------------- the end
 
 
-def test_closing_asks_for_no_more_then_gives_back_and_ends_once_all_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_closing_gives_back_what_has_no_outcome_and_ends_once_all_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(4)
-    [waiting] = played.asked()
     played.take()
-    played.keeper.settle(lease, places(0), ACK)
+    future = played.keeper.settle(lease, places(0), ACK)
+    played.said()
     played.keeper.close_soon(Deadline(10_000))
-    assert waiting.broken
-    # Its leader may have the broken question still. What is given back before would be lent to that. Leases that it
-    # may have been answered with are not claimed
-    first = played.one("Lease")
-    assert (first.request.leaving, first.request.records_max, first.request.wait_ms) == (True, 0, 0)
-    assert [held.entry for held in first.request.held] == [5]
-    assert played.asked() == []
-    first.answer(pb.LeaseResponse())
-    settle = played.one("Settle")
-    assert said(settle) == [(pb.OUTCOME_ACK, [0, 1]), (pb.OUTCOME_RELEASE, [1, 3])]
-    assert not played.ended
-    settle.answer(done(settle))
+    requests = played.said()
+    assert [(request.credit.recall, request.credit.records) for request in requests] == [(True, 4)]
+    [settle] = played.sayings_in("b:1", requests)
+    assert settle.lines == [(A, [0, 1]), (R, [1, 3])]
+    settle.done()
     played.rest()
+    assert future.result(0) is None
+    assert not played.ended, "it may be lent more until its leader has heard that nothing more is to be lent"
+    played.tell(lease=lent(6, 4, 2), lent_bytes=20)
+    [back] = played.sayings()
+    assert back.lines == [(R, [4, 2])]
+    back.done()
+    played.tell(credit=4)
+    assert [request.close for request in played.said()] == [True]
     assert played.ended
     with pytest.raises(LeaseLost, match="the queue was closed"):
         played.keeper.settle_one(lease, 1, ACK)
 
 
-def test_outcomes_are_told_at_the_end_though_the_leader_did_not_hear_that_the_member_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(4)
-    played.asked()
-    played.take()
-    played.keeper.settle(lease, places(0), ACK)
-    played.keeper.close_soon(Deadline(60_000))
-    played.one("Lease").answer(Unreachable("gone"))
-    settle = played.one("Settle")
-    assert said(settle) == [(pb.OUTCOME_ACK, [0, 1]), (pb.OUTCOME_RELEASE, [1, 3])]
-    settle.answer(done(settle))
-    assert not played.ended
-    played.clock.now = max(played.clock.now, played.place.ask_after)
-    last = played.one("Lease")
-    assert (last.request.leaving, list(last.request.held)) == (True, [])
-    last.answer(pb.LeaseResponse())
-    played.rest()
-    assert played.ended
-
-
-def test_closing_says_at_once_what_is_given_back_if_nothing_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=4)
-    played.lend(4)
-    played.keeper.close_soon(Deadline(10_000))
-    settle = played.one("Settle")
-    settle.answer(done(settle))
-    played.rest()
-    assert played.ended
-
-
 def test_closing_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(1)
-    played.asked()
     future = played.keeper.settle(lease, places(0), ACK)
     played.keeper.close_soon(Deadline(700))
-    played.asked()
     assert played.rest() == pytest.approx(0.7, abs=0.01)
     played.pass_s(0.69)
     assert not played.ended
     played.pass_s(0.02)
     assert played.ended
-    played.keeper._end(OutcomeUnknown("the queue was closed"))
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(OutcomeUnknown, match="closed before"):
         future.result(0)
 
 
-def test_a_closing_queue_asks_about_lost_leases_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    played.asked()
-    played.keeper.close_soon(Deadline(60_000))
-    [asked] = played.asked()
-    asked.answer(Unreachable("gone"))
-    played.rest()
-    assert not played.ended
-    assert played.asked() == []
-    played.clock.now = played.place.ask_after
-    assert [each.method for each in played.asked()] == ["Lease"]
-
-
-def test_at_the_end_whoever_waits_is_told_and_all_questions_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=12)
-    lease = played.lend(6)
-    played.take()
-    asked = played.asked()
-    futures = [played.keeper.settle(lease, places(0), ACK), played.keeper.extend(lease, places(1))]
+def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, 1, 1, in_flight_max=12)
+    first, second = played.lend(6), played.lend(6, partition=1)
+    futures = [
+        played.keeper.ack_with_outputs(first, places(0), PART),
+        played.keeper.settle(second, places(0), ACK),
+        played.keeper.extend(second, places(1)),
+    ]
     played.clock.now += GATHER_S
-    asked += played.asked()
-    futures += [played.keeper.settle(lease, places(2), ACK), played.keeper.extend(lease, places(3))]
-    assert len(asked) == 3
-    played.keeper._end(OutcomeUnknown("closed"))
-    assert all(each.broken for each in asked)
+    [request] = [saying for saying in played.sayings() if isinstance(saying, Request)]
+    futures += [played.keeper.settle(first, places(2), ACK)]
+    played.keeper.close_soon(Deadline(100))
+    played.pass_s(1.0)
+    assert request.broken
     for future in futures:
         assert isinstance(future.exception(0), OutcomeUnknown)
-    assert (played.keeper.over, played.keeper.closing, played.refreshes.stopped) == (True, True, True)
+    assert (played.ended, played.keeper.closing, played.refreshes.stopped) == (True, True, True)
     assert played.keeper.error is None, "a queue that was closed has no error"
 
 
-def test_a_thread_that_fails_by_a_defect_says_so_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_that_fails_by_a_defect_says_so_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(1)
     future = played.keeper.settle(lease, places(0), ACK)
 
-    def broken() -> bool:
+    def broken(*_: object) -> None:
         raise ZeroDivisionError("ours")
 
-    monkeypatch.setattr(played.keeper, "_turn", broken)
+    monkeypatch.setattr(played.leaders, "leader_address", broken)
     with pytest.raises(ZeroDivisionError):
-        played.keeper._run()
+        played.rest()
     assert isinstance(future.exception(0), InternalError)
     assert "ZeroDivisionError: ours" in str(played.keeper.error)
-    played.keeper._thread = threading.Thread(target=lambda: None)
-    played.keeper._thread.start()
     played.keeper.close_soon(Deadline(1_000))
     played.keeper.join()
 
 
 def test_a_queue_that_was_never_begun_is_over_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper(Leaders(1), Terms("t", "g", "m", b"k" * 16, Credit(1, 1), 1, 0, False))
+    keeper.close_soon(Deadline(1_000))
+    assert keeper.over
     played = Played(monkeypatch)
-    played.keeper._thread = None
-    played.keeper.close_soon(Deadline(1_000))
-    assert played.keeper.over
-    played.keeper.ensure_started("x")
-    assert not played.keeper.started
-    played.keeper.join()
-    assert played.keeper._close_by < math.inf
+    keeper.ensure_started("x", played.loop)
+    assert not keeper.started
+    keeper.join()
 
 
-def test_an_error_of_the_queue_stops_its_questions_and_not_its_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_queue_opens_no_session_and_stops_none_of_its_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
-    lease = played.lend(1)
-    [waiting] = played.asked()
+    lease = played.lend(3)
+    played.keeper.settle(lease, places(0), ACK)
+    played.one()
+    extension = played.keeper.extend(lease, places(1))
+    played.sayings()
+    played.refuse(UnknownQueue("deleted"))
     with played.keeper.lock:
         played.keeper.fail(UnknownTopic("deleted"))
-    waiting.answer(NotLeader("another", leader=1, leader_epoch=1))
-    played.keeper.settle(lease, places(0), ACK)
-    played.clock.now += GATHER_S
-    assert [asked.method for asked in played.asked()] == ["Settle"]
-    waiting.answer(lent(9, 50, 1))
+    played.clock.now = max(played.place.ask_after, played.clock.now + 1.0)
+    played.keeper.settle(lease, places(2), ACK)
+    asked = played.one_request()
+    assert asked.lines == [(E, [1, 1]), (A, [0, 1]), (A, [2, 1])]
+    asked.heard(Overloaded("busy"))
     played.rest()
-    assert not played.keeper.holdings.unread, "an answer to a question that is over is passed over"
-
-
-def test_a_broker_that_goes_while_questions_are_made_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(1)
-    played.asked()
-    played.keeper.settle(lease, places(0), ACK)
-    played.clock.now += GATHER_S
-    known = played.leaders.leader_address
-
-    def known_once(view: TopicView, partition: int) -> str | None:
-        """Another thread learns that the broker is gone as soon as it was looked up."""
-        address = known(view, partition)
-        monkeypatch.setattr(played.leaders, "_brokers", {})
-        return address
-
-    monkeypatch.setattr(played.leaders, "leader_address", known_once)
-    assert [asked.method for asked in played.asked()] == ["Settle"]
+    played.clock.now = max(played.place.extend_after, played.place.settle_after)
+    again = played.one_request()
+    assert again.lines == asked.lines
+    again.done()
+    played.rest()
+    assert extension.result(0) is None
+    assert played.keeper.holdings.settling == 0
 
 
 def test_who_closes_a_queue_with_records_in_hand_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 
 from mq_client.cluster.deadline import Deadline
-from mq_client.errors import OutcomeUnknown, UnknownTopic
+from mq_client.errors import UnknownTopic
 from mq_client.queueing.keeper import Keeper
 from mq_client.queueing.leases import HeldLease
-from mq_client.queueing.planning import GATHER_S
 from mq_client.queueing.settling import ACK
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
-from tests.mq_client.queueing.played_keeper import Played, places
-from tests.mq_client.queueing.played_leaders import done, lent
+from tests.mq_client.queueing.played_keeper import Played, lent, places
 
 PART = (StagedPart("out", 0, (b"u" * 16,), 1, "id"),)
 SAYINGS: dict[str, Callable[[Keeper, HeldLease], Any]] = {
@@ -46,45 +44,43 @@ def test_an_outcome_wakes_who_waits_for_the_next_record_of_the_key(said: str, mo
         assert bool(played.keeper.holdings.shelf)
 
 
-def fail(keeper: Keeper) -> None:
-    with keeper.lock:
-        keeper.fail(UnknownTopic("t"))
+def fail(played: Played) -> None:
+    with played.keeper.lock:
+        played.keeper.fail(UnknownTopic("t"))
 
 
-@pytest.mark.parametrize(
-    "act",
-    [fail, lambda keeper: keeper.close_soon(Deadline(1_000)), lambda keeper: keeper._end(OutcomeUnknown("closed"))],
-)
+def end(played: Played) -> None:
+    played.keeper.close_soon(Deadline(1_000))
+    played.rest()
+    assert played.ended
+
+
+@pytest.mark.parametrize("act", [fail, lambda played: played.keeper.close_soon(Deadline(1_000)), end])
 def test_an_error_and_the_end_wake_who_waits_for_records_and_who_reads_them(
-    act: Callable[[Keeper], None], monkeypatch: pytest.MonkeyPatch
+    act: Callable[[Played], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Played(monkeypatch).keeper
-    woken = noted(keeper, monkeypatch)
-    act(keeper)
+    played = Played(monkeypatch)
+    woken = noted(played.keeper, monkeypatch)
+    act(played)
     assert woken == {"changed", "unread"}
 
 
 def test_an_answer_wakes_those_whom_it_gives_something(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
-    asked, before = played.one("Lease"), played.work.woken
+    played.rest()
     woken = noted(played.keeper, monkeypatch)
-    asked.answer(pb.LeaseResponse(ready=True))
-    assert played.work.woken == before + 1
+    played.tell(ready=True)
     played.rest()
     assert woken == set()
-    played.pass_s(10)
-    asked = played.one("Lease")
-    asked.answer(lent(5, 0, 2))
-    played.rest()
+    played.lend_unread(lent(5, 0, 2))
     assert woken == {"changed", "unread"}
     lease = played.read()
     woken.clear()
     played.take()
     future = played.keeper.settle_one(lease, 0, ACK)
-    played.clock.now += GATHER_S
-    [settle] = [each for each in played.asked() if each.method == "Settle"]
+    settle = played.one()
     assert woken == set()
-    settle.answer(done(settle))
+    settle.done()
     played.rest()
     assert future.done()
     assert woken == {"changed"}

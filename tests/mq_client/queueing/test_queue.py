@@ -26,6 +26,7 @@ from mq_client import (
 )
 from mq_client.queueing import answers
 from mq_client.queueing.queue import _close_all
+from mq_protocol.limits import FILTER_CHARACTERS_MAX
 from tests.cluster.harness import wait_until
 
 WAIT_MS = 10_000
@@ -412,3 +413,15 @@ def test_urgent_records_are_lent_first(admin: Admin, bootstrap: str, topic: str)
             if len(found) == 5:
                 break
     assert found == [b"2", b"4", b"3", b"0", b"1"]
+
+
+@pytest.mark.parametrize("wrong", ["", "  ", 5, b"n > 5", "n = 1 OR " * FILTER_CHARACTERS_MAX])
+def test_a_filter_is_a_text_of_some_length(wrong: object) -> None:
+    with pytest.raises(InvalidSetting, match="filter"):
+        Queue("localhost:1", "t", "g", filter=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", [-1, 32, True, 1.0, "5"])
+def test_a_priority_is_a_number_from_0_to_31(wrong: object) -> None:
+    with pytest.raises(InvalidSetting, match="from 0 to 31"):
+        Queue("localhost:1", "t", "g", priority=wrong)  # type: ignore[arg-type]

@@ -16,8 +16,7 @@ from mq_client.queueing.leases import DONE, LOST
 from mq_client.queueing.records import DELAY_MS_MAX, LeasedBatch, LeasedRecord, checked_delay
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
-from tests.mq_client.queueing.played_keeper import Played, places
-from tests.mq_client.queueing.played_leaders import SCHEMA, done
+from tests.mq_client.queueing.played_keeper import SCHEMA, Played, places
 
 A, F, R, J = pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_REJECT
 PART = StagedPart("out", 0, (b"u" * 16,), 1, "id")
@@ -32,7 +31,7 @@ class Lent:
         self.held = self.played.lend(5)
         for _ in range(5):
             self.played.take()
-        self.played.asked()
+        self.played.said()
 
     def record(self, index: int = 0) -> LeasedRecord:
         plain = ConsumerRecord("t", 0, index, None, b"v", (), 1)
@@ -46,14 +45,14 @@ class Lent:
     def told(self) -> list[Told]:
         """What goes out now: outcome, gaps and lengths, error and delay. The leader says that it is done."""
         self.played.clock.now += 1.0
-        settles = [asked for asked in self.played.asked() if asked.method == "Settle"]
-        for asked in settles:
-            asked.answer(done(asked))
+        sayings = self.played.sayings()
+        for saying in sayings:
+            saying.done()
         self.played.rest()
         return [
             (one.outcome, list(one.ranges), one.error, one.delay_ms if one.HasField("delay_ms") else None)
-            for asked in settles
-            for one in asked.request.settles
+            for saying in sayings
+            for one in saying.settles
         ]
 
 
@@ -257,8 +256,8 @@ def test_outputs_are_checked_and_staged_before_the_ack_and_given_once(monkeypatc
     record = lent.record(1)
     record.ack(outputs=outputs)
     assert outputs.calls == ["check_usable", "stage 0", "note_given"]
-    [asked] = [each for each in _later(lent) if each.method == "Settle"]
-    assert [(one.outcome, list(one.ranges), len(one.outputs)) for one in asked.request.settles] == [(A, [1, 1], 1)]
+    asked = lent.played.one_request()
+    assert [(one.outcome, list(one.ranges), len(one.outputs)) for one in asked.settles] == [(A, [1, 1], 1)]
     with pytest.raises(InvalidRequest, match=r"was given ack\(\)"):
         record.reject()
     outputs = Staged(PART)
@@ -279,11 +278,6 @@ def test_an_ack_with_outputs_that_are_empty_is_an_ack(monkeypatch: pytest.Monkey
     lent.batch().ack(outputs=outputs)
     assert outputs.calls == ["check_usable"]
     assert lent.told() == [(A, [0, 5], "", None)]
-
-
-def _later(lent: Lent) -> list[Any]:
-    lent.played.clock.now += 1.0
-    return lent.played.asked()
 
 
 # ---------------------------------------------------------------- delays

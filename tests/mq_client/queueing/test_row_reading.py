@@ -16,8 +16,7 @@ from mq_client.queueing.leases import DONE, SETTLING, HeldLease
 from mq_client.queueing.reading import RowReader
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.scripted import topic_info
-from tests.mq_client.queueing.played_keeper import Played
-from tests.mq_client.queueing.played_leaders import SCHEMA, lent
+from tests.mq_client.queueing.played_keeper import SCHEMA, Played, lent
 
 
 class Log:
@@ -59,8 +58,7 @@ class Reading:
         del answer.deliveries[:], answer.failures[:]
         answer.deliveries.extend([1] * (len(answer.ranges) // 2))
         answer.failures.extend([0] * (len(answer.ranges) // 2))
-        self.played.one("Lease").answer(answer)
-        self.played.rest()
+        self.played.lend_unread(answer)
 
     def step(self) -> HeldLease:
         found = self.reader._next()
@@ -132,9 +130,7 @@ def test_records_that_cannot_be_read_fail_with_the_reason(monkeypatch: pytest.Mo
     of.log.fails[10] = CorruptBatch("bad checksum")
     lease = of.step()
     assert [lease.state(index) for index in (0, 9, 10, 19)] == [0, 0, SETTLING, SETTLING]
-    of.played.clock.now += 1.0
-    [settle] = [asked for asked in of.played.asked() if asked.method == "Settle"]
-    [one] = settle.request.settles
+    [one] = of.played.one().settles
     assert (one.outcome, list(one.ranges)) == (pb.OUTCOME_FAIL, [10, 10])
     assert one.error == "cannot be read: bad checksum"
     assert of.played.keeper.error is None
@@ -176,11 +172,10 @@ def test_reading_ends_with_the_queue_and_a_defect_is_told(monkeypatch: pytest.Mo
     assert not of.played.keeper.holdings.reading
     of.reader._next()
     assert of.played.keeper.holdings.reading
-    before = of.played.work.woken
     of.played.keeper.over = True
     assert of.reader._next() is None
     assert not of.played.keeper.holdings.reading
-    assert of.played.work.woken > before, "more may be asked for"
+    assert of.played.loop.due, "more may be asked for"
 
     def broken() -> None:
         raise ZeroDivisionError("ours")

@@ -8,7 +8,6 @@ import pytest
 
 from mq_client import Admin, InvalidSetting, Producer, Queue
 from mq_client.consuming.push_streams import this_process
-from mq_client.queueing import sessions
 from mq_client.queueing.work_streams import work_streams
 from tests.cluster.harness import wait_until
 
@@ -97,19 +96,6 @@ def test_a_leader_of_which_bytes_alone_were_taken_back_is_given_credit_again(
             next_one = queue.take(20_000)
             assert next_one is not None, "a leader lends nothing more"
             next_one.ack()
-
-
-def test_a_broker_that_knows_no_sessions_is_asked_instead(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions.Sessions, "carries", lambda *_: False)
-    admin.create_topic(topic, partitions=2)
-    publish(bootstrap, topic, 100, 2)
-    with Queue(bootstrap, topic, "g", idle_ms=2_000) as queue:
-        for record in queue:
-            record.ack()
-    described = admin.describe_queue(topic, "g")
-    assert (described.accepted, described.ready) == (100, 0)
 
 
 def test_many_members_of_one_process_share_a_stream_and_hold_one_record_each(

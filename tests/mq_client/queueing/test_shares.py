@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from mq_client.queueing.places import STAYS_MAX, Credit
-from mq_client.queueing.shares import SHARE_BYTES_MIN, Account, Shares
+from mq_client.queueing.places import Credit
+from mq_client.queueing.shares import SHARE_BYTES_MIN, STAYS_MAX, Account, Shares
 
 WHOLE = Credit(600, 60 << 20)
 NOTHING = Credit(0, 0)

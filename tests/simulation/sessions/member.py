@@ -226,5 +226,5 @@ class Member:
         """Its process is gone, and says nothing more."""
         for hand in self.hands:
             hand.cancel()
-        self.keeper._turns_on_loop.waits = True  # type: ignore[union-attr]
+        self.keeper._turns.waits = True  # type: ignore[union-attr]
         self.keeper.over = self.keeper.closing = True
