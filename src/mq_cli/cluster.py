@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mq_cli.cluster_summary import OLD, ClusterSummary
+from mq_cli.cluster_summary import ClusterSummary
 from mq_cli.command_group import CommandGroup
 from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
 from mq_cli.output import (
@@ -197,14 +197,12 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
                 "level": found.level,
                 "target": found.target,
                 "raised": raised,
-                "brokers": [
-                    {"id": each.id, "release": each.release or None, "level": each.level} for each in found.brokers
-                ],
+                "brokers": [{"id": each.id, "release": each.release, "level": each.level} for each in found.brokers],
                 "absent_brokers": list(found.absent),
             }
         )
     else:
-        write_table(["#broker", "release", "#knows level"], [(b.id, b.release or OLD, b.level) for b in found.brokers])
+        write_table(["#broker", "release", "#knows level"], [(b.id, b.release, b.level) for b in found.brokers])
         click.echo()
         if found.absent:
             write_line(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows their release")

@@ -12,9 +12,6 @@ from mq_protocol.names import INTERNAL_PREFIX
 if TYPE_CHECKING:
     from mq_client import ClusterDescription, PartitionDescription, TopicDescription
 
-OLD = "0.2.0 or older"
-"""Brokers tell their release since the one after that."""
-
 _CATCHING_UP_MS = 5_000
 """A replica that its leader has heard of within this time lives: it is behind."""
 
@@ -86,7 +83,7 @@ class ClusterSummary:
     def brokers(self) -> tuple[list[str], list[tuple[object, ...]]]:
         """Columns and rows: the registered brokers, then those that hold replicas and are absent."""
         rows: list[tuple[object, ...]] = [
-            (broker.id, broker.address, broker.rack, broker.release or OLD, broker.incarnation, *self._share(broker.id))
+            (broker.id, broker.address, broker.rack, broker.release, broker.incarnation, *self._share(broker.id))
             for broker in self._described.brokers
         ]
         rows += [(broker, "absent", "", "", "", *self._share(broker)) for broker in self._absent]
@@ -117,7 +114,7 @@ class ClusterSummary:
                     "id": broker.id,
                     "address": broker.address,
                     "rack": broker.rack,
-                    "release": broker.release or None,
+                    "release": broker.release,
                     "level": broker.level,
                     "incarnation": broker.incarnation,
                     "leads": self._leads[broker.id],

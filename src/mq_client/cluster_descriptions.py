@@ -10,8 +10,8 @@ from mq_protocol import mq_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class BrokerDescription:
-    """A live broker. `incarnation` counts the lives of its process. `release` is empty for release 0.2.0, which does
-    not say; `level` is the highest level of features that it knows."""
+    """A live broker. `incarnation` counts the lives of its process. `level` is the highest level of features that it
+    knows."""
 
     id: int
     address: str

@@ -69,7 +69,7 @@ class Look:
     def with_brokers(self, observed: ClusterObservation) -> Look:
         """The same topics and groups beside what brokers have said since, in an observation of detail "broker"."""
         newer = copy.copy(self)
-        newer.observed = replace(self.observed, brokers=observed.brokers, silent=observed.silent, older=observed.older)
+        newer.observed = replace(self.observed, brokers=observed.brokers, silent=observed.silent)
         return newer
 
     def per_second(self, before: Look | None) -> dict[str, float]:
@@ -131,16 +131,12 @@ def _of_brokers(look: Look) -> Iterator[Problem]:
         if free is not None and size and free < DISK_FREE_SHARE * size:
             room = f"{bytes_text(int(free))} of {bytes_text(int(size))}"
             yield Problem("ticket", "brokers", f"broker {each.id} has {room} free on its disk", "tritonmq doctor")
-    for address in look.observed.older:
-        yield Problem(
-            "ticket", "brokers", f"the broker at {address} is of a release that cannot be watched", "tritonmq doctor"
-        )
 
 
 def absent(look: Look) -> list[int]:
     """Brokers that hold replicas and of which nothing is registered. None are told while a broker does not answer:
     it may be that one."""
-    if look.observed.silent or look.observed.older:
+    if look.observed.silent:
         return []
     return sorted(look.holds.keys() - {each.id for each in look.observed.brokers})
 

@@ -11,13 +11,11 @@ from typing import Any, Final
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_client.cluster.paging import Parts
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_client.topic_descriptions import TopicDescription, described_topic
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_TOPICS_MAX
 from mq_protocol.names import INTERNAL_PREFIX, check_topic_name
-from mq_protocol.transport import MethodUnknown
 
 DETAILS: Final = {"broker": pb.BROKER, "topics": pb.TOPICS, "partitions": pb.PARTITIONS}
 
@@ -103,9 +101,8 @@ class GroupObservation:
 class ClusterObservation:
     """What the brokers that answered said, each list in order of name or number.
 
-    `silent`: addresses of brokers that did not answer. `older`: of those whose release cannot be asked. What only they
-    know is missing. `left_out`: how many rows there are besides, by their kind ("topics", "groups", "partitions",
-    "cursors"): name topics to be told of theirs.
+    `silent`: addresses of brokers that did not answer. What only they know is missing. `left_out`: how many rows there
+    are besides, by their kind ("topics", "groups", "partitions", "cursors"): name topics to be told of theirs.
     """
 
     cluster_id: str
@@ -114,7 +111,6 @@ class ClusterObservation:
     partitions: tuple[PartitionObservation, ...] = ()
     groups: tuple[GroupObservation, ...] = ()
     silent: tuple[str, ...] = ()
-    older: tuple[str, ...] = ()
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -172,11 +168,6 @@ class ObservingAdministrator:
         for partition in chain(observed.partitions, self._left_out(observed, sorted(infos), deadline)):
             if partition.leads:
                 _believe(places, partition.topic, _as_told(partition))
-        for address in observed.older:
-            for topic in _told_by_older(self._connection, address, deadline):
-                for told in topic.partitions:
-                    if self._connection.broker_address(told.leader) == address:
-                        _believe(places, topic.name, told)
         return [described_topic(infos[name]) for name in sorted(infos)]
 
     def _left_out(
@@ -213,20 +204,6 @@ def _believe(places: Mapping[tuple[str, int], pb.PartitionInfo], topic: str, tol
         known.CopyFrom(told)
 
 
-def _told_by_older(connection: Connection, address: str, deadline: Deadline) -> list[pb.TopicInfo]:
-    """What a broker that knows no `Observe` knows of all topics; nothing if it has just gone."""
-    request, found, parts = pb.MetadataRequest(all_topics=True), list[pb.TopicInfo](), Parts()
-    while True:
-        try:
-            answer = connection.ask(address, "Metadata", request, pb.MetadataResponse, deadline.at_most(_BROKER_MS))
-        except TritonMQError:
-            return found
-        found.extend(answer.topics)
-        if not parts.more(answer, answer.topics):
-            return found
-        request.after = answer.topics[-1].name
-
-
 def observe(connection: Connection, request: pb.ObserveRequest, deadline: Deadline) -> ClusterObservation:
     """Ask every live broker. Raises an error of one if none answers."""
     connection.metadata(deadline)
@@ -235,11 +212,9 @@ def observe(connection: Connection, request: pb.ObserveRequest, deadline: Deadli
     heard = _asked_side_by_side(connection, addresses, request, limit)
     told = {address: answer for address, answer in heard.items() if not isinstance(answer, TritonMQError)}
     errors = {address: answer for address, answer in heard.items() if isinstance(answer, TritonMQError)}
-    older = tuple(sorted(address for address, error in errors.items() if isinstance(error, MethodUnknown)))
-    if not told and not older:
+    if not told:
         raise next(iter(errors.values()))
-    whole = put_together(told)
-    return replace(whole, silent=tuple(sorted(errors.keys() - set(older))), older=older)
+    return replace(put_together(told), silent=tuple(sorted(errors)))
 
 
 def _asked_side_by_side(

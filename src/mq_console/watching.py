@@ -168,7 +168,7 @@ class Watcher:
         for each in observed.values():
             if len(self._known) < _BROKERS_MAX or each.id in self._known:
                 self._known[each.id] = each.address, each.version
-        silent = {*look.observed.silent, *look.observed.older}
+        silent = look.observed.silent
         gone = [broker for broker, (address, _) in self._known.items() if address in silent and broker not in observed]
         gone += [broker for broker in look.holds if broker not in observed and broker not in gone]
         missing = set(absent(look))

@@ -12,9 +12,8 @@ from mq_client.admin import Admin
 from mq_client.errors import InvalidRequest, InvalidTopicName, OutcomeUnknown, TritonMQError
 from mq_client.observation import ClusterObservation, GroupObservation, TopicObservation
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.transport import MethodUnknown
 from tests.mq_client.cluster.administrating import say
-from tests.mq_client.cluster.scripted import Scripted, told, topic_info
+from tests.mq_client.cluster.scripted import Scripted, topic_info
 
 
 class Watched(Scripted):
@@ -108,7 +107,7 @@ def test_every_broker_is_asked_once_and_the_leader_is_believed(admin: Admin, wat
     assert (partition.told_by, partition.log_end_offset, partition.leads) == (1, 100, True)
     assert (partition.replicas, partition.isr, partition.moving_to) == ((1, 2, 3), (1, 3), ())
     assert found.topics == (TopicObservation("t", 1, 100, 10, 1, 51),)
-    assert (found.silent, found.older, found.left_out, found.cluster_id) == ((), (), {}, "c")
+    assert (found.silent, found.left_out, found.cluster_id) == ((), {}, "c")
 
 
 def test_without_a_leader_the_newest_epoch_is_believed(admin: Admin, watched: Watched) -> None:
@@ -133,14 +132,14 @@ def test_a_group_is_called_as_the_leader_was_told_that_heard_of_it_last(ones: st
     assert {observation._both_groups(*pair).label for pair in ((one, other), (other, one))} == {"orders"}
 
 
-def test_who_does_not_answer_and_who_cannot_is_named(admin: Admin, watched: Watched) -> None:
+def test_who_does_not_answer_is_named(admin: Admin, watched: Watched) -> None:
     watched.takes_s = {"b:2": 100.0}
     full = said(1, leads=True)
     full.left_out["groups"] = 3
-    answering(watched, b1=full, b2=said(2), b3=MethodUnknown("an older release"))
+    answering(watched, b1=full, b2=said(2), b3=OutcomeUnknown("gone"))
     watched.allowed_s.clear()
     found = admin.observe()
-    assert (found.silent, found.older, found.left_out) == (("b:2",), ("b:3",), {"groups": 3})
+    assert (found.silent, found.left_out) == (("b:2", "b:3"), {"groups": 3})
     assert watched.allowed_s[-2] <= 1.0
 
 
@@ -212,20 +211,6 @@ def test_an_older_leaders_word_is_not_believed(admin: Admin, watched: Watched) -
     say(watched, topic_info(2, epoch=5))
     answering(watched, b1=said(1, leads=True, epoch=4), b2=said(2), b3=said(3))
     assert admin.describe_topics()[0].partitions[0].leader == 2
-
-
-def test_leaders_of_an_older_release_are_asked_as_that_release_knows_it(admin: Admin, watched: Watched) -> None:
-    say(watched, topic_info(3, epoch=4))
-    exact = topic_info(3, epoch=4)
-    del exact.partitions[0].isr[:]
-    exact.partitions[0].isr.append(3)
-    old = MethodUnknown("an older release")
-    watched.brokers_say["b:3"] = told(exact, more=False)
-    for answers in ({"b1": said(1), "b2": said(2), "b3": old}, {"b1": old, "b2": old, "b3": old}):
-        answering(watched, **answers)
-        assert admin.describe_topics()[0].partitions[0].isr == (3,)
-    watched.brokers_say["b:3"] = OutcomeUnknown("gone")
-    assert admin.describe_topics()[0].partitions[0].isr == (1, 2, 3)
 
 
 def test_what_did_not_fit_an_answer_is_asked_for_by_name(
