@@ -1,4 +1,4 @@
-"""`log.json`: which log this is, and what may be believed about it (replication.md, "Names").
+"""`log.json`: which log this is, and what may be believed about it (core/DESIGN.md, "Names").
 
 Log id, boot id and clean mark are one file, replaced atomically: no crash can leave the new boot id beside the old log
 id (trap 28). The mark goes before the first write and comes back when a clean stop has synced everything. A `Cut` that
