@@ -9,13 +9,15 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from mq_broker.broker.queues.clocks import Clocks
 from mq_broker.broker.queues.members import LEASES_MAX, WORKING_MAX, Members, first_unsettled
 from mq_broker.broker.queues.requests import Asking, Extend
+from mq_broker.core.work.endings import How
 from mq_broker.core.work.order import without
-from mq_broker.core.work.ranges import Range, Ranges, joined
+from mq_broker.core.work.ranges import RANGES_MAX, Range, Ranges, joined
 from mq_broker.core.work.settling import Answer, Failed, Release, Settle
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import LeaseId
@@ -161,13 +163,19 @@ class Holdings:
         )
 
     def extend(self, item: Extend, now_ms: int) -> Answer:
-        """The records that are the member's have the whole time of their lease again; all others are lost."""
+        """The records that are the member's have the whole time of their lease again. All others are lost, but those
+        that were acknowledged under it."""
         held = self._state.leases.get(item.lease)
         ranges: list[Range] = []
         if held is not None and held.member == item.member:
             ranges = self.of(item.lease, item.ranges)
             self._clocks.extend(item.lease, ranges, _begun(now_ms))
-        return Answer(lost=tuple(without(item.ranges, ranges)))
+        lost: list[Range] = []
+        endings, settled = self._state.endings, self._state.settled
+        for first, end, ending in endings.of(item.lease).pieces(without(item.ranges, ranges)):
+            acknowledged = endings.is_whole(item.lease) if ending is None else ending.how is How.ACCEPTED
+            lost += islice(settled.missing(first, end), RANGES_MAX) if acknowledged else [(first, end)]
+        return Answer(lost=joined(lost))
 
     def full(self, member: str, limit: int) -> bool:
         """Whether the member is lent no more before it has settled something: it has too many leases, or a record that
