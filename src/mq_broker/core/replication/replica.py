@@ -549,6 +549,9 @@ class Replica:
             return True
         self._doubt = None
         text = f"the node has version {version} and epoch {state.leader_epoch}, and epoch {shared.epoch} was seen"
+        if shared.epoch > state.leader_epoch + EPOCHS_AHEAD_MAX:  # no leader can have had it, and none could follow
+            shared.audit(f"{text}: not obeyed; see `tritonmq partition recover --force`", alarm=True)
+            return True
         shared.audit(f"{text}: was the coordination service restored? Going on above that", alarm=True)
         shared.put_back(Node(version, state))
         self._step_down("the state node is older than what was seen")
