@@ -70,7 +70,7 @@ KINDS = pa.RecordBatch.from_pydict(
         "list": [[1, 2], None, [], [3]] * 8,
         "struct": [{"x": 1, "y": "p"}, None, {"x": 3, "y": "q"}, {"x": None, "y": None}] * 8,
         "map": pa.array([[("k", 1)], None, [], [("a", 2), ("b", 3)]] * 8, pa.map_(pa.string(), pa.int64())),
-        "fixed": pa.array([b"abcd", None, b"efgh", b"ijkl"] * 8, pa.binary(4)),
+        "binary": [b"abcd", None, b"efgh", b"ijkl"] * 8,
     }
 )
 
