@@ -12,7 +12,7 @@ from tests.chaos.run import Outcome, Run, Settings
 from tests.history.checker import judge
 from tests.history.recording import Line, read
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(400)]
 
 SECONDS = 20.0
 SEED = 11

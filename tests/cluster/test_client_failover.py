@@ -159,6 +159,7 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
         assert read(cluster, partition, start, end) == list(range(partition, count, PARTITIONS))
 
 
+@pytest.mark.long
 def test_staging_and_deciding_survive_the_death_of_leaders(start_cluster: Callable[..., Cluster]) -> None:
     cluster = start_cluster(3, arguments=QUICK)
     cluster.admin.create_topic("t", partitions=PARTITIONS, replicas=3, schema="n long", durability="os")

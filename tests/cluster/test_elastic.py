@@ -156,6 +156,7 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
     expect_exactly_what_was_acknowledged(cluster, load)
 
 
+@pytest.mark.long
 def test_leaders_change_and_all_brokers_restart_in_turn_and_no_request_fails(start_cluster: StartCluster) -> None:
     cluster = start_cluster(3, arguments=SHORT_SESSIONS)
     cluster.admin.create_topic(TOPIC, partitions=1, replicas=3)
@@ -266,6 +267,7 @@ def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
 
 
+@pytest.mark.long
 def test_a_memory_topic_goes_on_after_all_brokers_restarted(start_cluster: StartCluster) -> None:
     cluster = start_cluster(3, arguments=SHORT_SESSIONS)
     cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability="memory")

@@ -16,7 +16,7 @@ from tests import switch
 from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.long, pytest.mark.cluster]
 
 
 def test_brokers_go_on_when_one_of_them_is_killed_with_its_zookeeper(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class Encrypted:
                     assert MARKER.strip().encode() not in path.read_bytes(), path
 
 
+@pytest.mark.long
 def test_keys_are_replaced_while_leaders_are_killed_and_every_record_is_there_once(
     start_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_keys_are_replaced_while_leaders_are_killed_and_every_record_is_there_on
     encrypted.check_nothing_is_readable()
 
 
+@pytest.mark.long
 def test_a_broker_whose_journal_was_altered_stands_back_and_the_others_serve(
     start_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

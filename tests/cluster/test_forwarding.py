@@ -96,6 +96,7 @@ def numbers(bootstrap: str, partition: int) -> list[int]:
     return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
 
 
+@pytest.mark.long
 def test_each_record_is_there_once_while_leaders_are_killed(hidden: Cluster) -> None:
     one = hidden.brokers[1].address
     hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")

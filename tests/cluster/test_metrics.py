@@ -102,6 +102,7 @@ def test_counters_are_what_was_sent_and_read_through_a_kill(tmp_path: Path) -> N
         )
 
 
+@pytest.mark.long
 def test_partitions_without_a_leader_are_told_by_the_brokers_that_live(tmp_path: Path) -> None:
     """What the rule PartitionWithoutLeader needs: a broker that can be scraped tells more than 0 while it is so."""
     unled = "partitions_without_leader"

@@ -66,6 +66,7 @@ def proxied(tmp_path: Path, zookeeper: str) -> Iterator[Proxied]:
         yield cluster
 
 
+@pytest.mark.long
 def test_each_record_is_there_once_while_leaders_and_the_proxy_are_killed(proxied: Proxied) -> None:
     address = proxied.proxy.address
     proxied.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
@@ -101,6 +102,7 @@ def test_each_record_is_there_once_while_leaders_and_the_proxy_are_killed(proxie
             assert seen == list(range(partition, count, PARTITIONS))
 
 
+@pytest.mark.long
 def test_its_presence_changes_nothing_of_the_cluster(proxied: Proxied) -> None:
     address = proxied.proxy.address
     proxied.admin.create_topic("t", partitions=12, replicas=3, min_insync_replicas="3")
@@ -119,6 +121,7 @@ def test_its_presence_changes_nothing_of_the_cluster(proxied: Proxied) -> None:
     assert [each.name for each in kept.iterdir()] == ["audit.log"] if switch.is_on() else not kept.exists()
 
 
+@pytest.mark.long
 def test_subscribers_of_many_processes_take_from_the_leader_what_one_would(proxied: Proxied) -> None:
     address = proxied.proxy.address
     proxied.admin.create_topic("t", partitions=1, replicas=3)

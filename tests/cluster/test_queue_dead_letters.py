@@ -18,6 +18,7 @@ RECORDS = 1_200
 REJECTED = {b"%d" % number for number in range(0, RECORDS, 2)}
 
 
+@pytest.mark.long
 def test_each_dead_letter_is_there_once_though_leaders_are_killed_meanwhile(
     start_cluster: Callable[..., Cluster],
 ) -> None:

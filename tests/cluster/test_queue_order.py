@@ -41,6 +41,7 @@ with Queue(bootstrap, "t", "g", in_flight_max=60) as queue:
 """
 
 
+@pytest.mark.long
 def test_each_key_is_worked_on_in_order_whoever_is_killed(
     start_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:

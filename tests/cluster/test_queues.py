@@ -51,6 +51,7 @@ def test_a_killed_leader_charges_nobody_and_what_was_settled_does_not_come_again
     assert (found.accepted, found.charged, found.ready, found.leased) == (RECORDS, 0, 0, 0)
 
 
+@pytest.mark.long
 def test_a_member_that_lives_through_three_failovers_in_a_row_is_redelivered_nothing(
     start_cluster: Callable[..., Cluster],
 ) -> None:

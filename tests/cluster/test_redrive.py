@@ -25,6 +25,7 @@ def redrive(cluster: Cluster, rate: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "mq_cli.main", *command], stdout=subprocess.PIPE)
 
 
+@pytest.mark.long
 def test_each_letter_goes_back_once_though_commands_and_leaders_are_killed_meanwhile(
     start_cluster: Callable[..., Cluster],
 ) -> None:

@@ -40,7 +40,7 @@ from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.kubelet import Kubelet, arguments, container, stateful_set
 from tests.mq_broker.broker.metrics.test_exposition import Samples, read
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(600)]
 
 WITH_SPARK = bool(os.environ.get("TRITONMQ_ROLL"))
 TOPIC, GROUP, COPY = "rolled", "workers", "copy"

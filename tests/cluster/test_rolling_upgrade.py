@@ -28,6 +28,7 @@ from tests.cluster.harness import Cluster, wait_until
 ROLL = os.environ.get("TRITONMQ_ROLL", "")
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.cluster,
     pytest.mark.timeout(400),
     pytest.mark.skipif(ROLL not in ("one", "all"), reason="it takes a minute: `make rolling` runs it"),

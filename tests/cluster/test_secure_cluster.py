@@ -168,6 +168,7 @@ class Rotation:
         self._taken(change, shown_anew=False)
 
 
+@pytest.mark.long
 def test_certificates_and_then_the_authority_are_replaced_under_load(
     start_cluster: Callable[..., Cluster], tmp_path: Path
 ) -> None:
@@ -201,6 +202,7 @@ def test_certificates_and_then_the_authority_are_replaced_under_load(
     check_each_is_there_once(cluster.bootstrap, rotation.security, count)
 
 
+@pytest.mark.long
 @plain_text("it begins in plain text")
 def test_a_running_cluster_is_secured_broker_by_broker(start_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """Each step is a restart in turn: TLS beside plain text, then the clients, then TLS alone."""
@@ -265,6 +267,7 @@ def secure_zookeeper(cluster: Cluster, credential: Path, *more: str) -> subproce
     )
 
 
+@pytest.mark.long
 @plain_text("it begins with open nodes, and with the switch they are closed from the start")
 def test_the_nodes_of_a_running_cluster_are_closed_and_kill_9_of_the_command_does_no_harm(
     start_cluster: Callable[..., Cluster], tmp_path: Path

@@ -122,6 +122,7 @@ def test_the_trace_of_rows_ends_with_their_append_and_what_is_of_no_trace_begins
     assert {span.name for span in collector.spans if span.trace not in traced} == {"process orders"}
 
 
+@pytest.mark.long
 def test_a_trace_shows_the_leader_that_took_over(start_cluster: Callable[..., Cluster], collector: Collector) -> None:
     cluster = start_cluster(brokers=3)
     program = Program(cluster, "orders")
@@ -137,6 +138,7 @@ def test_a_trace_shows_the_leader_that_took_over(start_cluster: Callable[..., Cl
     assert not send.failed
 
 
+@pytest.mark.long
 def test_a_broker_whose_collector_is_gone_serves_and_stops(
     start_cluster: Callable[..., Cluster], collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:

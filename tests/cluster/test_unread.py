@@ -29,7 +29,7 @@ from mq_protocol.streams import PING_S, Kind, said, say
 from mq_protocol.transport import CHANNEL_OPTIONS
 from tests import switch
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 READERS = 300
 GROUPS = ("one", "two", "three", "four")

@@ -212,6 +212,7 @@ def version_of_tls(port: int, tls: Files) -> str | None:
         return secured.version()
 
 
+@pytest.mark.long
 def test_an_ensemble_of_three_over_tls_goes_on_without_one_and_takes_it_back(tmp_path: Path) -> None:
     """In plain text: tests/cluster/test_embedded_ensemble.py."""
     certs = Certs(tmp_path / "certs", 1, 2, 3)
@@ -286,6 +287,7 @@ def until(what: Callable[[], bool], told: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.long
 def test_servers_that_run_take_new_certificates_and_authorities_and_among_each_other_too(tmp_path: Path) -> None:
     former, new = Certs(tmp_path / "former", 1, 2, 3), Certs(tmp_path / "new", 1, 2, 3)
     old, young = ([files_of_broker(certs.path, n) for n in (1, 2, 3)] for certs in (former, new))

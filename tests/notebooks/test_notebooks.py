@@ -10,6 +10,8 @@ import pytest
 
 from tests.notebooks.kernel import FOLDER, VARIES, Kernel, notebooks, read, shown
 
+pytestmark = pytest.mark.long
+
 NOISE = re.compile(r"warning|\bwarn\b|(?<!\w)/\w+/\w+|site-packages", re.IGNORECASE)
 
 

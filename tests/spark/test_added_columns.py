@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from mq_client import Admin, Producer, Reader
@@ -16,6 +17,7 @@ from mq_dev.local_cluster import LocalCluster
 from tests.spark.sink_driver import ENDS_S
 
 
+@pytest.mark.long
 def test_a_query_goes_on_with_the_columns_it_knows_and_has_all_of_them_once_it_is_restarted(
     spark: SparkSession,
     cluster: LocalCluster,

@@ -10,6 +10,8 @@ import pytest
 
 from tests import switch
 
+pytestmark = pytest.mark.long
+
 JOB = Path(__file__).parents[2] / "release" / "spark_job.py"
 
 

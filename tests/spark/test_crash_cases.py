@@ -16,7 +16,10 @@ from tests.spark.crashes.ground import Ground
 from tests.spark.crashes.job import Job
 from tests.spark.crashes.spark_processes import executors_under
 
-pytestmark = pytest.mark.timeout(600)  # a driver's start takes minutes on a machine that has much else to do
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),  # a driver's start takes minutes on a machine that has much else to do
+]
 
 
 @pytest.fixture(scope="module")

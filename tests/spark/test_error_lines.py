@@ -14,7 +14,7 @@ from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.timeout(320)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(320)]
 CREATE_IT = "unknown topic 'late_flights': create it first, `tritonmq topic create late_flights`"
 WRONG_TYPE = "column 'id' is string and topic typed has it as bigint: cast it"
 

@@ -17,6 +17,7 @@ from tests.cluster.harness import wait_until
 from tests.hidden import Proxy, hidden_bootstrap, hidden_cluster
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),
     switch.plain_text(
         "its brokers have names that are in no certificate; tests/mq_client/test_one_address.py has some"

@@ -22,7 +22,7 @@ TYPED = "s3cr3t-that-was-typed"
 HEAD_OF_A_KEY = 64
 """Characters of a key in PEM that are alike in all of one kind: its first line."""
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 def secrets_of(cluster: LocalCluster, certs: Path) -> dict[str, str]:

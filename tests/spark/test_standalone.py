@@ -14,6 +14,7 @@ from tests.spark.crashes.ground import Ground
 from tests.spark.crashes.spark_processes import executors_under, kill_one
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not switch.is_on(), reason="its brokers are secure: `make test-secure` runs it"),
 ]

@@ -16,6 +16,8 @@ from pyspark.sql import SparkSession
 
 from tests.spark.starting import forget_interrupted_call
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 ONE_TEST = "tests/spark/test_errors.py::test_an_unknown_option_is_answered_with_the_nearest_right_one"
 BROKEN_JAVA = """#!/bin/sh

@@ -35,6 +35,7 @@ def test_nothing_is_lost_or_doubled_by_real_brokers_under_faults(seed: int) -> N
     assert report.done["batches acknowledged"] > 0
 
 
+@pytest.mark.long
 def test_a_seed_leaves_nothing_behind() -> None:
     """What never ran of it would be an error in whatever test comes when it is thrown away."""
 

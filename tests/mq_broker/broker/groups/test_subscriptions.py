@@ -330,6 +330,7 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.long
 def test_what_waits_to_be_told_to_a_client_that_does_not_read_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,7 @@ WRONG: Sequence[tuple[str, pb.SettleOne, str]] = (
 )
 
 
+@pytest.mark.long
 def test_what_cannot_be_right_changes_nothing_and_is_refused_early(tmp_path: Path, shells: list[Shell]) -> None:
     async def scenario() -> None:
         async with queue(tmp_path) as broker:

@@ -18,6 +18,8 @@ from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
 from mq_protocol.errors import PermissionDenied
 from tests.mq_broker.storage.bed import PLACE
 
+pytestmark = pytest.mark.long
+
 MINE, THEIRS, NOBODY = "User:etl", "User:thief", ""
 BOUNDS = WindowBounds(100)
 CONSUMER = "consumer"

@@ -33,6 +33,8 @@ from mq_protocol.errors import PermissionDenied, StagedBatchMissing, TritonMQErr
 from mq_protocol.manifest import StagedPart
 from tests.mq_broker.storage.bed import PLACE
 
+pytestmark = pytest.mark.long
+
 KEY = TransactionKey("query", "t")
 MINE, THEIRS, NOBODY = "User:etl", "User:thief", ""
 BOUNDS = WindowBounds(100)
