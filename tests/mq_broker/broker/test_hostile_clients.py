@@ -76,7 +76,8 @@ class Victims:
         await self[1].create_topic("t", replicas=3, **settings)
         await self.refresh()
         if leader and leader != self.leader:
-            await self[self.leader].ask("Lead", pb.LeadRequest(topic="t", broker=leader, timeout_ms=10_000))
+            lead = pb.LeadRequest(topic="t", broker=leader, timeout_ms=10_000)
+            await until(lambda: self[self.leader].ask("Lead", lead))  # it may lag, and then is asked again
             await until(lambda: self._led_by(leader))
             await self.refresh()
 
