@@ -249,8 +249,9 @@ class StreamWire(asyncio.BufferedProtocol):
 
     @property
     def may_stay(self) -> bool:
-        """After a call that was refused: it counts for somebody, and nothing was half written."""
-        return self._place is not None and not self.is_torn
+        """After a call that was refused: it was let in, so that the rest of it is received, and nothing was half
+        written."""
+        return self._admitted and not self.is_torn
 
     def end(self, error: TritonMQError | None) -> bool:
         """The call is over, with an error or without. Whether there may be another."""
@@ -361,6 +362,10 @@ class StreamWire(asyncio.BufferedProtocol):
                     break
                 self._arriving.begins()
                 message = said(found)
+                if message.nbytes and message.kind in (Kind.END, Kind.PING, Kind.PONG):
+                    raise InvalidRequest(
+                        f"{message.kind.name} says nothing more, and {message.nbytes} bytes came with it"
+                    )
                 if message.kind in (Kind.PING, Kind.PONG):
                     self._count_beat()
                     asked = asked or message.kind is Kind.PING

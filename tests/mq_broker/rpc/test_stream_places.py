@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.runtime.memory import Held
-from mq_protocol.errors import QuotaExceeded
+from mq_protocol.errors import InvalidRequest, Overloaded, QuotaExceeded
 from mq_protocol.quotas import Quota
-from mq_protocol.streams import PREAMBLE, Kind
+from mq_protocol.streams import PREAMBLE, Kind, say
 from tests.mq_broker.rpc.streaming import Served, batch, connected, fetching, opening, run, until
 
 OPENED = PREAMBLE + b"".join(opening())
@@ -78,3 +78,31 @@ def test_a_connection_counts_for_the_quota_of_streams_while_it_is_open(opened: l
                 assert answered.kind is Kind.MESSAGE
 
     run(scenario)
+
+
+@pytest.mark.parametrize("kind", [Kind.END, Kind.PING, Kind.PONG])
+def test_what_says_nothing_more_brings_nothing_along(kind: Kind) -> None:
+    """It would be in memory and counted nowhere."""
+
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE], opening("Fetch"), say(kind, bytes(70_000)))
+            assert isinstance(await client.refused(), InvalidRequest)
+        await until(lambda: served.memory.bytes == 0)
+
+    run(scenario)
+
+
+def test_what_is_refused_before_it_is_let_in_is_told_at_once_on_a_kept_connection_too() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as kept:
+            kept.say([PREAMBLE], fetching(0, 1))
+            while (heard := await kept.hear()) is not None and heard.kind is not Kind.END:
+                pass
+            async with connected(served) as other:
+                other.say([PREAMBLE], opening())
+                await until(lambda: served.service.begun == 1)
+                kept.say(fetching(0, 1))
+                assert isinstance(await kept.refused(), Overloaded)
+
+    run(scenario, room=1)
