@@ -322,7 +322,8 @@ class Shell:
             # Else its log is begun anew, and that task goes on
             while not self._stopping and self._settling.get(key) is me:
                 topic = self._wanted.get(topic_id)
-                wanted = topic is not None and self.broker in topic.spec.assignment[number]
+                assigned = topic.spec.assignment if topic is not None else ()  # of fewer partitions, in an older state
+                wanted = number < len(assigned) and self.broker in assigned[number]
                 present = self._partitions.get(key)
                 if wanted and present is None:
                     assert topic is not None
@@ -385,6 +386,8 @@ class Shell:
         if found is None:
             return False  # missing metadata is not an order to delete (trap 18)
         state = found[1]
+        if state.leader_epoch < partition.replica.leader_epoch:
+            return False  # older than what was seen here: it may name those who were in sync once
         led_here = state.leader is not None and state.leader.broker == self.broker
         return not led_here and all(broker != self.broker for broker, _ in state.isr)
 

@@ -97,6 +97,7 @@ class Topics:
         self._present: dict[str, tuple[str, int]] = {}  # id and partitions, by name
         self._sorted: list[Topic] | None = []  # None: they have changed since
         self._version = -1
+        self._kept: dict[str, str] = {}  # topics that an earlier state lacks (""), or has under another id (that)
         self._unreadable: set[str] = set()
         self._told: dict[str, TopicSpec] = {}  # those that this version cannot read, as they were when the log said so
         self._reading = asyncio.Lock()
@@ -199,30 +200,22 @@ class Topics:
     def _take(self, changes: TopicChanges) -> None:
         # One whose document cannot be read is there: it stays as it was last known, if it was (trap 18).
         absent = (self._present.keys() - changes.present.keys()) if changes.whole else set(changes.gone)
-        # Nor is one deleted that an earlier state does not have yet (trap 18)
-        if absent and changes.version < self._version:
-            log.error(
-                "the coordination service went back to an earlier state (topic change %d after %d), without topics %s: "
-                "they stay as they were while this broker runs, and their files after that. Restore a newer backup; do "
-                "not make them again",
-                changes.version,
-                self._version,
-                sorted(absent - set(changes.unreadable)),
-            )
-            absent = set()
-        names = (changes.present.keys() | absent) - set(changes.unreadable)
+        if changes.version < self._version:
+            self._keep(changes, absent - set(changes.unreadable))
+        elif not changes.whole:  # somebody has deleted them since
+            self._kept = {name: old for name, old in self._kept.items() if name not in absent}
+        present = {name: spec for name, spec in changes.present.items() if self._kept.get(name) != spec.topic_id}
+        self._kept = {name: old for name, old in self._kept.items() if name not in present}
+        absent -= self._kept.keys()
+        names = (present.keys() | absent) - set(changes.unreadable)
         self._unreadable = {*changes.unreadable, *(() if changes.whole else self._unreadable - names)}
         before = {name: self._by_name[name] for name in names if name in self._by_name}
         known = {topic.spec.topic_id: topic for topic in before.values()}
-        after = {
-            name: topic
-            for name, spec in changes.present.items()
-            if (topic := self._read(spec, known.get(spec.topic_id)))
-        }
+        after = {name: topic for name, spec in present.items() if (topic := self._read(spec, known.get(spec.topic_id)))}
         changed: set[str] = set()
         for name in names:
-            if name in changes.present:
-                self._present[name] = changes.present[name].topic_id, len(changes.present[name].assignment)
+            if name in present:
+                self._present[name] = present[name].topic_id, len(present[name].assignment)
             else:
                 self._present.pop(name, None)
             was, now = before.get(name), after.get(name)
@@ -239,6 +232,22 @@ class Topics:
         self._version = changes.version
         self._refreshed_at = asyncio.get_running_loop().time()
         self._on_topics(dict(self._by_id), None if changes.whole else changed)
+
+    def _keep(self, changes: TopicChanges, absent: set[str]) -> None:
+        """The coordination service was put back to an earlier state. No topic is deleted that this state does not have
+        yet, or has under the id of a former one (trap 18): now, or when it is read again."""
+        known = self._by_name
+        older = {n for n, spec in changes.present.items() if n in known and known[n].spec.topic_id != spec.topic_id}
+        if lost := absent | older:
+            log.error(
+                "the coordination service went back to an earlier state (topic change %d after %d), without topics %s: "
+                "they stay as they were while this broker runs, and their files after that. Restore a newer backup; do "
+                "not make them again",
+                changes.version,
+                self._version,
+                sorted(lost),
+            )
+        self._kept |= {name: changes.present[name].topic_id if name in older else "" for name in lost}
 
     def _read(self, spec: TopicSpec, known: Topic | None) -> Topic | None:
         """The topic, the one that is known if nothing about it has changed."""

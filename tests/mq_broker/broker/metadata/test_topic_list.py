@@ -121,6 +121,29 @@ def test_a_topic_that_was_made_again_is_another_and_both_are_told() -> None:
     run(scenario)
 
 
+def test_what_an_earlier_state_lacks_stays_however_often_that_state_is_read_and_changed() -> None:
+    async def scenario(service: Service) -> None:
+        await service.read(9, A, B, whole=True)
+        for version in (5, 5, 6, 10):
+            await service.read(version, A, whole=True)
+            assert service.names == ["a", "b"]
+        assert not any(changed == ["id-b"] for _, changed in service.heard)
+
+    run(scenario)
+
+
+def test_a_topic_that_an_earlier_state_has_under_a_former_id_stays_as_it_is() -> None:
+    async def scenario(service: Service) -> None:
+        await service.read(9, B, whole=True)
+        for version in (5, 6):
+            await service.read(version, replace(B, topic_id="id-former"), whole=True)
+            assert [topic.spec.topic_id for topic in service.topics.all()] == ["id-b"]
+        await service.read(7, replace(B, topic_id="id-again"))
+        assert [topic.spec.topic_id for topic in service.topics.all()] == ["id-again"]
+
+    run(scenario)
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_an_earlier_state_of_the_service_lacks_is_not_taken_for_deleted(whole: bool) -> None:
     async def scenario(service: Service) -> None:
