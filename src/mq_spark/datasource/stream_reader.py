@@ -46,7 +46,9 @@ class _OnDriver:
     positions: Positions
 
     def ids(self, offsets: Offsets) -> dict[str, str]:
-        return {topic: self.subscribed.topic_ids[topic] for topic in offsets}
+        """Of those that are there."""
+        ids = self.subscribed.topic_ids
+        return {topic: ids[topic] for topic in offsets if topic in ids}
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
