@@ -14,7 +14,7 @@ from mq_broker.core import entries, messages
 from mq_broker.storage.journal import segments
 
 ROOT = Path(__file__).parents[1]
-LINES_MAX = 600
+LINES_MAX = 900
 FUNCTION_LINES_MAX = 60
 COLUMNS_MAX = 120
 GENERATED = "_pb2.py"

@@ -210,7 +210,7 @@ def test_every_client_names_a_tunnel_that_is_dead(nowhere: str) -> None:
 
 def test_a_broker_that_the_tunnel_does_not_reach_is_named_as_such(listen: Callable[[bytes | None], Listener]) -> None:
     via = listen(b"HTTP/1.1 502 Bad Gateway\r\n\r\n").via
-    with Admin(BROKER, 3_000, via=via) as admin, pytest.raises(Unreachable) as raised:
+    with Admin(BROKER, 30_000, via=via) as admin, pytest.raises(Unreachable) as raised:
         admin.describe_cluster()
     assert f"{BROKER}: the tunnel at {via} does not reach the broker at {BROKER}" in str(raised.value)
 
