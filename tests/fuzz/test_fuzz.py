@@ -28,5 +28,6 @@ def test_random_input_is_answered_or_refused_by_our_own_errors(targets: tuple[st
     found = run(targets, 1, tmp_path, cases=CASES)
     assert found.failed is None, f"{found.target}: {found.failed[:300]!r}: {found.report}"
     for target, (accepted, refused) in found.counts.items():
-        assert accepted > 20, target
-        assert refused > 25, target
+        # A conversation with a broker that lies takes a process and many answers: there are fewer of them
+        assert accepted > (20 if target == "lying" else 25), target
+        assert refused > (25 if target == "lying" else 50), target
