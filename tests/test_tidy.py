@@ -145,3 +145,11 @@ def test_an_assertion_that_something_was_quick_is_found() -> None:
     for line in ("assert time.monotonic() - began < 5", "assert 0.1 < time.perf_counter() - began < WAIT_S"):
         assert SOON_ENOUGH.search(line)
     assert not SOON_ENOUGH.search("assert time.monotonic() - began >= 1.49")
+
+
+def test_nobody_waits_for_a_simple_queue_with_a_time_limit() -> None:
+    """CPython 3.11's `SimpleQueue.get` waits for ever if the time is over before it begins to wait: what is left is
+    negative then, which its lock takes for no limit. `queue.Queue` has the same methods."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in ALL if path != Path(__file__)}
+    timed = re.compile(r"\.get\(.*timeout=")
+    assert [name for name, text in texts.items() if "SimpleQueue" in text and timed.search(text)] == []

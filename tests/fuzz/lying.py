@@ -169,7 +169,7 @@ class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
                 return
 
 
-_failures: queue.SimpleQueue[str] = queue.SimpleQueue()
+_failures: queue.Queue[str] = queue.Queue()
 """What went wrong in a thread, or on an event loop: the clients' own do not end with such an error."""
 
 

@@ -122,7 +122,7 @@ def test_a_place_asks_for_the_name_and_is_first_when_it_is_given_a_token(loop: L
 
 
 def test_a_place_that_is_left_has_said_its_last_word_and_was_not_lost(loop: Loop) -> None:
-    one, told_ = place(), queue.SimpleQueue[bool]()
+    one, told_ = place(), queue.Queue[bool]()
     loop.say(granted())
     one.wait_first(Deadline(5_000))
     one.watch(lambda: told_.put(True))
@@ -158,7 +158,7 @@ def test_a_broker_that_does_not_hear_the_last_word_is_not_waited_for_long(
     ],
 )
 def test_a_holder_whose_stream_ends_has_lost_the_lock_and_is_told_once(loop: Loop, said: Any, says: str) -> None:
-    one, told_ = place(), queue.SimpleQueue[bool]()
+    one, told_ = place(), queue.Queue[bool]()
     loop.say(granted())
     one.wait_first(Deadline(5_000))
     one.watch(lambda: told_.put(True))
@@ -171,7 +171,7 @@ def test_a_holder_whose_stream_ends_has_lost_the_lock_and_is_told_once(loop: Loo
 
 
 def test_who_looks_after_the_loss_is_told_as_well(loop: Loop) -> None:
-    one, told_ = place(), queue.SimpleQueue[bool]()
+    one, told_ = place(), queue.Queue[bool]()
     loop.say(granted())
     one.wait_first(Deadline(5_000))
     loop.say(Broken())
@@ -191,7 +191,7 @@ def test_a_place_that_ends_before_it_is_first_raises_why(loop: Loop, said: Any, 
 
 def test_a_broker_that_falls_silent_is_given_up(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock_module, "_SECOND_LOOK_S", 0.01)
-    one, told_ = place(), queue.SimpleQueue[bool]()
+    one, told_ = place(), queue.Queue[bool]()
     loop.say(granted(silence_ms=20))
     one.wait_first(Deadline(5_000))
     one.watch(lambda: told_.put(True))
@@ -413,7 +413,7 @@ def test_a_block_raises_the_loss_unless_it_has_an_error_of_its_own(brokers: Brok
 
 
 def test_a_loss_is_told_on_a_thread_of_its_own(brokers: Brokers) -> None:
-    heard: queue.SimpleQueue[tuple[Lock, str]] = queue.SimpleQueue()
+    heard: queue.Queue[tuple[Lock, str]] = queue.Queue()
     lock = brokers.lock
     lock._on_lost = lambda lost: heard.put((lost, threading.current_thread().name))
     brokers.answers = [9]

@@ -52,7 +52,7 @@ class ProduceStream:
         self._on_results = on_results
         self._on_broken = on_broken
         # Bounded by what the sender lets be unanswered on a stream.
-        self._requests: queue.SimpleQueue[Envelope[pb.ProduceHeader] | None] = queue.SimpleQueue()
+        self._requests: queue.Queue[Envelope[pb.ProduceHeader] | None] = queue.Queue()
         self._connecting = threading.Lock()
         self._duplex: Duplex | None = None
         self._call: Any = None
@@ -151,7 +151,7 @@ class ProduceStream:
 
 def connected(address: str, timeout_s: float, client: Client = NOBODY) -> bool:
     """Whether there is a connection, waiting for one that is being made. False as soon as an attempt has failed."""
-    states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
+    states: queue.Queue[grpc.ChannelConnectivity] = queue.Queue()
     to_broker = channel(address, client)
     to_broker.subscribe(states.put, try_to_connect=True)
     try:

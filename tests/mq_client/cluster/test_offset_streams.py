@@ -270,7 +270,7 @@ class Call:
     """A WatchOffsets stream, as gRPC gives it."""
 
     def __init__(self) -> None:
-        self.says: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.says: queue.Queue[Any] = queue.Queue()
         self.cancelled = threading.Event()
 
     def __iter__(self) -> Iterator[Any]:

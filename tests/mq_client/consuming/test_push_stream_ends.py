@@ -30,7 +30,7 @@ class Call:
 
     def __init__(self) -> None:
         self.says: asyncio.Queue[Any] = asyncio.Queue()
-        self.written: queue.SimpleQueue[pb.SubscribeRequest] = queue.SimpleQueue()
+        self.written: queue.Queue[pb.SubscribeRequest] = queue.Queue()
         self.done = threading.Event()
         self.cancelled = threading.Event()
 

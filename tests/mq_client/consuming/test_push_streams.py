@@ -38,8 +38,8 @@ class Listener:
     """Owns a stream, and what is heard on it."""
 
     def __init__(self, address: str) -> None:
-        self.said: queue.SimpleQueue[pb.BatchesHeader] = queue.SimpleQueue()
-        self.ends: queue.SimpleQueue[TritonMQError | None] = queue.SimpleQueue()
+        self.said: queue.Queue[pb.BatchesHeader] = queue.Queue()
+        self.ends: queue.Queue[TritonMQError | None] = queue.Queue()
         self.stream = PushStream(address, self._heard, self.ends.put, switch.client(), stream_port(address))
 
     async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:

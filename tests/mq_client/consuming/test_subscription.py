@@ -34,7 +34,7 @@ class Stream:
         self.address = address
         self._heard = heard
         self._over = over
-        self._requests: queue.SimpleQueue[pb.SubscribeRequest | None] = queue.SimpleQueue()
+        self._requests: queue.Queue[pb.SubscribeRequest | None] = queue.Queue()
         self._open = True
 
     # -- as the client's
@@ -104,7 +104,7 @@ class Client:
     """Owns subscriptions to partition 0 of topic `t`, and the streams that they open."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, group: str) -> None:
-        self._streams: queue.SimpleQueue[Stream] = queue.SimpleQueue()
+        self._streams: queue.Queue[Stream] = queue.Queue()
         self._opened: list[Stream] = []
         self.connection = Connection("b:1")
         self.lead(1, 1)
@@ -414,7 +414,7 @@ def test_a_partition_without_a_leader_while_its_stream_breaks_is_opened_when_it_
         client.subscriptions._follow_leaders()
     client.lead(1, 4, 1)
     second = client.stream()
-    heard: queue.SimpleQueue[int] = queue.SimpleQueue()
+    heard: queue.Queue[int] = queue.Queue()
 
     def hear() -> None:
         count = 0

@@ -43,7 +43,7 @@ class Call:
 
     def __init__(self, requests: Iterator[Any]) -> None:
         self.requests = requests
-        self.says: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.says: queue.Queue[Any] = queue.Queue()
         self.cancelled = threading.Event()
 
     def __iter__(self) -> Iterator[Any]:
@@ -62,7 +62,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.results: list[int] = []
-        self.broken: queue.SimpleQueue[tuple[TritonMQError, bool]] = queue.SimpleQueue()
+        self.broken: queue.Queue[tuple[TritonMQError, bool]] = queue.Queue()
 
     def on_results(self, stream: ProduceStream, results: Any) -> None:
         self.results += [result.correlation for result in results]
@@ -72,9 +72,9 @@ class Sender:
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> queue.SimpleQueue[Call]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[Call]:
     """The calls that are opened."""
-    opened: queue.SimpleQueue[Call] = queue.SimpleQueue()
+    opened: queue.Queue[Call] = queue.Queue()
 
     def open_produce(address: str, requests: Iterator[Any], client: Any) -> Call:
         call = Call(requests)
@@ -99,7 +99,7 @@ def results(*correlations: int) -> pb.ProduceResponse:
     return pb.ProduceResponse(results=[pb.ProduceResult(correlation=correlation) for correlation in correlations])
 
 
-def test_requests_go_out_and_results_come_in_in_their_order(calls: queue.SimpleQueue[Call]) -> None:
+def test_requests_go_out_and_results_come_in_in_their_order(calls: queue.Queue[Call]) -> None:
     sender = Sender()
     stream = begun(sender)
     call = calls.get(timeout=WAIT_S)
@@ -116,7 +116,7 @@ def test_requests_go_out_and_results_come_in_in_their_order(calls: queue.SimpleQ
     assert next(call.requests, None) is None  # gRPC's thread that reads the requests is let go
 
 
-def test_a_stream_that_breaks_says_why(calls: queue.SimpleQueue[Call]) -> None:
+def test_a_stream_that_breaks_says_why(calls: queue.Queue[Call]) -> None:
     sender = Sender()
     begun(sender)
     calls.get(timeout=WAIT_S).says.put(Broken())
@@ -125,7 +125,7 @@ def test_a_stream_that_breaks_says_why(calls: queue.SimpleQueue[Call]) -> None:
 
 
 def test_a_broker_that_is_not_there_has_been_sent_nothing(
-    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch
+    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: False)
     sender = Sender()
@@ -135,7 +135,7 @@ def test_a_broker_that_is_not_there_has_been_sent_nothing(
     assert calls.empty()
 
 
-def test_a_stream_that_is_closed_ends_its_thread(calls: queue.SimpleQueue[Call]) -> None:
+def test_a_stream_that_is_closed_ends_its_thread(calls: queue.Queue[Call]) -> None:
     sender = Sender()
     stream = begun(sender)
     call = calls.get(timeout=WAIT_S)
@@ -146,7 +146,7 @@ def test_a_stream_that_is_closed_ends_its_thread(calls: queue.SimpleQueue[Call])
 
 
 def test_a_stream_that_is_closed_before_it_is_connected_is_cancelled_as_soon_as_it_is(
-    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch
+    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
     monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: go_on.wait(WAIT_S))
@@ -168,7 +168,7 @@ class SpokenDuplex:
     def __init__(self) -> None:
         self.dialled = threading.Event()
         self.sent: list[Any] = []
-        self.says: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.says: queue.Queue[Any] = queue.Queue()
         self.released = False
 
     def send(self, pieces: Any) -> None:
@@ -203,7 +203,7 @@ def duplex(monkeypatch: pytest.MonkeyPatch) -> SpokenDuplex:
 
 
 def test_what_is_sent_before_the_connection_is_made_goes_out_first(
-    calls: queue.SimpleQueue[Call], duplex: SpokenDuplex
+    calls: queue.Queue[Call], duplex: SpokenDuplex
 ) -> None:
     sender = Sender()
     stream = ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
@@ -228,7 +228,7 @@ def test_what_is_sent_before_the_connection_is_made_goes_out_first(
 
 
 def test_a_stream_over_a_stream_port_that_is_closed_ends_its_thread(
-    calls: queue.SimpleQueue[Call], duplex: SpokenDuplex
+    calls: queue.Queue[Call], duplex: SpokenDuplex
 ) -> None:
     duplex.dialled.set()
     sender = Sender()
@@ -239,7 +239,7 @@ def test_a_stream_over_a_stream_port_that_is_closed_ends_its_thread(
 
 
 def test_a_stream_port_that_is_not_reached_is_left_alone_once_grpc_was(
-    calls: queue.SimpleQueue[Call], duplex: SpokenDuplex, monkeypatch: pytest.MonkeyPatch
+    calls: queue.Queue[Call], duplex: SpokenDuplex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dial(address: str, client: Any) -> Any:
         raise NoStreamPort(address)
@@ -260,7 +260,7 @@ def test_a_stream_port_that_is_not_reached_is_left_alone_once_grpc_was(
 
 @pytest.mark.parametrize("refused", [MethodUnknown("an older broker"), QuotaExceeded("one connection too many")])
 def test_a_call_that_a_stream_port_does_not_take_is_made_by_grpc_next(
-    calls: queue.SimpleQueue[Call], duplex: SpokenDuplex, refused: TritonMQError
+    calls: queue.Queue[Call], duplex: SpokenDuplex, refused: TritonMQError
 ) -> None:
     duplex.dialled.set()
     duplex.says.put(refused)
@@ -276,7 +276,7 @@ def test_a_call_that_a_stream_port_does_not_take_is_made_by_grpc_next(
 
 
 def test_a_broker_that_must_be_reached_at_a_stream_port_is_not_asked_by_grpc(
-    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch
+    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(streams.VARIABLE, "stream")
     sender = Sender()
@@ -326,7 +326,7 @@ def test_a_connection_is_there_once_it_is_ready_and_not_after_a_failure(
     assert channel.callbacks == []
 
 
-def test_a_streams_thread_does_not_keep_the_process(calls: queue.SimpleQueue[Call]) -> None:
+def test_a_streams_thread_does_not_keep_the_process(calls: queue.Queue[Call]) -> None:
     stream = begun(Sender())
     assert stream._thread.daemon
     stream.close(WAIT_S)
@@ -334,7 +334,7 @@ def test_a_streams_thread_does_not_keep_the_process(calls: queue.SimpleQueue[Cal
 
 @pytest.mark.parametrize("of_tunnel", [False, True])
 def test_a_stream_port_is_left_alone_unless_the_tunnel_to_it_was_down(
-    calls: queue.SimpleQueue[Call], monkeypatch: pytest.MonkeyPatch, of_tunnel: bool
+    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch, of_tunnel: bool
 ) -> None:
     def dial(address: str, client: Any) -> Any:
         raise NoStreamPort("nobody answers", of_tunnel=of_tunnel)

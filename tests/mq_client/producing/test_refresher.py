@@ -41,9 +41,9 @@ class Metadata:
     def __init__(self) -> None:
         import queue
 
-        self.calls: queue.SimpleQueue[tuple[str, set[str]]] = queue.SimpleQueue()
-        self.answers: queue.SimpleQueue[TritonMQError | None] = queue.SimpleQueue()
-        self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.calls: queue.Queue[tuple[str, set[str]]] = queue.Queue()
+        self.answers: queue.Queue[TritonMQError | None] = queue.Queue()
+        self.told: queue.Queue[None] = queue.Queue()
 
     def refresh(self, topic: str, deadline: Deadline, doubted: frozenset[str]) -> None:
         self.calls.put((topic, set(doubted)))

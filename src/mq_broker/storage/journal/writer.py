@@ -85,7 +85,7 @@ class Writer:
         self.pending_orders = 0
         self.loop = asyncio.get_running_loop()
         self.died: asyncio.Future[None] = self.loop.create_future()
-        self._queue: queue.SimpleQueue[_Job | _Woken | None] = queue.SimpleQueue()
+        self._queue: queue.Queue[_Job | _Woken | None] = queue.Queue()
         self.syncs = BackgroundSyncs(self.files, sync_interval_s, lambda: self._queue.put(_Woken()))
         self._thread = threading.Thread(target=self._run, name="journal-writer", daemon=True)
         self._open: dict[LogFiles, None] = {}  # least recently written first
