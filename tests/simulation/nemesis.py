@@ -326,8 +326,9 @@ class Nemesis:
             for broker in brokers:
                 broker.crash()
                 broker.disk.full = broker.disk.fail_next_sync = False
-            for journal, copy in zip(old.journals, copies, strict=True):
+            for partition, (journal, copy) in enumerate(zip(old.journals, copies, strict=True)):
                 journal.put_back(copy)
+                self.cluster.oracle.truths[partition].went_back_to[old.number] = journal.log_id
             random.shuffle(brokers)
             for broker in brokers:
                 yield self.loop.often_short(1, 6_000)

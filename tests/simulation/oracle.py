@@ -558,14 +558,15 @@ class Oracle:
             self._recovered(partition, node.state)
         elif size < min(before, self.cluster.plan.settings.min_insync_replicas) or not size:
             raise self.violation(partition, f"the node names fewer than min_insync_replicas: {node.state}")
+        truth = self.truths[partition]
         for broker, log_id in node.state.isr:
             number = Journal.life_of(log_id)
-            if number < self.truths[partition].newest_named.get(broker, 0):
+            if number < truth.newest_named.get(broker, 0) and log_id != truth.went_back_to.get(broker):
                 raise self.violation(
                     partition,
                     f"the node names a log of broker {broker} that it had replaced by a newer one: {node.state}",
                 )
-            self.truths[partition].newest_named[broker] = number
+            truth.newest_named[broker] = number
         self.check_named(partition)
 
     def _recovered(self, partition: int, state: NodeState) -> None:
