@@ -154,8 +154,10 @@ class Reader:
         filter: str = "",  # noqa: A002
         chunk_bytes_max: int = limits.FETCH_CHUNK_BYTES,
         timeout_ms: float | None = None,
+        topic_id: str = "",
     ) -> Iterator[StoredSlice]:
-        """As `read`, with each batch's offsets and time; also those of which a filter has kept no row."""
+        """As `read`, with each batch's offsets and time; also those of which a filter has kept no row. `topic_id`: of
+        the topic that the offsets are of. Raises `UnknownTopic` where another has the name."""
         until = None if timeout_ms is None else Deadline(positive_ms("timeout_ms", timeout_ms))
         view = topic_with(
             self._connection,
@@ -175,7 +177,7 @@ class Reader:
         if not 0 <= start <= end:
             raise InvalidRequest(f"cannot read offsets {start} to {end} of {topic!r}: give 0 <= start <= end")
         return self._follow(
-            view, _Read(partition, start, end, wanted_of(view, columns, filter), chunk_bytes_max, until)
+            view, _Read(partition, start, end, wanted_of(view, columns, filter), chunk_bytes_max, until, topic_id)
         )
 
     def rows(

@@ -279,6 +279,22 @@ def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
         assert numbers(reader.read(topic, 0)) == [10, 11, 12]
 
 
+def test_who_names_a_topic_by_its_id_does_not_read_another_of_that_name(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    former = admin.create_topic(topic).topic_id
+    with Reader(bootstrap) as reader, Producer(bootstrap) as producer:
+        producer.publish(topic, b"former").result(30)
+        assert [each.end_offset for each in reader.read_stored(topic, 0, 0, 1, columns=["value"], topic_id=former)] == [
+            1
+        ]
+        admin.delete_topic(topic)
+        admin.create_topic(topic)
+        producer.publish(topic, b"present").result(30)
+        with pytest.raises(UnknownTopic, match="made again"):  # the reader has not heard of that one yet
+            list(reader.read_stored(topic, 0, 0, 1, columns=["value"], topic_id=former))
+
+
 def test_a_partition_that_has_been_added_is_read_by_who_knew_the_topic_before(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:

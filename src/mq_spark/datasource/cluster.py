@@ -174,12 +174,12 @@ class Cluster:
 
     # -------------------------------------------------------------- reading
 
-    def fetch(self, part: OffsetRange, columns: Sequence[str], filter_text: str) -> Iterator[StoredRows]:
+    def fetch(self, part: OffsetRange, topic_id: str, columns: Sequence[str], filter_text: str) -> Iterator[StoredRows]:
         """The range's rows as they are stored, those columns, and of a filter's only those that it keeps. Raises
-        `OffsetOutOfRange` for what is no longer kept.
+        `OffsetOutOfRange` for what is no longer kept, `UnknownTopic` if the topic is gone or another has its name.
         """
         pieces = self._reader.read_stored(
-            part.topic, part.partition, part.start, part.end, columns=columns, filter=filter_text
+            part.topic, part.partition, part.start, part.end, columns=columns, filter=filter_text, topic_id=topic_id
         )
         for stored in pieces:
             yield StoredRows(stored.batch, stored.base_offset, stored.timestamp_us, stored.offsets, stored.end_offset)

@@ -3,7 +3,7 @@ and failed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -13,7 +13,7 @@ from pyspark.sql import types as spark
 from pyspark.sql.datasource import InputPartition
 
 from mq_protocol.errors import SchemaMismatch
-from mq_spark.datasource.cluster import Cluster, connect
+from mq_spark.datasource.cluster import connect
 from mq_spark.datasource.reading import fetched, merged, topic_of
 from mq_spark.datasource.schemas import Projection, StoredRows, Topic
 from mq_spark.planning.leases import Run, WorkRange, spans
@@ -101,16 +101,15 @@ def read_work(options: SourceOptions, wanted: spark.StructType, work: Work) -> I
         projection = projections[name]
         if projection is not None:
             projection.runs = runs
-            yield from merged(projection, partition, _lent(cluster, options, name, partition, runs, projection.columns))
+            span = OffsetRange(name, partition, runs[0].first, runs[-1].end)
+            stored = fetched(cluster, options, span, work.topic_ids[name], projection.columns)
+            yield from merged(projection, partition, _lent(stored, runs))
 
 
-def _lent(
-    cluster: Cluster, options: SourceOptions, topic: str, partition: int, runs: Sequence[Run], columns: list[str]
-) -> Iterator[StoredRows]:
+def _lent(found: Iterable[StoredRows], runs: Sequence[Run]) -> Iterator[StoredRows]:
     """The stored rows of these runs, without those between them."""
-    span = OffsetRange(topic, partition, runs[0].first, runs[-1].end)
     firsts, ends = np.array([run.first for run in runs]), np.array([run.end for run in runs])
-    for stored in fetched(cluster, options, span, columns):
+    for stored in found:
         offsets = _offsets(stored)
         at = np.searchsorted(firsts, offsets, side="right") - 1
         kept = (at >= 0) & (offsets < ends[at])

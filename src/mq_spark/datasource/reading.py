@@ -105,7 +105,8 @@ def read_ranges(options: SourceOptions, wanted: StructType, work: Ranges) -> Ite
         projection = projections[each.topic]
         if projection is not None:
             trimmed = (each.topic, each.partition) in work.from_earliest
-            stored = fetched(cluster, options, each, projection.columns, trimmed=trimmed)
+            topic_id = work.topic_ids[each.topic]
+            stored = fetched(cluster, options, each, topic_id, projection.columns, trimmed=trimmed)
             yield from merged(projection, each.partition, stored)
     _report(cluster, options, work)
 
@@ -172,23 +173,30 @@ def _gone(options: SourceOptions, name: str) -> None:
 
 
 def fetched(
-    cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str], *, trimmed: bool = False
+    cluster: Cluster,
+    options: SourceOptions,
+    each: OffsetRange,
+    topic_id: str,
+    columns: list[str],
+    *,
+    trimmed: bool = False,
 ) -> Iterator[StoredRows]:
-    """The range's stored rows; what is removed meanwhile is an error, or passed over if the user has said so.
-    `trimmed`: what retention has removed is not wanted."""
+    """The range's stored rows, of that topic; what is removed meanwhile is an error, or passed over if the user has
+    said so. `trimmed`: what retention has removed is not wanted."""
     try:
-        yield from _fetched(cluster, options, each, columns, trimmed)
+        yield from _fetched(cluster, options, each, topic_id, columns, trimmed)
     except UnknownTopic:
         _gone(options, each.topic)
 
 
 def _fetched(
-    cluster: Cluster, options: SourceOptions, each: OffsetRange, columns: list[str], trimmed: bool
+    cluster: Cluster, options: SourceOptions, each: OffsetRange, topic_id: str, columns: list[str], trimmed: bool
 ) -> Iterator[StoredRows]:
     at = each.start
     while at < each.end:
         try:
-            for stored in cluster.fetch(OffsetRange(each.topic, each.partition, at, each.end), columns, options.filter):
+            rest = OffsetRange(each.topic, each.partition, at, each.end)
+            for stored in cluster.fetch(rest, topic_id, columns, options.filter):
                 at = stored.next_offset
                 if stored.rows.num_rows:
                     yield stored

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StructType
 
 from mq_protocol.arrow import RECORD_SCHEMA
-from mq_spark.datasource import lease_reader, lease_rows
+from mq_spark.datasource import lease_reader
 from mq_spark.datasource.lease_reader import LeaseReader, _OnDriver
 from mq_spark.datasource.lease_rows import LeasedProjection, _lent
 from mq_spark.datasource.schemas import StoredRows, Topic
@@ -75,25 +75,14 @@ def test_a_query_asks_again_at_once_while_there_is_something_and_seldom_when_the
     assert reader.latestOffset(at, reader.getDefaultReadLimit()) != at
 
 
-def test_of_the_rows_that_are_fetched_those_that_were_lent_are_kept_with_their_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_the_rows_that_are_fetched_those_that_were_lent_are_kept_with_their_counts() -> None:
     def rows(first: int, count: int, offsets: list[int] | None = None) -> StoredRows:
         values = [b"%d" % offset for offset in offsets or range(first, first + count)]
         batch = pa.RecordBatch.from_pydict({"value": values}, schema=pa.schema([("value", pa.binary())]))
         return StoredRows(batch, first, 0, None if offsets is None else np.array(offsets, dtype=np.int64))
 
-    spans: list[tuple[int, int]] = []
-
-    def fetched(_: Any, __: Any, span: Any, columns: list[str]) -> list[StoredRows]:
-        spans.append((span.start, span.end))
-        return [rows(0, 4), rows(4, 2), rows(6, 4), rows(10, 3, [10, 12])]
-
-    monkeypatch.setattr(lease_rows, "fetched", fetched)
     runs = [Run(1, 3, 1, 0), Run(7, 8, 2, 1), Run(9, 13, 3, 2)]
-    nobody: Any = None
-    found = list(_lent(nobody, nobody, "t", 0, runs, ["value"]))
-    assert spans == [(1, 13)]
+    found = list(_lent([rows(0, 4), rows(4, 2), rows(6, 4), rows(10, 3, [10, 12])], runs))
     assert [(each.offsets.tolist(), each.rows.column(0).to_pylist()) for each in found if each.offsets is not None] == [
         ([1, 2], [b"1", b"2"]),
         ([7, 9], [b"7", b"9"]),

@@ -321,6 +321,7 @@ def deleted_while_read(ground: Ground) -> None:
     parts = stream.reader.partitions(stream.at, end)
     ground.delete(topic)
     ground.topic()
+    ground.send(topic, range(101, 111))
     assert [value for part in parts for value in rows_of(stream, part)] == []
     stream.reader.commit(end)
 
