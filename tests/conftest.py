@@ -13,7 +13,9 @@ import pytest
 
 import mq_client  # noqa: F401 - before anything imports gRPC, as applications are told to
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
+from mq_dev.local_cluster import BrokerProcess
 from tests import switch
+from tests.forking.processes import started
 from tests.spark.quick_start import quick_spark
 
 CLUSTERS = {"broker", "bootstrap", "cluster", "start_cluster", "spark", "kernel"}
@@ -127,6 +129,11 @@ def _in_turns(waiting: list[pytest.Item], computing: list[pytest.Item]) -> Itera
 def _secured(tmp_path_factory: pytest.TempPathFactory) -> None:
     if switch.is_on():
         switch.turn_on(tmp_path_factory.mktemp("secured") / "certs")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick_brokers() -> None:
+    BrokerProcess.popen = staticmethod(started)  # type: ignore[assignment]
 
 
 @pytest.fixture(scope="session", autouse=True)
