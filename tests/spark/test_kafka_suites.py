@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from tests.spark.suites import relation, sink, stream
-from tests.spark.suites.ground import CASES, Case, Ground
+from tests.spark.suites.ground import CASES, Case, Ground, Shows
 
 ROOT = Path(__file__).parents[2]
 PAGE = " ".join((ROOT / "docs" / "kafka-options.md").read_text().split())
@@ -51,6 +52,12 @@ ELSEWHERE = {
 """Cases that another test holds."""
 
 _SHOWN = {case.shows: [each for each in CASES if each.shows is case.shows] for case in CASES}
+_BY_SPARK = {"read", "stream", "run", "run_into", "write", "spark"}
+"""What `Ground` has that asks for Spark: such cases stay in the process that has it."""
+
+
+def _by_spark(shows: Shows) -> bool:
+    return bool(_BY_SPARK & {*shows.__code__.co_names})
 
 
 @pytest.fixture
@@ -62,8 +69,12 @@ def ground(
     name: Callable[[str], str],
     tmp_path: Path,
 ) -> Iterator[Ground]:
+    def spark() -> SparkSession:
+        assert request.node.get_closest_marker("xdist_group"), "name what asks for Spark in _BY_SPARK"
+        return request.getfixturevalue("spark")  # type: ignore[no-any-return]
+
     ground = Ground(
-        lambda: request.getfixturevalue("spark"),
+        spark,
         cluster.bootstrap,
         admin,
         producer,
@@ -75,7 +86,13 @@ def ground(
         each.reader.stop()
 
 
-@pytest.mark.parametrize("cases", _SHOWN.values(), ids=lambda cases: str(cases[0]))
+@pytest.mark.parametrize(
+    "cases",
+    [
+        pytest.param(cases, id=str(cases[0]), marks=[pytest.mark.xdist_group("spark")] if _by_spark(shows) else [])
+        for shows, cases in _SHOWN.items()
+    ],
+)
 def test_a_case_of_kafkas_suites(ground: Ground, cases: list[Case]) -> None:
     cases[0].shows(ground)
 
