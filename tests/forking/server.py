@@ -16,8 +16,11 @@ import sys
 from typing import NoReturn
 
 from mq_process.grpc_lines import write_nothing
+from mq_process.polling import wait_without_event_engine
+from mq_process.tls_versions import refuse_older_tls
 
-write_nothing()  # as the command does, before gRPC is imported
+for choose in (write_nothing, wait_without_event_engine, refuse_older_tls):
+    choose()  # as `tritonmq broker` does, before gRPC is imported
 
 import mq_broker.broker  # noqa: E402, F401
 import mq_cli.broker  # noqa: E402
