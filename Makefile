@@ -7,15 +7,15 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 # Tests start hundreds of Python processes. What the first of them compiled the others load, whatever the caller's environment says.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test long test-secure secure-table quick tests quick-tests compiled style types floors docs dist sbom audit-packages versions proto lock monitoring alerts quiet tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
+.PHONY: demo test long test-secure secure-table quick tests quick-tests compiled checks style types floors docs dist sbom audit-packages versions proto lock monitoring alerts quiet tutorial browser go go-proto bench bench-queues bench-kafka simulate simulate-brokers mutations bounds mutants chaos rolling crashes clean bench-security bench-operations rotation fuzz
 
 demo: $(VENV)/.ready          ## the main job, end to end, with two kills on the way
 	$(BIN)/python -m benchmarks.demo
 
-SIDE_BY_SIDE ?= 5
+SIDE_BY_SIDE ?= 6
 test: $(VENV)/.ready          ## everything that must hold; most tests wait for processes, so several run side by side
-	$(MAKE) -j 2 --no-print-directory $(QUICK_SPARK) floors types compiled style
-	$(MAKE) --no-print-directory tests
+	$(MAKE) -j 2 --no-print-directory $(QUICK_SPARK) compiled
+	$(MAKE) -j 2 --no-print-directory tests checks
 
 quick: $(VENV)/.ready         ## a quick answer: everything that starts no broker, no ZooKeeper and no Spark, with few seeds and sizes
 	$(MAKE) -j 2 --no-print-directory floors style types quick-tests
@@ -43,6 +43,8 @@ secure-table: $(VENV)/.ready compiled $(QUICK_SPARK) ## the same tests without i
 
 compiled: $(VENV)/.ready      ## once, what each of the processes that run side by side would compile for itself
 	@test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
+
+checks: floors style types
 
 style: $(VENV)/.ready
 	$(BIN)/ruff check .
