@@ -103,9 +103,11 @@ class ZooKeeper:
             elif now - session.heard_at > self.session_s:
                 self.faults["session expired"] += 1
                 self.expire(session)
-        self.sessions = [session for session in self.sessions if session.process.alive]
+        # That of a process that is dead is over after its time, like any other
+        self.sessions = [session for session in self.sessions if session.process.alive or not session.expired]
         for session in self.sessions:
-            session.look(self.reaches(session.process))
+            if session.process.alive:
+                session.look(self.reaches(session.process))
         self.loop.call_later(0.1, self._look_at_sessions, context=Context())
 
     def expire(self, session: Session) -> None:
