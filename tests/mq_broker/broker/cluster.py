@@ -7,6 +7,7 @@ import contextlib
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,7 +18,8 @@ from grpc_health.v1 import health_pb2
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.coordination.interface import CoordinationEvent
+from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
+from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.rpc import health
 from mq_broker.rpc.service import UNARY, parse, path
 from mq_protocol import mq_pb2 as pb
@@ -28,6 +30,8 @@ from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX
 from mq_protocol.methods import BROKER
 from mq_protocol.transport import from_call
+from tests.simulation.real.zookeeper import Session
+from tests.virtual.world import present
 
 DEADLINE_S = 20.0
 T = TypeVar("T")
@@ -68,6 +72,15 @@ def deafen(monkeypatch: pytest.MonkeyPatch, event: CoordinationEvent, *brokers: 
     monkeypatch.setattr(Cluster, "hear", hear_less)
 
 
+def shared(zookeeper: str, session_timeout_ms: int, root: str) -> Callable[[], CoordinationService]:
+    """What brokers of one cluster are given as `coordination`: in virtual time a simulated ZooKeeper."""
+    world = present()
+    if world is None:
+        return lambda: ZooKeeperCoordination(zookeeper, session_timeout_ms, root=root)
+    service = world.zookeeper(root, session_timeout_ms / 1000)
+    return lambda: Session(service)
+
+
 def of_a_former_loop(record: logging.LogRecord) -> bool:
     """gRPC has one queue of events for all loops of a process. It wakes this test's loop for an event of a former
     test's, which is closed by now; this one is not."""
@@ -87,21 +100,30 @@ class Broker:
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._channel: aio.Channel | None = None
+        self._process: Any = None
 
     async def start(self) -> Broker:
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._stop.clear()
-        self._task = asyncio.create_task(serve(self.config, ready=ready.set_result, stop=self._stop))
+        world = present()
+        if world is None:
+            self._task = asyncio.create_task(serve(self.config, ready=ready.set_result, stop=self._stop))
+        else:
+            self._process = world.process(f"broker-{self.config.broker}", self.config.data_dir, self.config.broker)
+            config = replace(self.config, data_dir=self._process.disk.path)
+            serving = serve(config, ready=ready.set_result, stop=self._stop)
+            self._task = world.loop.spawn(self._process, serving, self._process.name)
         either: set[asyncio.Future[Any]] = {ready, self._task}
         await asyncio.wait(either, timeout=DEADLINE_S, return_when=asyncio.FIRST_COMPLETED)
         if self._task.done():
             self._task.result()
         self.address = ready.result()
-        self._channel = aio.insecure_channel(
-            self.address,
-            options=[("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)],
-        )
+        self._channel = self._dial() if world is None else world.network.dial(self.address)
         return self
+
+    def _dial(self) -> aio.Channel:
+        options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
+        return aio.insecure_channel(self.address, options=options)
 
     async def stop(self) -> None:
         """Cleanly."""
@@ -120,6 +142,9 @@ class Broker:
         await self._close_channel()
         if self._task is not None:
             task, self._task = self._task, None
+            if (world := present()) is not None:
+                world.kill(self._process)
+                return
             task.cancel()
             await asyncio.wait({task}, timeout=DEADLINE_S)
 

@@ -25,7 +25,7 @@ from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.cluster import Broker, deafen, numbers_in, until
+from tests.mq_broker.broker.cluster import Broker, deafen, numbers_in, shared, until
 
 SESSION_TIMEOUT_MS = 6_000
 
@@ -34,7 +34,8 @@ class Three:
     """Brokers 1, 2 and 3 of one cluster."""
 
     def __init__(self, zookeeper: str, data: Path, session_timeout_ms: int = SESSION_TIMEOUT_MS, **fields: Any) -> None:
-        self.root = root = f"/three-{uuid.uuid4().hex}"
+        self.root = f"/three-{uuid.uuid4().hex}"
+        coordination = shared(zookeeper, session_timeout_ms, self.root)
         self.brokers = {
             n: Broker(
                 BrokerConfig(
@@ -43,7 +44,7 @@ class Three:
                     data / str(n),
                     rack=f"rack-{n}",
                     stop_timeout_ms=5_000,
-                    coordination=lambda: ZooKeeperCoordination(zookeeper, session_timeout_ms, root=root),
+                    coordination=coordination,
                     **fields,
                 )
             )

@@ -67,6 +67,7 @@ class Sockets:
         network.loop.sockets = self
 
     def bind(self, address: str, option: str) -> tuple[Listener, int]:
+        address = self.network.bound(address)
         return Listener(self, address), int(address.rpartition(":")[2])
 
     async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[ByteTransport, Any]:

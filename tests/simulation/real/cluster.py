@@ -15,14 +15,12 @@ import contextlib
 import gc
 import logging
 import shutil
-import sys
 import tempfile
 import traceback
-import warnings
 import weakref
 import zlib
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +36,7 @@ from tests.history.checker import judge
 from tests.simulation.real.byte_wires import Sockets
 from tests.simulation.real.clients import SCHEMA_BYTES, Client, Producer, Reader
 from tests.simulation.real.disk import Disk
+from tests.simulation.real.ending import in_silence, throw_away
 from tests.simulation.real.idling import Visitor
 from tests.simulation.real.loop import PROCESS, NumberedTask, Process, Stuck, VirtualLoop
 from tests.simulation.real.nemesis import Nemesis
@@ -86,7 +85,7 @@ class Machine:
         self.cluster = cluster
         self.broker = broker
         self.name = f"b{broker}"
-        self.disk = Disk(root / self.name, cluster.loop, cluster.faults)
+        self.disk = Disk(root / self.name / "data", root / self.name / "graves", cluster.loop, cluster.faults)
         self.disk.latency_s = cluster.plan.disk_latency_s
         self.disk.on_kill = self.kill
         self.process: Process | None = None
@@ -454,7 +453,7 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
             if report.violation or verbose:
                 report.story = "\n".join(cluster.story)
             logger.removeHandler(handler)
-            with _in_silence():
+            with in_silence():
                 _throw_away(cluster)
                 there = weakref.ref(cluster)
                 del cluster, handler
@@ -470,48 +469,9 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     return report
 
 
-@contextlib.contextmanager
-def _in_silence() -> Iterator[None]:
-    """What was killed is thrown away in the middle of what it did: nobody wants to hear of that."""
-    hook, disabled = sys.unraisablehook, logging.root.manager.disable
-    sys.unraisablehook = lambda _: None
-    logging.disable(logging.CRITICAL)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        sys.unraisablehook = hook
-        logging.disable(disabled)
-
-
 def _throw_away(cluster: Cluster) -> None:
-    """Nothing of it runs any more, nor says that it was not finished."""
-    cluster.loop.set_exception_handler(lambda loop, context: None)
     for machine in cluster.machines.values():
         if machine.process is not None:
             machine.process.kill()
             machine.disk.close_all_of(machine.process)
-    ended: set[Any] = set()
-    asyncio.set_event_loop(cluster.loop)  # what ends may begin tasks, which would go to a loop that nobody ends
-    for _ in range(5):  # one that ends may begin another
-        left = {*asyncio.all_tasks(cluster.loop), *cluster._graveyard} - ended
-        for task in sorted(left, key=hash):
-            _end(task)
-        ended |= left
-    asyncio.set_event_loop(None)
-    cluster.loop.close()
-
-
-def _end(task: Any) -> None:
-    task._log_destroy_pending = False
-    coroutine = task.get_coro()
-    frame = coroutine.cr_frame
-    inner = [each for each in frame.f_locals.values() if asyncio.iscoroutine(each)] if frame is not None else []
-    for each in (coroutine, *inner):
-        for _ in range(10):  # one that waits for something in a `finally` is told again
-            try:
-                each.close()
-            except BaseException:  # noqa: BLE001 - what it does on the way is of no interest any more
-                continue
-            break
+    throw_away(cluster.loop, cluster._graveyard)

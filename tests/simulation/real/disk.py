@@ -84,11 +84,11 @@ class _Open:
 class Disk:
     """Owns the files of one machine. Is the product's `Files`."""
 
-    def __init__(self, root: Path, loop: VirtualLoop, faults: Counter[str]) -> None:
-        self.root = root / "data"
-        self.graves = root / "graves"
-        self.root.mkdir(parents=True)
-        self.graves.mkdir()
+    def __init__(self, root: Path, graves: Path, loop: VirtualLoop, faults: Counter[str]) -> None:
+        """`root`: the broker's directory. `graves`: where what is removed is kept until that is durable."""
+        self.root, self.graves = root, graves
+        for directory in (root, graves):
+            directory.mkdir(parents=True, exist_ok=True)
         self.boot = 1
         self.latency_s = (0.0001, 0.005)
         """How long the writer's thread takes to come to a round, or to tell of one."""

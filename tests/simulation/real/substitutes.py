@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
@@ -302,46 +302,69 @@ class WatchedOutbox(Outbox):
 # ---------------------------------------------------------------------- putting them in place
 
 
-def substitutes(loop: VirtualLoop, network: Network) -> list[tuple[Any, Any, str]]:
-    """Original, substitute, and below which package."""
+Table: TypeAlias = list[tuple[Any, Any, str]]
+"""Original, substitute, and below which package."""
+
+
+def of_the_world(loop: VirtualLoop, network: Network) -> Table:
+    """Time, chance, disks, threads and wires."""
     return [
         (time, Clock(loop), "mq_broker"),
         (uuid, Uuids(loop), "mq_broker"),
         (secrets, Secrets(loop), "mq_broker"),
         (random, loop.random, "mq_broker"),
         (os, StorageOs(), "mq_broker.storage"),
+        (os, StorageOs(), "mq_broker.coordination"),
         (shutil, StorageShutil(), "mq_broker.storage"),
         (OsFiles, this_disk, "mq_broker"),
         (boot_id, boot_of_this_machine, "mq_broker"),
         (Writer, SimulatedWriter, "mq_broker"),
         (BackgroundSyncs, SimulatedSyncs, "mq_broker"),
-        (LogDamaged, WatchedDamage, "mq_broker.storage"),
-        (Replica, WatchedReplica, "mq_broker.broker"),
-        (server.Shell, KnownShell, "mq_broker.broker.server"),
-        (Outbox, WatchedOutbox, "mq_broker.broker.server"),
-        (Idle, WatchedIdle, "mq_broker.broker.server"),
         (rpc_server.listen, network.listen, "mq_broker"),
         (rpc_server.dial, network.dial, "mq_broker"),
         (framed.bind, loop.sockets.bind, "mq_broker"),
     ]
 
 
+def substitutes(loop: VirtualLoop, network: Network) -> Table:
+    """The world, and what an oracle watches."""
+    return [
+        *of_the_world(loop, network),
+        (LogDamaged, WatchedDamage, "mq_broker.storage"),
+        (Replica, WatchedReplica, "mq_broker.broker"),
+        (server.Shell, KnownShell, "mq_broker.broker.server"),
+        (Outbox, WatchedOutbox, "mq_broker.broker.server"),
+        (Idle, WatchedIdle, "mq_broker.broker.server"),
+    ]
+
+
 @contextlib.contextmanager
-def in_place_of(
-    table: list[tuple[Any, Any, str]], *, tight: bool = False, sweep_s: float = leftovers.SWEEP_S
-) -> Iterator[None]:
-    """The product's modules have the substitutes until this ends. `tight`: with bounds that are reached. `sweep_s`: so
-    often what is staged and not decided is looked at."""
-    by_id = {id(original): (original, substitute, below) for original, substitute, below in table}
+def put_in_place(table: Table) -> Iterator[None]:
+    """The product's modules have the substitutes until this ends."""
+    by_id: dict[int, list[tuple[Any, str]]] = {}
+    for original, substitute, below in table:
+        by_id.setdefault(id(original), []).append((substitute, below))
     undo: list[tuple[Any, str, Any]] = []
     for module_name, module in sorted(sys.modules.items()):
         if not module_name.startswith("mq_broker"):
             continue
         for name, value in list(vars(module).items()):
-            found = by_id.get(id(value))
-            if found is not None and module_name.startswith(found[2]):
-                undo.append((module, name, value))
-                setattr(module, name, found[1])
+            for substitute, below in by_id.get(id(value), ()):
+                if module_name.startswith(below):
+                    undo.append((module, name, value))
+                    setattr(module, name, substitute)
+    try:
+        yield
+    finally:
+        for module, name, value in undo:
+            setattr(module, name, value)
+
+
+@contextlib.contextmanager
+def in_place_of(table: Table, *, tight: bool = False, sweep_s: float = leftovers.SWEEP_S) -> Iterator[None]:
+    """The product's modules have the substitutes until this ends, and sizes and times that are soon reached. `tight`:
+    with bounds that are reached, too. `sweep_s`: so often what is staged and not decided is looked at."""
+    undo: list[tuple[Any, str, Any]] = []
     undo += [(limits, name, getattr(limits, name)) for name in ("SEGMENT_BYTES_FLOOR", "OFFSETS_OF_A_LIFE")]
     undo += [(scheduled, name, getattr(scheduled, name)) for name in ("CARRY_ENTRIES", "CARRY_TIMES")]
     vars(scheduled).update(CARRY_ENTRIES=5, CARRY_TIMES=0)  # what holds a few entries back is carried
@@ -365,7 +388,8 @@ def in_place_of(
     limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     vars(limits).update(OFFSETS_OF_A_LIFE=OFFSETS_OF_A_LIFE)
     try:
-        yield
+        with put_in_place(table):
+            yield
     finally:
         for module, name, value in undo:
             setattr(module, name, value)

@@ -18,7 +18,7 @@ class Log:
 
     def __init__(self, root: Path, seed: int) -> None:
         self.loop = VirtualLoop(random.Random(seed))
-        self.disk = Disk(root, self.loop, Counter())
+        self.disk = Disk(root / "data", root / "graves", self.loop, Counter())
         self.path = self.disk.path / "log"
         self.fd = self.disk.open(self.path)
         self.disk.write(self.fd, (b"good",), 0)

@@ -43,12 +43,21 @@ class Network:
         self.cuts: set[frozenset[str]] = set()
         self.latency_s = (0.0001, 0.005)
         self.faults: Callable[[str], None] = lambda what: None
+        self._ports = 20_000
 
     def listen(
         self, address: str, option: str = "", options: Iterable[tuple[str, int]] = (), credentials: None = None
     ) -> tuple[Server, int]:
-        server = Server(self, address)
-        return server, int(address.rpartition(":")[2])
+        address = self.bound(address)
+        return Server(self, address), int(address.rpartition(":")[2])
+
+    def bound(self, address: str) -> str:
+        """The same; with a free port for port 0."""
+        host, _, port = address.rpartition(":")
+        if port != "0":
+            return address
+        self._ports += 1
+        return f"{host}:{self._ports}"
 
     def dial(self, address: str) -> Channel:
         return Channel(self, address)
