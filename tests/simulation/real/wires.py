@@ -582,6 +582,11 @@ class ClientCall:
 
     async def _answer(self) -> bytes:
         data = await self.read()
+        await self._ended()
+        self._raise_for_status()
+        return data  # type: ignore[no-any-return]
+
+    async def _ended(self) -> tuple[grpc.StatusCode, str, Any]:
         while self._status is None:
             try:
                 self._news.clear()
@@ -589,5 +594,13 @@ class ClientCall:
             except asyncio.CancelledError:
                 self.cancel()
                 raise
-        self._raise_for_status()
-        return data  # type: ignore[no-any-return]
+        return self._status
+
+    async def code(self) -> grpc.StatusCode:
+        return (await self._ended())[0]
+
+    async def initial_metadata(self) -> Any:
+        return ()
+
+    async def trailing_metadata(self) -> Any:
+        return (await self._ended())[2]
