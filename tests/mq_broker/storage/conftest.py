@@ -1,5 +1,5 @@
-"""Tests of journals run twice, plain and sealed, where they do not look at the bytes of a segment themselves. And twice
-more: a journal that was there before is read from its beginning, or a checkpoint is gone on from and the rest scrubbed.
+"""Tests of journals run twice where they do not look at the bytes of a segment themselves: plain, and sealed. A sealed
+journal that was there before is not read from its beginning, but gone on with from a checkpoint, and the rest scrubbed.
 What is damaged comes to the same."""
 
 from __future__ import annotations
@@ -16,12 +16,8 @@ CHECKPOINTED = (
     "test_quarantine",
     "test_lost_names",
     "test_journal",
-    "test_writer_cuts",
 )
 BOTH = ("test_writer", *CHECKPOINTED)
-
-COUNT_WHAT_IS_DONE: frozenset[str] = frozenset()
-"""They count writes and syncs, or look at what lies in the directory."""
 
 LOOK_AT_BYTES = frozenset(
     {
@@ -37,10 +33,8 @@ LOOK_AT_BYTES = frozenset(
         "test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_touched",
         "test_a_log_stopped_cleanly_has_no_torn_tail",
         "test_a_missing_segment_is_damage",
-        "test_a_partial_write_that_cannot_be_cut_is_cut_before_the_next_one",
         "test_a_reboot_may_leave_holes_in_what_os_never_synced_but_not_below_the_mark",
         "test_a_repair_that_is_killed_is_finished_at_the_next_start",
-        "test_a_snapshot_is_made_of_the_one_before_and_what_follows_it",
         "test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut",
         "test_bytes_that_were_never_frames_are_cut",
         "test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good",
@@ -49,10 +43,7 @@ LOOK_AT_BYTES = frozenset(
         "test_entries_out_of_order_are_cut_above_the_mark_and_damage_below_it",
         "test_more_parts_than_one_write_takes",
         "test_recovery_equals_a_model_under_random_cuts",
-        "test_short_writes_are_continued",
         "test_starting_over_that_fails_can_be_repeated_and_fills_one_directory",
-        "test_the_warning_says_what_was_damaged_where_and_where_it_is_kept",
-        "test_what_was_appended_before_a_truncation_that_failed_is_flushed_once_it_is_made_good",
     }
 )
 """They know where in a plain file an entry lies. What they say of sealed ones is in test_sealed_journals.py."""
@@ -60,11 +51,27 @@ LOOK_AT_BYTES = frozenset(
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     module = metafunc.module.__name__.rpartition(".")[2]
-    if module in BOTH and metafunc.function.__name__ not in LOOK_AT_BYTES:
-        metafunc.parametrize("sealing", [False, True], ids=["plain", "sealed"], indirect=True)
+    if module not in BOTH:
+        return
+    looks, checkpointed = metafunc.function.__name__ in LOOK_AT_BYTES, module in CHECKPOINTED
+    ways = [(False, False), (not looks, checkpointed)]
+    metafunc.parametrize(
+        ("sealing", "checkpointing"), ways if ways[0] != ways[1] else ways[:1], ids=_way, indirect=True
+    )
 
-    if module in CHECKPOINTED and metafunc.function.__name__ not in COUNT_WHAT_IS_DONE:
-        metafunc.parametrize("checkpointing", [False, True], ids=["read", "checkpoint"], indirect=True)
+
+def _way(value: object) -> str:
+    return "yes" if value else "no"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is kept in memory has no files to seal."""
+    items[:] = [item for item in items if not _is_twice_in_memory(item)]
+
+
+def _is_twice_in_memory(item: pytest.Item) -> bool:
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    return params.get("durability") == "memory" and bool(params.get("sealing"))
 
 
 @pytest.fixture(autouse=True)

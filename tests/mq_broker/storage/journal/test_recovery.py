@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
-import os
 import random
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -74,7 +70,7 @@ def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> Non
         await written(bed, frames, mark=2)
         segment = bed.segments[0]
         whole = segment.read_bytes()
-        for length in range(200, 300):
+        for length in (200, *range(201, 299, 7), 299):
             segment.write_bytes(whole[:length])
             journal, heard, opened = bed.open()
             assert len(opened.recovered.entries) == 2
@@ -84,24 +80,6 @@ def test_a_tail_torn_at_any_byte_of_the_last_frame_is_cut(tmp_path: Path) -> Non
             await bed.crash(journal)
             assert segment.read_bytes() == whole[:200] + joined([frame_of(3, 2, b"other")])
             (bed.path / "flushed").write_bytes(pack_mark(PLACE, 2))
-
-    on_a_bed(test, tmp_path)
-
-
-@pytest.mark.parametrize(
-    "tail",
-    [bytes(500), b"\xff" * 77, b"T\x01" * 100, joined(frames_of(3, 3))[:-1] + b"\0"],
-    ids=["zeros", "ones", "magic", "page"],
-)
-def test_bytes_that_were_never_frames_are_cut(tmp_path: Path, tail: bytes) -> None:
-    async def test(bed: Bed) -> None:
-        await written(bed, frames_of(1, 2))
-        with bed.segments[0].open("ab") as file:
-            file.write(tail)
-        journal, _, opened = bed.open()
-        assert len(opened.recovered.entries) == 2
-        assert bed.segments[0].stat().st_size == 200
-        await journal.close()
 
     on_a_bed(test, tmp_path)
 
@@ -137,22 +115,6 @@ def test_a_bad_last_frame_is_damage_if_it_was_flushed(tmp_path: Path) -> None:
             else:
                 bed.segments[0].unlink()
             await repaired(bed, "had been flushed up to 3", 0)
-
-    on_a_bed(test, tmp_path)
-
-
-def test_the_warning_says_what_was_damaged_where_and_where_it_is_kept(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def test(bed: Bed) -> None:
-        await written(bed, frames_of(1, 3))
-        whole = bed.segments[0].read_bytes()
-        bed.segments[0].write_bytes(whole[:170] + b"?" + whole[171:])
-        with caplog.at_level(logging.ERROR):
-            await repaired(bed, "checksum", 1, whole[:170] + b"?" + whole[171:])
-        (line,) = caplog.messages
-        assert "1.log is damaged at byte 100: checksum does not hold for entry 2" in line
-        assert f"in quarantine in {bed.path / 'aside-1'}" in line
 
     on_a_bed(test, tmp_path)
 
@@ -342,32 +304,7 @@ def test_what_the_mark_says_is_on_the_disk_is_not_synced_again(tmp_path: Path) -
     on_a_bed(test, tmp_path, segment_bytes_max=200)
 
 
-def test_what_the_mark_does_not_speak_for_is_synced(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        await written(bed, frames_of(1, 3))
-        with bed.segments[-1].open("ab") as file:
-            file.write(b"torn")
-        bed.files.events.clear()
-        journal, _, _ = bed.open()
-        assert bed.files.events == ["truncate", "sync", "sync_directory"], "what was cut may not come back"
-        await bed.crash(journal)
-        (bed.path / f"{4:020d}.log").touch()
-        bed.files.events.clear()
-        journal, _, _ = bed.open()
-        assert bed.files.events == ["sync", "sync_directory"], (
-            "a crash may have come before the name of an empty segment was synced"
-        )
-        await bed.crash(journal)
-        (bed.path / "flushed").unlink()
-        bed.files.events.clear()
-        journal, _, _ = bed.open()
-        assert "sync" in bed.files.events
-        await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=200)
-
-
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 8))])
 def test_recovery_equals_a_model_under_random_cuts(tmp_path: Path, seed: int) -> None:
     """Cut the stream of segments anywhere above the mark: recovery gives the longest prefix of whole frames."""
     rng = random.Random(seed)
@@ -434,61 +371,26 @@ def test_the_mark_is_believed_only_whole_and_at_its_place() -> None:
         assert unpack_mark(PLACE, data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]) is None
 
 
-VICTIM = """
-import asyncio, sys
-from pathlib import Path
-from mq_broker.storage.opening.opening import open_disk_journal
-from mq_broker.storage.journal.writer import Writer
-from tests.mq_broker.storage.bed import PLACE, frames_of
-
-class Tell:
-    def flushed(self, index, leader_epoch):
-        sys.stdout.write(f"{index}\\n")
-        sys.stdout.flush()
-    def refused(self, first_index, reason):
-        raise SystemExit(reason)
-    replaced = refused
-
-async def main():
-    writer = Writer()
-    writer.start()
-    opened = open_disk_journal(Path(sys.argv[1]), PLACE, sys.argv[2], Tell(), writer, segment_bytes_max=1 << 20)
-    journal = opened.journal
-    while True:
-        index = journal.last_index + 1
-        journal.append(frames_of(index, index + 30, size=1000))
-        await asyncio.sleep(0)
-        while not writer.has_room or writer.pending_orders > 50:
-            await asyncio.sleep(0.0005)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_a_process_killed_while_it_writes_has_everything_that_it_reported_as_flushed(
-    tmp_path: Path, durability: str
-) -> None:
-    root = Path(__file__).parents[4]
-    for _ in range(2):
-        process = subprocess.Popen(
-            [sys.executable, "-c", VICTIM, str(tmp_path / "log"), durability],
-            stdout=subprocess.PIPE,
-            text=True,
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
+def test_what_the_mark_does_not_speak_for_is_synced(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await written(bed, frames_of(1, 3))
+        with bed.segments[-1].open("ab") as file:
+            file.write(b"torn")
+        bed.files.events.clear()
+        journal, _, _ = bed.open()
+        assert bed.files.events == ["truncate", "sync", "sync_directory"], "what was cut may not come back"
+        await bed.crash(journal)
+        (bed.path / f"{4:020d}.log").touch()
+        bed.files.events.clear()
+        journal, _, _ = bed.open()
+        assert bed.files.events == ["sync", "sync_directory"], (
+            "a crash may have come before the name of an empty segment was synced"
         )
-        assert process.stdout is not None
-        with process, process.stdout:
-            reported = [int(process.stdout.readline()) for _ in range(12)]
-            process.kill()
-            reported += [int(line) for line in process.stdout.read().split("\n")[:-1]]
+        await bed.crash(journal)
+        (bed.path / "flushed").unlink()
+        bed.files.events.clear()
+        journal, _, _ = bed.open()
+        assert "sync" in bed.files.events
+        await journal.close()
 
-        async def test(bed: Bed, last: int = reported[-1]) -> None:
-            bed.boot = ""  # the real one: the machine was not restarted
-            journal, _, opened = bed.open(durability)
-            assert len(opened.recovered.entries) >= last > 0
-            assert joined(journal.read(1, last, ALL)) == joined(frames_of(1, last, size=1000))
-            await journal.close()
-
-        on_a_bed(test, tmp_path, durability, segment_bytes_max=1 << 20)
+    on_a_bed(test, tmp_path, segment_bytes_max=200)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import signal
-import subprocess
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,6 @@ from tests.mq_broker.storage.bed import (
     Bed,
     Heard,
     eventually,
-    frame_of,
     frames_of,
     joined,
     on_a_bed,
@@ -47,40 +44,6 @@ def test_what_gathers_during_a_sync_shares_the_next_one(tmp_path: Path) -> None:
         assert (bed.files.writes, bed.files.syncs) == (2, 2)
         assert heard.of("flushed") == [1, 201]
         await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
-def test_results_of_a_round_come_in_one_call(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        places = [bed.path / str(n) for n in range(20)]
-        heards = [Heard() for _ in places]
-        journals = [
-            open_disk_journal(path, PLACE, "fsync", heard, bed.writer).journal
-            for path, heard in zip(places, heards, strict=True)
-        ]
-        calls = 0
-        deliver = bed.writer._deliver
-
-        def count(*args: object) -> None:
-            nonlocal calls
-            calls += 1
-            deliver(*args)  # type: ignore[arg-type]
-
-        bed.writer._deliver = count  # type: ignore[method-assign,assignment]
-        bed.hold()
-        journals[0].append(frames_of(1, 1))
-        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
-        bed.files.syncs = 0
-        for journal in journals[1:]:
-            journal.append(frames_of(1, 2))
-        bed.let_go()
-        for heard in heards[1:]:
-            await heard.until_flushed(2)
-        assert calls == 2
-        assert bed.files.syncs == 20
-        for journal in journals:
-            await journal.close()
 
     on_a_bed(test, tmp_path)
 
@@ -126,20 +89,6 @@ def test_a_new_segment_is_in_its_directory_durably_and_after_the_one_before(tmp_
     on_a_bed(test, tmp_path, segment_bytes_max=200)
 
 
-def test_short_writes_are_continued(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        real = bed.files.write
-        bed.files.write = lambda fd, parts, position: real(fd, (b"".join(parts)[:777],), position)  # type: ignore[method-assign]
-        journal, heard, _ = bed.open()
-        frames = [frame_of(n, 1, bytes([n]) * size) for n, size in enumerate([10, 20_000, 5, 40_000, 3000], 1)]
-        journal.append(frames)
-        await heard.until_flushed(5)
-        assert bed.segments[0].read_bytes() == joined(frames)
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
 def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
@@ -156,7 +105,7 @@ def test_more_parts_than_one_write_takes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("durability", ["fsync", "os"])
-@pytest.mark.parametrize("room", [0, 1, 99, 100, 130, 299])
+@pytest.mark.parametrize("room", [0, 99, 100, 299])
 def test_a_full_disk_refuses_what_does_not_fit_and_takes_more_when_there_is_room(
     tmp_path: Path, durability: str, room: int
 ) -> None:
@@ -191,78 +140,6 @@ def test_a_full_disk_refuses_what_does_not_fit_and_takes_more_when_there_is_room
     on_a_bed(test, tmp_path, durability)
 
 
-def test_what_is_appended_before_the_refusal_is_heard_is_gone_too(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        bed.files.room = 0
-        bed.hold()
-        journal.append(frames_of(1, 2))
-        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
-        bed.files.go_on.set()
-        journal.append(frames_of(3, 4))
-        journal.truncate(3)
-        journal.append(frames_of(4, 4, epoch=2))
-        bed.files.room = 0
-        await heard.until_heard("refused")
-        assert heard.of("refused") == [1]
-        assert journal.last_index == 0
-        bed.files.room = None
-        journal.append(frames_of(1, 1, epoch=3))
-        await heard.until_flushed(1)
-        assert heard.of("refused") == [1]
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
-def test_a_refusal_is_not_reported_for_entries_that_were_replaced_meanwhile(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 2))
-        await heard.until_flushed(2)
-        bed.files.room = 0
-        bed.hold()
-        journal.append(frames_of(3, 4))
-        journal.truncate(1)
-        journal.append(frames_of(2, 2, epoch=2))
-        assert await asyncio.to_thread(bed.files.waiting.wait, 10)
-        real_truncate = bed.files.truncate
-
-        def truncate(fd: int, size: int) -> None:
-            bed.files.room = None  # somebody frees space just then
-            real_truncate(fd, size)
-
-        bed.files.truncate = truncate  # type: ignore[method-assign]
-        bed.let_go()
-        await heard.until(lambda: ("flushed", 2, 2) in heard.calls)
-        assert heard.of("refused") == []
-        assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 2, epoch=2)])
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
-def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 2))
-        await heard.until_flushed(2)
-        bed.files.room = 0
-        journal.append(frames_of(3, 4))
-        deadline = time.monotonic() + 10
-        while journal._files._refused is None and time.monotonic() < deadline:  # type: ignore[attr-defined]
-            pass  # the outcome is on its way to the loop, which is busy here and has not heard it
-        bed.files.room = None
-        journal.truncate(1)
-        journal.append(frames_of(2, 4, epoch=2))
-        await heard.until(lambda: ("flushed", 4, 2) in heard.calls)
-        assert heard.of("refused") == []
-        assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 4, epoch=2)])
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
 @pytest.mark.parametrize("failing", ["sync_directory", "open"])
 def test_no_room_for_a_new_segment_is_a_refusal(tmp_path: Path, failing: str) -> None:
     async def test(bed: Bed) -> None:
@@ -289,39 +166,6 @@ def test_no_room_for_a_new_segment_is_a_refusal(tmp_path: Path, failing: str) ->
         await again.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=290)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KiB. Skipped where mounting one is not permitted: the injected faults above still run."""
-    path = tmp_path / "disk"
-    path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(path)], capture_output=True).returncode:
-        pytest.skip("mounting a file system is not permitted here")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
-
-
-def test_a_really_full_disk(small_disk: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        index = 1
-        while not heard.of("refused"):
-            journal.append(frames_of(index, index, size=4000))
-            index = journal.last_index + 1
-            await asyncio.sleep(0.001)
-        last = journal.last_index
-        assert 40 < last < 64
-        assert joined(journal.read(1, last, ALL)) == joined(frames_of(1, last, size=4000))
-        journal.truncate(last - 10)
-        journal.append(frames_of(last - 9, last - 5, epoch=2, size=4000))
-        await heard.until(lambda: ("flushed", last - 5, 2) in heard.calls)
-        await bed.crash(journal)
-        again, _, opened = bed.open()
-        assert len(opened.recovered.entries) == last - 5
-        await again.close()
-
-    on_a_bed(test, small_disk, cache_bytes_max=0)
 
 
 def test_a_file_that_may_not_grow_is_a_full_disk(tmp_path: Path) -> None:
@@ -404,27 +248,6 @@ def test_a_failed_fsync_is_never_acknowledged_and_gives_the_log_a_new_id(tmp_pat
     on_a_bed(test, tmp_path)
 
 
-def test_a_failed_background_sync_of_os_gives_a_new_id_and_writes_the_pages_again(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        name = journal.log_id
-        bed.files.failing_syncs = 1
-        journal.append(frames_of(1, 3))
-        await heard.until_heard("replaced")
-        assert [call[:2] for call in heard.calls] == [("flushed", 3), ("replaced", journal.log_id)]
-        assert journal.log_id != name
-        assert bed.files.writes == 2
-        assert joined(journal.read(1, 3, ALL)) == joined(frames_of(1, 3))
-        journal.append(frames_of(4, 4))
-        await heard.until_flushed(4)
-        await bed.crash(journal)
-        again, _, opened = bed.open()
-        assert (again.log_id, len(opened.recovered.entries)) == (journal.log_id, 4)
-        await again.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
 @pytest.mark.parametrize("durability", ["fsync", "os"])
 def test_a_disk_that_takes_no_new_log_id_takes_nothing_any_more(tmp_path: Path, durability: str) -> None:
     async def test(bed: Bed) -> None:
@@ -505,5 +328,41 @@ def test_many_idle_journals_hold_few_files_open_and_take_entries_all_the_same(
             assert again.journal.last_index == 2
             assert not again.damaged
             await again.journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_truncation_that_stays_owed_leaves_no_clean_mark(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 5))
+        await heard.until_flushed(5)
+        bed.files.failing_truncates = 1 << 30
+        journal.truncate(2)
+        await journal.close()
+        again, _, opened = bed.open()
+        assert [entry.index for entry in opened.recovered.entries] == [1, 2, 3, 4, 5]  # its leader will cut them again
+        await again.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 2))
+        await heard.until_flushed(2)
+        bed.files.room = 0
+        journal.append(frames_of(3, 4))
+        deadline = time.monotonic() + 10
+        while journal._files._refused is None and time.monotonic() < deadline:  # type: ignore[attr-defined]
+            pass  # the outcome is on its way to the loop, which is busy here and has not heard it
+        bed.files.room = None
+        journal.truncate(1)
+        journal.append(frames_of(2, 4, epoch=2))
+        await heard.until(lambda: ("flushed", 4, 2) in heard.calls)
+        assert heard.of("refused") == []
+        assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 4, epoch=2)])
+        await journal.close()
 
     on_a_bed(test, tmp_path)
