@@ -111,14 +111,14 @@ def test_commands_at_the_same_time_lose_none_of_their_keys(path: Path) -> None:
     command = [sys.executable, "-m", "mq_cli.main", "keys"]
     running = [
         subprocess.Popen([*command, *words, "--encrypt", f"file:{path}"], stderr=subprocess.PIPE)
-        for words in (["create", "a"], ["create", "b"], ["rotate"], ["create", "c"], ["rotate"])
+        for words in (["create", "a"], ["rotate"])
     ]
     told = [process.communicate(timeout=120)[1].decode() for process in running]
-    assert [process.returncode for process in running] == [0] * 5, told
+    assert [process.returncode for process in running] == [0] * 2, told
     content = read_key_file(path)
-    assert len(content.keys) == 6
+    assert len(content.keys) == 3
     assert all(text.split(" ", 1)[0] in content.keys for text in told)
-    assert content.current.keys() == {"default", "a", "b", "c"}
+    assert content.current.keys() == {"default", "a"}
 
 
 def test_who_waits_too_long_for_another_is_told_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

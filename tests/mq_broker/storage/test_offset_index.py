@@ -37,73 +37,10 @@ def batches(count: int, seed: int = 5, first_offset: int = 0) -> list[Published]
     return made
 
 
-def test_an_empty_log_holds_no_offset(index: OffsetIndex) -> None:
-    assert (index.log_start_offset, index.log_end_offset, len(index)) == (0, 0, 0)
-    assert index.range(0, 0, 100) == []
-    assert index.find_time(0) == 0
-    assert index.bytes_between(0, 100) == 0
-    with pytest.raises(OffsetOutOfRange):
-        index.find(0)
-
-
-@pytest.mark.parametrize("count", [1, 2, 73, 74, 3000])
-def test_it_answers_as_a_list_would(index: OffsetIndex, count: int) -> None:
-    model = batches(count)
-    for published in model:
-        index.append(published)
-    end = model[-1].base_offset + model[-1].record_count
-    assert (len(index), index.log_end_offset, index.bytes_total) == (count, end, sum(b.payload_bytes for b in model))
-    holder = [b for b in model for _ in range(b.record_count)]
-    rng = random.Random(count)
-    for offset in {0, end - 1, *rng.sample(range(end), min(end, 200))}:
-        assert index.find(offset) == holder[offset]
-    for _ in range(200):
-        start, stop = sorted((rng.randrange(end), rng.randrange(end + 3)))
-        room = rng.choice([0, 400, 3000, 1 << 30])
-        wanted = [b for b in model if b.base_offset < stop and b.base_offset + b.record_count > start]
-        got = index.range(start, stop, room)
-        assert got == wanted[: len(got)]
-        assert bool(got) is (start < stop)
-        assert len(got) <= 1 or sum(b.payload_bytes for b in got) <= room
-        if len(got) < len(wanted) and start < stop:
-            assert sum(b.payload_bytes for b in wanted[: len(got) + 1]) > room
-    for time_us in {
-        0,
-        model[0].timestamp_us,
-        *(b.timestamp_us + rng.choice([-1, 0, 1]) for b in rng.sample(model, min(count, 50))),
-    }:
-        assert index.find_time(time_us) == next((b.base_offset for b in model if b.timestamp_us >= time_us), end)
-    assert index.find_time(1 << 60) == end
-
-
-def test_bytes_of_neighbouring_ranges_add_up(index: OffsetIndex) -> None:
-    model = batches(50)
-    for published in model:
-        index.append(published)
-    end = index.log_end_offset
-    assert index.bytes_between(0, end) == index.bytes_between(-5, end + 5) == index.bytes_total
-    assert index.bytes_between(model[7].base_offset, model[8].base_offset) == model[7].payload_bytes
-    assert sum(index.bytes_between(offset, offset + 1) for offset in range(end)) == index.bytes_total
-    assert index.bytes_between(end, 0) == 0
-    assert [index.next_bytes(each.base_offset) for each in model] == [each.payload_bytes for each in model]
-    assert index.next_bytes(end - 1) == model[-1].payload_bytes
-    assert index.next_bytes(end) == 0
-
-
 def test_time_is_searched_right_even_where_the_clock_steps_back(index: OffsetIndex) -> None:
     for n, time_us in enumerate([10, 50, 20, 60]):
         index.append(Published(n, 1, n + 1, time_us, 1, 1))
     assert [index.find_time(time_us) for time_us in (0, 10, 11, 50, 51, 60, 61)] == [0, 0, 1, 1, 3, 3, 4]
-
-
-def test_offsets_go_on_where_a_log_that_was_emptied_ended() -> None:
-    index = OffsetIndex(None, log_start_offset=700)
-    assert (index.log_start_offset, index.log_end_offset) == (700, 700)
-    index.append(Published(700, 3, 1, 5, 30, 60))
-    assert index.find(702).base_offset == 700
-    assert index.bytes_between(0, 701) == 10
-    with pytest.raises(OffsetOutOfRange, match="700 to 702"):
-        index.find(699)
 
 
 def test_a_gap_between_batches_is_our_own_mistake(index: OffsetIndex) -> None:
@@ -111,18 +48,6 @@ def test_a_gap_between_batches_is_our_own_mistake(index: OffsetIndex) -> None:
     for base_offset in (2, 4):
         with pytest.raises(AssertionError):
             index.append(Published(base_offset, 1, 2, 5, 30, 60))
-
-
-def test_what_an_earlier_life_left_in_the_file_is_not_read(tmp_path: Path) -> None:
-    path = tmp_path / "offsets.index"
-    for seed in (1, 2):
-        index = OffsetIndex(path)
-        model = batches(2000, seed)
-        for published in model:
-            index.append(published)
-        assert path.stat().st_size >= 56 * 2000
-        assert index.range(0, index.log_end_offset, 1 << 40) == model
-        index.close()
 
 
 def test_a_full_disk_leaves_the_index_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +101,7 @@ class Model:
         return next((end for first, end in self.lost if first <= offset < end), -1)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_random_life_equals_a_list(index: OffsetIndex, seed: int) -> None:
     rng = random.Random(seed)
     model = Model()
@@ -215,6 +140,7 @@ def compare(index: OffsetIndex, model: Model, rng: random.Random) -> None:
     assert (index.log_start_offset, index.log_end_offset, len(index)) == (model.start, model.end, len(live))
     whole = [b for b in live if b.base_offset >= model.start]
     assert 0 <= index.bytes_total - sum(b.payload_bytes for b in whole) <= 500
+    assert index.bytes_between(-5, model.end + 5) == index.bytes_total
     if len(whole) == len(live):
         assert index.bytes_total == sum(b.payload_bytes for b in live)
     offsets = [rng.randrange(max(0, model.start - 5), model.end + 2) for _ in range(20)]
@@ -222,6 +148,7 @@ def compare(index: OffsetIndex, model: Model, rng: random.Random) -> None:
         holder = next((b for b in live if b.base_offset <= offset < b.base_offset + b.record_count), None)
         if model.start <= offset < model.end and holder is not None:
             assert index.find(offset) == holder
+            assert index.next_bytes(offset) == holder.payload_bytes
             got = index.range(offset, offset + rng.randrange(1, 200), 1 << 40)
             at = live.index(holder)
             assert got == live[at : at + len(got)]
@@ -277,25 +204,6 @@ def test_a_batch_begins_where_its_first_record_is(index: OffsetIndex) -> None:
     assert [index.batch_start(offset) for offset in (3, 12, 14, 33)] == [3, 12, 12, 30]
 
 
-def test_offsets_that_are_lost_say_where_to_go_on(index: OffsetIndex) -> None:
-    index.append(Published(0, 5, 1, 10, 50, 1))
-    index.skip(5, 100)
-    index.skip(50, 100)  # told again by a replay
-    index.append(Published(100, 2, 2, 20, 20, 1))
-    assert [b.base_offset for b in index.range(0, 102, 1 << 20)] == [0]
-    for offset in (5, 99):
-        with pytest.raises(OffsetOutOfRange, match=r"offsets 5 to 99 were lost .*: go on at 100") as lost:
-            index.find(offset)
-        assert lost.value.next_offset == 100
-    assert index.bytes_between(0, 102) == 70
-    assert index.bytes_between(5, 100) == 0
-    index.trim(60)
-    with pytest.raises(OffsetOutOfRange, match="it starts at 60"):
-        index.find(20)
-    with pytest.raises(OffsetOutOfRange, match="go on at 100"):
-        index.find(60)
-
-
 def test_lost_offsets_are_told_where_the_log_begins_with_them_too() -> None:
     index = OffsetIndex()
     index.append(Published(0, 5, 1, 10, 50, 1))
@@ -318,17 +226,6 @@ def test_lost_offsets_at_the_beginning_are_known_by_the_first_record() -> None:
     assert index.lost_from(5) == ((5, 100),)
 
 
-def test_a_log_may_begin_with_lost_offsets() -> None:
-    index = OffsetIndex()
-    index.skip(0, 1000)
-    assert (index.log_start_offset, index.log_end_offset, index.oldest_index(0)) == (0, 1000, None)
-    with pytest.raises(OffsetOutOfRange, match="go on at 1000"):
-        index.range(0, 1, 1)
-    assert index.retention_offset(5, 5) == 1000
-    index.append(Published(1000, 1, 1, 5, 5, 5))
-    assert index.find(1000).index == 1
-
-
 def test_what_a_replay_after_a_snapshot_publishes_below_the_start_is_passed_over() -> None:
     index = OffsetIndex(None, log_start_offset=40, next_offset=100)
     assert (index.log_start_offset, index.log_end_offset) == (100, 100)
@@ -346,22 +243,14 @@ def test_what_a_replay_after_a_snapshot_publishes_below_the_start_is_passed_over
     assert (later.log_start_offset, later.log_end_offset, len(later), later.bytes_total) == (110, 120, 1, 30)
 
 
-@pytest.mark.parametrize("in_file", [False, True])
-def test_months_of_retention_take_no_more_room_than_what_is_kept(tmp_path: Path, in_file: bool) -> None:
-    index = OffsetIndex(tmp_path / "offsets.index" if in_file else None)
-    largest = 0
-    for n in range(60_000):
+def test_months_of_retention_take_no_more_room_than_what_is_kept(tmp_path: Path) -> None:
+    index, file = OffsetIndex(tmp_path / "offsets.index"), tmp_path / "offsets.index"
+    for n in range(12_000):
         index.append(Published(n, 1, n + 1, n, 10, 10))
         if n % 50 == 49:
-            index.trim(max(0, n - 3000))
-            largest = max(largest, len(index._data))
-    assert largest <= 56 * 2 * 2 * 3100
-    assert [b.base_offset for b in index.range(index.log_start_offset, 1 << 40, 1 << 40)] == list(range(56_999, 60_000))
-    index.trim(59_990)
-    assert len(index._data) == 4096
-    if in_file:
-        assert (tmp_path / "offsets.index").stat().st_size <= 56 * 2 * 2 * 3100
-    assert [b.index for b in index.range(59_990, 1 << 40, 1 << 40)] == list(range(59_991, 60_001))
+            index.trim(max(0, n - 3_000))
+    assert file.stat().st_size <= 56 * 2 * 2 * 3_100
+    assert [b.base_offset for b in index.range(index.log_start_offset, 1 << 40, 1 << 40)] == list(range(8_999, 12_000))
     index.close()
 
 

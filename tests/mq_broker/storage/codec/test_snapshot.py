@@ -6,7 +6,6 @@ import base64
 import random
 import struct
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import google_crc32c
@@ -15,7 +14,6 @@ import pytest
 from mq_broker.core.entries import TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Placed, SeenUuids, WindowBounds
-from mq_broker.storage.codec import snapshot as snapshot_codec
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.codec.snapshot import NewerSnapshot, decode_snapshot, encode_snapshot
 from mq_protocol import mq_pb2 as pb
@@ -152,13 +150,6 @@ def _resealed(body: bytes) -> bytes:
     """A snapshot of that body with a checksum that holds."""
     checked = struct.pack("<3sBQ", b"TSn", 2, len(body)) + body
     return struct.pack("<I", google_crc32c.extend(PLACE.seed, checked)) + checked
-
-
-def test_very_many_empty_parts_take_no_pause_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    pauses: list[float] = []
-    monkeypatch.setattr(snapshot_codec, "time", SimpleNamespace(sleep=pauses.append))
-    assert decode_snapshot(PLACE, _resealed(bytes(4 * 50_000))).state == MachineState()
-    assert 20 < len(pauses) < 500
 
 
 def test_parts_that_do_not_fit_together_are_refused_whatever_the_checksum_says() -> None:

@@ -100,7 +100,7 @@ def test_a_broker_would_call_damage_what_is_called_damage_here(tmp_path: Path, s
     """The judge is the broker's own recovery, on a copy."""
     rng = random.Random(seed)
     told = {True: 0, False: 0}
-    for number in range(6):
+    for number in range(4):
         files = written(
             tmp_path / str(number),
             clean=rng.random() < 0.3,
@@ -159,21 +159,6 @@ def judged_by_recovery(files: PartitionFiles) -> tuple[bool, int]:
     return False, kept.last_index
 
 
-def test_what_is_good_behind_bad_bytes_is_found_and_further_damage_too(tmp_path: Path) -> None:
-    files = written(tmp_path)
-    first = files.segments[0].path
-    positions = frame_positions(first)
-    rng = random.Random(1)
-    flip(first, positions[1] + 30, rng)
-    flip(first, positions[4] + 30, rng)
-    checked = check_partition(again(files))
-    assert [(each.position, each.end, each.entries) for each in checked.findings] == [
-        (positions[1], positions[2], (2, 2)),
-        (positions[4], positions[5], (5, 5)),
-    ]
-    assert checked.entries == Replay(written(tmp_path / "other")).run().entries - 2
-
-
 def test_a_good_frame_far_behind_bad_bytes_is_found_wherever_the_search_reads(tmp_path: Path) -> None:
     """Also where a window of the search ends between the two bytes of its magic."""
     files = written(tmp_path)
@@ -186,18 +171,6 @@ def test_a_good_frame_far_behind_bad_bytes_is_found_wherever_the_search_reads(tm
         assert finding.entries == (index, index + 2)
 
 
-@pytest.mark.parametrize("shorten", [True, False])
-def test_an_epoch_that_falls_is_found_also_behind_a_snapshot(tmp_path: Path, shorten: bool) -> None:
-    files = written(tmp_path, shorten=shorten)
-    first = files.segments[0 if shorten else -1]
-    positions = frame_positions(first.path)
-    data = first.path.read_bytes()
-    first.path.write_bytes(joined([frame_of(first.first_index, 0)]) + data[positions[1] :])
-    finding = check_partition(again(files)).findings[0]
-    assert (finding.kind, finding.path, finding.position) == ("damaged", first.path, 0)
-    assert "is of epoch 0, after one of" in finding.what
-
-
 def test_a_snapshot_and_what_follows_come_to_what_the_whole_log_comes_to(tmp_path: Path) -> None:
     shortened = Replay(written(tmp_path / "a", shorten=True)).run()
     whole = Replay(written(tmp_path / "b")).run()
@@ -207,17 +180,6 @@ def test_a_snapshot_and_what_follows_come_to_what_the_whole_log_comes_to(tmp_pat
         assert getattr(shortened, name) == getattr(whole, name)
     assert whole.staged
     assert whole.log_end_offset > 0
-
-
-def test_a_torn_tail_is_no_damage(tmp_path: Path) -> None:
-    files = written(tmp_path, clean=False)
-    last = files.segments[-1].path
-    positions = frame_positions(last)
-    (files.path / "flushed").write_bytes(pack_mark(PLACE, files.segments[-1].first_index))
-    cut(last, positions[-1] - 1)
-    checked = check_partition(again(files))
-    assert [each.kind for each in checked.findings] == ["torn"]
-    assert not is_damage(checked.findings)
 
 
 def test_a_flip_in_log_json_is_found_or_changes_what_nothing_covers(tmp_path: Path) -> None:
@@ -237,27 +199,6 @@ def test_a_flip_in_log_json_is_found_or_changes_what_nothing_covers(tmp_path: Pa
     assert missed <= {"log_id", "boot_id", "topic", "recovery", "format"}
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("clean", 7), ("clean", "true"), ("recovery", "0"), ("log_id", None), ("durability", "os2"), ("cut", {})],
-)
-def test_a_value_that_is_never_written_to_log_json_is_damage(tmp_path: Path, key: str, value: object) -> None:
-    files = written(tmp_path)
-    path = files.path / "log.json"
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), key: value}))
-    (finding,) = check_partition(again(files)).findings
-    assert (finding.kind, finding.path) == ("damaged", path)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"[" * 100_000, b"{}", b'{"format": 2}', b"\xff\xfe", b"1" * 5000, b"7" * (2 << 20)]
-)
-def test_a_log_json_of_any_form_is_damage_and_nothing_worse(tmp_path: Path, content: bytes) -> None:
-    files = written(tmp_path)
-    (files.path / "log.json").write_bytes(content)
-    assert damaged(files)
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_whole_frames_that_no_broker_wrote_end_in_a_finding_and_nothing_worse(tmp_path: Path, seed: int) -> None:
     """As an enemy makes them: the checksum holds, and the bytes say anything."""
@@ -266,7 +207,7 @@ def test_whole_frames_that_no_broker_wrote_end_in_a_finding_and_nothing_worse(tm
     path = files.segments[0].path
     before = path.read_bytes()
     positions = frame_positions(path)
-    for _ in range(150):
+    for _ in range(80):
         number = rng.randrange(len(positions) - 1)
         frame = bytearray(before[positions[number] : positions[number + 1]])
         for _ in range(rng.choice([1, 1, 2, 8])):

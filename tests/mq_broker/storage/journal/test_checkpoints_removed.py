@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from mq_broker.storage.journal import checkpoints, keeping
+from mq_broker.storage.journal import checkpoints
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered
 from mq_protocol.errors import StorageFailed
@@ -105,30 +104,6 @@ def test_damage_is_found_again_by_the_next_opening_though_the_disk_took_no_new_i
     on_a_bed(test, tmp_path)
 
 
-def test_what_is_found_while_a_checkpoint_is_being_stored_takes_it_away(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 20))
-        await heard.until_flushed(20)
-        store = keeping.store_checkpoint
-
-        def late(*arguments: object) -> int:
-            size = store(*arguments)  # type: ignore[arg-type]
-            assert (bed.path / "checkpoint").exists()
-            journal.keeping.end()  # type: ignore[union-attr]
-            store(*arguments)  # type: ignore[arg-type]
-            return size
-
-        monkeypatch.setattr(keeping, "store_checkpoint", late)
-        assert not await bed.keep(journal, 15)
-        assert not (bed.path / "checkpoint").exists()
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
 class _Full(TrickFiles):
     """A disk on which half of a checkpoint has room."""
 
@@ -137,20 +112,6 @@ class _Full(TrickFiles):
             path.with_name("checkpoint.new").write_bytes(data[: len(data) // 2])
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         super().replace(path, data)
-
-
-def test_a_full_disk_is_not_left_with_a_part_of_a_checkpoint(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 20))
-        await heard.until_flushed(20)
-        names = sorted(os.listdir(bed.path))
-        journal.keeping._files = _Full()  # type: ignore[union-attr]
-        assert not await bed.keep(journal, 15)
-        assert sorted(os.listdir(bed.path)) == names
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
 
 
 @pytest.mark.parametrize("how", ["full", "nearly full"])
@@ -195,29 +156,6 @@ def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Pat
         journal, _, opened = bed.open()
         assert opened.recovered.checkpoint is not None
         assert not (bed.path / "checkpoint.new").exists()
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
-def test_a_checkpoint_that_is_too_large_is_not_made_again_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1_000.0]
-    monkeypatch.setattr(keeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(keeping, "CHECKPOINT_COST", 1)
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_BYTES_MAX", 100)
-
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 20))
-        await heard.until_flushed(20)
-        assert journal.keeping is not None
-        assert journal.keeping.due >= 1
-        assert not await bed.keep(journal, 15)
-        now[0] += 10 * keeping.AGAIN_S
-        assert journal.keeping.due == 0
-        now[0] += keeping.TOO_LARGE_AGAIN_S
-        assert journal.keeping.due >= 1
-        assert sorted(path.name for path in bed.path.glob("checkpoint*")) == []
         await journal.close()
 
     on_a_bed(test, tmp_path)

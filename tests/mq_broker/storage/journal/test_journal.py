@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import random
 import resource
@@ -22,24 +21,6 @@ ALL = 1 << 40
 
 
 # ------------------------------------------------------------------ every durability
-
-
-@pytest.mark.parametrize("durability", EVERY)
-def test_what_is_appended_is_readable_at_once_and_flushed_later(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, opened = bed.open()
-        assert (journal.last_index, journal.bytes_stored, opened.recovered.entries) == (0, 0, ())
-        frames = frames_of(1, 5)
-        journal.append(frames)
-        assert joined(journal.read(1, 5, ALL)) == joined(frames)
-        assert heard.calls == []
-        assert (journal.last_index, journal.bytes_stored) == (5, 500)
-        await heard.until_flushed(5)
-        assert heard.calls == [("flushed", 5, 1)]
-        assert joined(journal.read(1, 5, ALL)) == joined(frames)
-        await journal.close()
-
-    on_a_bed(test, tmp_path, durability)
 
 
 @pytest.mark.parametrize("durability", EVERY)
@@ -64,29 +45,6 @@ def test_reads_give_whole_frames_one_at_least_and_no_more_than_fit(
         await journal.close()
 
     on_a_bed(test, tmp_path, durability, cache_bytes_max=cache_bytes_max, segment_bytes_max=350)
-
-
-@pytest.mark.parametrize("durability", EVERY)
-def test_a_truncation_is_followed_by_other_entries(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 8))
-        journal.truncate(3)
-        assert (journal.last_index, journal.bytes_stored) == (3, 300)
-        assert [frame.entry.index for frame in journal.read(1, 8, ALL)] == [1, 2, 3]
-        other = frames_of(4, 6, epoch=2, size=70)
-        journal.append(other)
-        await heard.until_flushed(6)
-        journal.truncate(10)
-        assert joined(journal.read(4, 6, ALL)) == joined(other)
-        assert ("flushed", 6, 2) in heard.calls
-        journal.truncate(0)
-        assert (journal.last_index, journal.bytes_stored, journal.read(1, 1, ALL)) == (0, 0, [])
-        journal.append(frames_of(1, 1, epoch=3))
-        await heard.until(lambda: ("flushed", 1, 3) in heard.calls)
-        await journal.close()
-
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=250)
 
 
 @pytest.mark.parametrize("durability", EVERY)
@@ -158,42 +116,6 @@ def test_a_random_life_equals_a_model(tmp_path: Path, durability: str) -> None:
 # ------------------------------------------------------------------ on disk
 
 
-@pytest.mark.parametrize("durability", ON_DISK)
-def test_a_journal_closed_and_opened_has_every_entry_and_its_name(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
-        journal, _, _ = bed.open()
-        frames = frames_of(1, 30, size=200)
-        journal.append(frames)
-        await journal.close()
-        again, _, opened = bed.open()
-        assert again.log_id == journal.log_id
-        assert opened.recovered.entries == tuple(frame.entry for frame in frames)
-        assert joined(again.read(1, 30, ALL)) == joined(frames)
-        assert len(bed.segments) > 3
-        await again.close()
-
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=1000)
-
-
-@pytest.mark.parametrize("durability", ON_DISK)
-def test_truncate_then_append_then_crash_then_open(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 20))
-        await heard.until_flushed(20)
-        journal.truncate(7)
-        other = frames_of(8, 9, epoch=4)
-        journal.append(other)
-        await heard.until_flushed(9)
-        await bed.crash(journal)
-        again, _, opened = bed.open()
-        assert [(entry.index, entry.leader_epoch) for entry in opened.recovered.entries][6:] == [(7, 1), (8, 4), (9, 4)]
-        assert joined(again.read(8, 9, ALL)) == joined(other)
-        await again.close()
-
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=350)
-
-
 def test_a_truncation_is_synced_before_anything_is_written_after_it(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = bed.open()
@@ -235,22 +157,6 @@ def test_entries_not_yet_written_are_read_and_are_not_evicted(tmp_path: Path, du
         await journal.close()
 
     on_a_bed(test, tmp_path, durability, cache_bytes_max=0, segment_bytes_max=500)
-
-
-def test_a_segment_made_anew_under_its_old_name_is_read_anew(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 4))
-        await heard.until_flushed(4)
-        assert journal.read(3, 4, ALL)[0].entry.leader_epoch == 1
-        journal.truncate(2)
-        other = frames_of(3, 4, epoch=2)
-        journal.append(other)
-        await heard.until(lambda: ("flushed", 4, 2) in heard.calls)
-        assert joined(journal.read(3, 4, ALL)) == joined(other)
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "fsync", cache_bytes_max=0, segment_bytes_max=200)
 
 
 def test_damage_is_never_served_and_gives_the_log_a_new_id(tmp_path: Path) -> None:
@@ -406,25 +312,5 @@ def test_a_log_of_another_partition_is_not_opened(tmp_path: Path) -> None:
             (bed.path / "log.json").write_text(text.replace(old, new))
             with pytest.raises(StorageFailed, match=match):
                 bed.open()
-
-    on_a_bed(test, tmp_path, "fsync")
-
-
-def test_a_log_of_the_first_format_is_opened(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, _, _ = bed.open()
-        journal.append(frames_of(1, 3))
-        await journal.close()
-        written = json.loads((bed.path / "log.json").read_text())
-        former = {
-            name: written[name]
-            for name in ("log_id", "boot_id", "clean", "durability", "topic_id", "partition", "topic")
-        }
-        (bed.path / "log.json").write_text(json.dumps({**former, "format": 1}))
-        again, _, opened = bed.open()
-        assert (again.log_id, again.last_index, opened.recovery, opened.damaged) == (journal.log_id, 3, 0, "")
-        await again.adopt(1)
-        assert json.loads((bed.path / "log.json").read_text()) == {**written, "clean": True, "recovery": 1}
-        await again.close()
 
     on_a_bed(test, tmp_path, "fsync")

@@ -3,8 +3,6 @@ journal has one: wrong key, altered, damaged."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from pathlib import Path
 
 import google_crc32c
@@ -15,16 +13,11 @@ from mq_broker.measured import ALARMS
 from mq_broker.storage.interface import Frame
 from mq_broker.storage.journal.segments import pack_mark
 from mq_broker.storage.keyring import Keyring
-from mq_broker.storage.reused_memory import SEALING_MEMORY
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered, KeyAbsent, WrongKey
-from mq_protocol.envelope import Buffer
 from mq_protocol.errors import StorageFailed
 from tests.mq_broker.storage.bed import (
-    MARK_BYTES,
     PLACE,
     Bed,
-    Saved,
-    TrickFiles,
     eventually,
     frame_of,
     frames_of,
@@ -109,14 +102,14 @@ def test_a_tail_torn_at_any_byte_is_cut_the_block_included(tmp_path: Path) -> No
         whole = segment.read_bytes()
         assert len(whole) == BLOCK_BYTES + 3 * UNIT
         ends = [BLOCK_BYTES + n * UNIT for n in range(4)]
-        for length in [*range(0, BLOCK_BYTES, 97), *range(BLOCK_BYTES - 3, len(whole))]:
+        for length in [*range(0, len(whole), 97), *ends[:3], *(end - 1 for end in ends)]:
             segment.write_bytes(whole[:length])
             (bed.path / "flushed").write_bytes(pack_mark(PLACE, 0))
             journal, heard, opened = bed.open()
             kept = sum(end <= length for end in ends[1:])
             assert (len(opened.recovered.entries), opened.damaged) == (kept, "")
             assert segment.stat().st_size == (ends[kept] if kept else 0)
-            if length % 40 == 0:  # it goes on from there
+            if length % 3 == 0:  # it goes on from there
                 journal.append(frames_of(kept + 1, 3, epoch=2))
                 await heard.until_flushed(3)
                 assert joined(journal.read(1, 9, ALL)) == joined(
@@ -127,31 +120,6 @@ def test_a_tail_torn_at_any_byte_is_cut_the_block_included(tmp_path: Path) -> No
     on_a_bed(test, tmp_path)
 
 
-def test_a_flipped_bit_of_any_byte_is_damage_or_told_and_never_served(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        frames = frames_of(1, 3)
-        await written(sealed(bed), frames)
-        segment = bed.segments[0]
-        whole, saved = segment.read_bytes(), Saved(bed.path)
-        rng = random.Random(3)
-        for position in [*range(0, BLOCK_BYTES, 31), *range(BLOCK_BYTES, len(whole))]:
-            flipped = bytearray(whole)
-            flipped[position] ^= 1 << rng.randrange(8)
-            segment.write_bytes(flipped)
-            journal, _, opened = bed.open()
-            entries = len(opened.recovered.entries)
-            if position < BLOCK_BYTES:  # its other copy opens it
-                assert (entries, opened.damaged) == (3, "")
-            else:
-                assert opened.damaged, position
-                assert entries == (position - BLOCK_BYTES) // UNIT
-            assert joined(journal.read(1, 9, ALL)) == joined(frames[:entries])
-            await bed.crash(journal)
-            saved.put_back()
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
-
-
 def test_what_was_altered_with_a_right_checksum_keeps_the_journal_closed_and_as_it_is(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await written(sealed(bed), frames_of(1, 3))
@@ -160,7 +128,7 @@ def test_what_was_altered_with_a_right_checksum_keeps_the_journal_closed_and_as_
         second = BLOCK_BYTES + UNIT
         cases = [
             forged(whole, second, position)
-            for position in range(second + 8, second + UNIT)
+            for position in range(second + 8, second + UNIT, 3)
             if position - second not in range(48, 56)
         ]
         cases.append(whole[:second] + joined(frames_of(2, 2, epoch=1)) + whole[second + UNIT :])
@@ -175,19 +143,6 @@ def test_what_was_altered_with_a_right_checksum_keeps_the_journal_closed_and_as_
         assert list(bed.path.glob("aside-*")) == []
         assert outcomes == {Altered}
         assert "default-1" in str(raised.value)
-
-    on_a_bed(test, tmp_path)
-
-
-def test_entries_whose_places_were_changed_are_damage(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        await written(sealed(bed), frames_of(1, 3))
-        whole, first, second = bed.segments[0].read_bytes(), BLOCK_BYTES + UNIT, BLOCK_BYTES + 2 * UNIT
-        bed.segments[0].write_bytes(whole[:first] + whole[second:] + whole[first:second])
-        journal, _, opened = bed.open()
-        assert "entry 3 lies where 2 belongs" in opened.damaged
-        assert len(opened.recovered.entries) == 1
-        await journal.close()
 
     on_a_bed(test, tmp_path)
 
@@ -247,9 +202,7 @@ def test_keys_that_are_away_stop_nobody_and_the_segment_grows(tmp_path: Path) ->
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
-@pytest.mark.parametrize(
-    "room", [0, 1, 59, 2048, BLOCK_BYTES, BLOCK_BYTES + UNIT - 1, BLOCK_BYTES + UNIT, BLOCK_BYTES + 2 * UNIT + 5]
-)
+@pytest.mark.parametrize("room", [0, 2048, BLOCK_BYTES, BLOCK_BYTES + UNIT - 1, BLOCK_BYTES + 2 * UNIT + 5])
 def test_a_full_disk_keeps_what_fits_whole_and_goes_on_when_there_is_room(tmp_path: Path, room: int) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = sealed(bed).open()
@@ -334,7 +287,7 @@ def test_what_a_snapshot_stands_for_is_not_served_though_it_was_opened(tmp_path:
     on_a_bed(test, tmp_path, cache_bytes_max=0, segment_bytes_max=110_000)
 
 
-def test_other_entries_that_lie_where_some_belong_are_not_opened(tmp_path: Path) -> None:
+def test_other_entries_that_lie_where_some_belong_are_not_served(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, heard, _ = sealed(bed).open()
         journal.append([frame_of(index, payload=bytes([index]) * 50_000) for index in range(1, 5)])
@@ -344,109 +297,8 @@ def test_other_entries_that_lie_where_some_belong_are_not_opened(tmp_path: Path)
         cut = BLOCK_BYTES + unit
         bed.segments[0].write_bytes(data[:cut] + data[cut + unit :] + data[cut : cut + unit])
         assert (await journal.open_apart(1, 4)).frames == {}
-        await journal.close()
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
-
-
-def test_the_same_entry_written_again_at_the_same_place_is_other_bytes(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = sealed(bed).open()
-        journal.append(frames_of(1, 2))
-        await heard.until_flushed(2)
-        before = bed.segments[0].read_bytes()
-        journal.truncate(1)
-        journal.append(frames_of(2, 2))
-        await heard.until(lambda: heard.of("flushed").count(2) == 2)
-        after = bed.segments[0].read_bytes()
-        at = BLOCK_BYTES + UNIT
-        assert (before[:at], len(before)) == (after[:at], len(after))
-        assert before[at + 16 : at + 28] != after[at + 16 : at + 28]  # the nonce
-        assert before[at + 60 :] != after[at + 60 :]
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
-def test_a_snapshot_is_sealed_and_has_the_three_answers_too(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = sealed(bed).open()
-        journal.append(frames_of(1, 9))
-        await heard.until_flushed(9)
-        assert await journal.shorten_to(7, WindowBounds(100)) == 7
-        state = journal.snapshot_data
-        await journal.close()
-        path = bed.path / "snapshot"
-        data = path.read_bytes()
-        assert state[40:] not in data
-        journal, _, _ = bed.open()
-        assert journal.snapshot_data == state
-        await journal.close()
-        changed = bytearray(data)
-        changed[-1] ^= 1
-        changed[:4] = int(google_crc32c.extend(PLACE.seed, bytes(changed[4:]))).to_bytes(4, "little")
-        path.write_bytes(changed)
-        with pytest.raises(Altered, match="the snapshot"):
-            bed.open()
-        path.write_bytes(data)
-        bed.keys = None
-        with pytest.raises(KeyAbsent):
-            bed.open()
-        sealed(bed)
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        journal, _, opened = bed.open()
-        assert "checksum" in opened.damaged
-        await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
-class KeepingFiles(TrickFiles):
-    """Keeps what it is given to write, as a kernel would that wrote it later."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.given: list[tuple[int, Sequence[Buffer]]] = []
-
-    def write(self, fd: int, parts: Sequence[Buffer], position: int) -> int:
-        taken = super().write(fd, parts, position)
-        if taken > MARK_BYTES:
-            self.given.append((position, [memoryview(part)[:] for part in parts]))
-        return taken
-
-
-def test_memory_that_was_given_to_a_write_does_not_change_while_it_is_held(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        files = bed.files = bed.writer.files = KeepingFiles()
-        journal, heard, _ = sealed(bed).open()
-        for index in range(1, 9):
-            journal.append([frame_of(index, payload=bytes([index]) * 70_000)])
-            await heard.until_flushed(index)
-        whole = bed.segments[0].read_bytes()
-        assert len(files.given) == 8
-        for position, parts in files.given:
-            data = b"".join(parts)
-            assert whole[position : position + len(data)] == data, position
-        await journal.close()
-
-    on_a_bed(test, tmp_path)
-
-
-def test_writes_of_sealed_frames_use_the_same_memory_and_reads_have_their_own(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard, _ = sealed(bed).open()
-        frames = [frame_of(index, payload=bytes([index]) * 70_000) for index in range(1, 21)]
-        made = SEALING_MEMORY.made
-        for frame in frames:
-            journal.append([frame])
-            await heard.until_flushed(frame.entry.index)
-        served = []
-        for index in range(1, 21):
-            opened = await journal.open_apart(index, index)
-            served += opened.frames.values()
-        served += journal.read(1, 20, ALL)
-        assert joined(served) == joined([*frames, *frames])
-        assert SEALING_MEMORY.made - made <= 6
+        with pytest.raises(StorageFailed, match="entry 3 lies where 2 belongs"):
+            journal.read(1, 4, ALL)
         await journal.close()
 
     on_a_bed(test, tmp_path, cache_bytes_max=0)

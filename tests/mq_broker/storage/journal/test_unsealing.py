@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
-from mq_broker.broker.host.peer_messages import SENDS_WAITING_MAX, PeerMessages
+from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.core.machine.window import WindowBounds
 from mq_broker.core.messages import AppendEntries
 from mq_broker.core.replication.peer_admission import Verdict
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.interface import Frame, Journal
 from mq_broker.storage.journal.segments import segment_path
-from mq_broker.storage.journal.unsealing import Part, Unsealing
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, Altered, DataKey
 from mq_protocol import mq_pb2 as pb
@@ -175,16 +174,6 @@ def test_readers_are_opened_for_two_at_a_time_and_one_who_is_gone_takes_no_place
     on_a_bed(test, tmp_path, cache_bytes_max=0)
 
 
-def test_threads_that_have_ended_open_nothing_more(tmp_path: Path) -> None:
-    async def test() -> None:
-        unsealing = Unsealing()
-        unsealing.close()
-        with pytest.raises(StorageFailed, match="stopping"):
-            await unsealing.opened(OsFiles(), tmp_path, Part(1, None, 0, 1, range(1, 2)))  # type: ignore[arg-type]
-
-    asyncio.run(test())
-
-
 class Follower:
     """The link to a broker, and what arrives there."""
 
@@ -258,23 +247,5 @@ def test_what_waits_for_a_log_that_is_cut_is_not_sent(tmp_path: Path) -> None:
             files.go_on.release()
             await eventually(lambda: not follower.waiting)
             assert follower.arrived == []
-
-    on_a_bed(test, tmp_path, cache_bytes_max=0)
-
-
-def test_so_many_messages_wait_and_what_cannot_be_read_does_not_stop_the_others(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        async with sealed(bed, 0, 6) as journal:
-            segment = segment_path(bed.path, 1)
-            data = segment.read_bytes()
-            segment.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-            follower = Follower(journal)
-            follower.send(0, 3)
-            follower.send(3, 6)  # damaged
-            for _ in range(SENDS_WAITING_MAX + 10):
-                follower.send(0, 0)
-            await eventually(lambda: not follower.waiting)
-            assert [prev for prev, _ in follower.arrived] == [0] * (SENDS_WAITING_MAX - 1)
-            assert follower.arrived[0] == (0, [joined(large(1, 3))])
 
     on_a_bed(test, tmp_path, cache_bytes_max=0)

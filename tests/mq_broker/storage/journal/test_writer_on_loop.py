@@ -86,69 +86,6 @@ def test_what_must_be_synced_is_not_written_on_the_loop(tmp_path: Path) -> None:
     on_a_bed(test, tmp_path, "fsync")
 
 
-def test_a_new_segment_is_begun_by_the_thread_for_it_syncs_the_last_one(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        bed.writer.syncs.interval_s = 3600
-        journal, heard, _ = bed.open()
-        large = ((3, 1_200, "journal-writer"), (4, 9, LOOP))
-        for index, size, thread in ((1, 100, "journal-writer"), (2, 100, LOOP), *large):
-            assert await written_by(bed, journal, index, size) == thread
-            await heard.until_flushed(index)
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "os", segment_bytes_max=1_500)
-
-
-def test_what_follows_a_truncation_that_failed_is_left_to_the_thread_which_syncs_first(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        bed.writer.syncs.interval_s = 3600
-        journal, heard, _ = bed.open()
-        journal.append(frames_of(1, 3))
-        await heard.until_flushed(3)
-        bed.files.failing_truncates = 1
-        journal.truncate(1)
-        await eventually(lambda: bed.writer.pending_orders == 0)
-        assert bed.files.failing_truncates == 0
-        await eventually(lambda: not bed.writer._files_in_use.locked())
-        real, threads = bed.files.sync, []
-
-        def sync(fd: int) -> None:
-            threads.append(threading.current_thread().name)
-            real(fd)
-
-        bed.files.sync = sync  # type: ignore[method-assign]
-        journal.append(frames_of(2, 2, epoch=2))
-        await heard.until_flushed(2)
-        assert set(threads) == {"journal-writer"}
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_only_so_much_is_written_on_the_loop_in_one_turn(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, heard = await with_one_entry(bed)
-        real, threads, last = bed.files.write, [], 3 * writer_module.LOOP_ORDERS_MAX
-
-        def write(fd: int, parts: Sequence[Buffer], position: int) -> int:
-            threads.append(threading.current_thread().name)
-            return real(fd, parts, position)
-
-        bed.files.write = write  # type: ignore[method-assign]
-        for index in range(2, last + 1):
-            journal.append(frames_of(index, index))
-        await heard.until_flushed(last)
-        bed.files.write = real  # type: ignore[method-assign]
-        assert threads.count(LOOP) == writer_module.LOOP_ORDERS_MAX
-        assert "journal-writer" in threads
-        await bed.crash(journal)
-        again, _, _ = bed.open()
-        assert joined(again.read(1, last, 1 << 40)) == joined(frames_of(1, last))
-        await again.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
 def test_entries_stay_in_order_behind_what_the_thread_has(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         journal, heard = await with_one_entry(bed)
@@ -176,53 +113,6 @@ def test_nothing_is_written_on_the_loop_while_the_disk_syncs(tmp_path: Path) -> 
         bed.let_go()
         await journal.close()
 
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_after_it(tmp_path: Path) -> None:
-    """Or the journal would take itself back to where it stood before."""
-
-    async def test(bed: Bed) -> None:
-        journal, heard = await with_one_entry(bed)
-        assert isinstance(journal, DiskJournal)
-        real, stood = journal.settle, []
-
-        def settle(outcome: Outcome) -> None:
-            stood.append((outcome.written, outcome.replaced is not None))
-            real(outcome)
-
-        journal.settle = settle  # type: ignore[method-assign]
-        former = journal.log_id
-        journal.append(frames_of(2, 2))  # on the loop, which is not free to hear of it
-        bed.files.failing_syncs = 1
-        bed.writer.syncs._next_turn = 0.0
-        bed.writer._queue.put(writer_module._Woken())
-        wait_until(
-            lambda: journal._files.identity.log_id != former and not bed.writer._files_in_use.locked(),
-            "the sync has failed",
-        )
-        journal.append(frames_of(3, 3))
-        await heard.until_flushed(3)
-        assert stood == [(2, False), (2, True), (3, False)]
-        assert await written_by(bed, journal, 4) == LOOP, "once it has heard of it"
-        await heard.until_flushed(4)
-        await journal.close()
-
-    on_a_bed(test, tmp_path, "os")
-
-
-def test_after_a_slow_write_the_loop_writes_nothing_for_a_while(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def test(bed: Bed) -> None:
-        bed.writer.syncs.interval_s = 3600
-        journal, heard, _ = bed.open()
-        for index, thread in enumerate(("journal-writer", LOOP, "journal-writer"), 1):
-            assert await written_by(bed, journal, index) == thread
-            await heard.until_flushed(index)
-        await journal.close()
-
-    monkeypatch.setattr(writer_module, "LOOP_SLOW_S", -1.0)  # each is slow
     on_a_bed(test, tmp_path, "os")
 
 
@@ -258,5 +148,37 @@ def test_a_full_disk_is_told_of_what_the_loop_writes_too(tmp_path: Path) -> None
         again, _, _ = bed.open()
         assert joined(again.read(1, 9, 1 << 40)) == joined([*frames_of(1, 1), *frames_of(2, 2, epoch=2)])
         await again.close()
+
+    on_a_bed(test, tmp_path, "os")
+
+
+def test_what_a_failed_background_sync_came_to_is_heard_before_what_is_written_after_it(tmp_path: Path) -> None:
+    """Or the journal would take itself back to where it stood before."""
+
+    async def test(bed: Bed) -> None:
+        journal, heard = await with_one_entry(bed)
+        assert isinstance(journal, DiskJournal)
+        real, stood = journal.settle, []
+
+        def settle(outcome: Outcome) -> None:
+            stood.append((outcome.written, outcome.replaced is not None))
+            real(outcome)
+
+        journal.settle = settle  # type: ignore[method-assign]
+        former = journal.log_id
+        journal.append(frames_of(2, 2))  # on the loop, which is not free to hear of it
+        bed.files.failing_syncs = 1
+        bed.writer.syncs._next_turn = 0.0
+        bed.writer._queue.put(writer_module._Woken())
+        wait_until(
+            lambda: journal._files.identity.log_id != former and not bed.writer._files_in_use.locked(),
+            "the sync has failed",
+        )
+        journal.append(frames_of(3, 3))
+        await heard.until_flushed(3)
+        assert stood == [(2, False), (2, True), (3, False)]
+        assert await written_by(bed, journal, 4) == LOOP, "once it has heard of it"
+        await heard.until_flushed(4)
+        await journal.close()
 
     on_a_bed(test, tmp_path, "os")

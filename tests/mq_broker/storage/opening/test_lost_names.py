@@ -60,23 +60,6 @@ def test_a_log_that_lost_its_name_is_never_its_former_self_wherever_a_start_is_k
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
-def test_a_log_that_lost_its_name_and_is_damaged_keeps_what_is_good(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        former = await nine_entries(bed)
-        (bed.path / "log.json").write_bytes(b"{")
-        segment = bed.segments[1]
-        segment.write_bytes(segment.read_bytes()[:-1])
-        journal, _, opened = bed.open()
-        assert journal.log_id != former
-        assert 0 < journal.last_index < 9
-        assert joined(journal.read(1, journal.last_index, ALL)) == joined(FRAMES[: journal.last_index])
-        assert "log.json is damaged" in opened.damaged
-        assert "is damaged at byte" in opened.damaged
-        await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
 def test_a_log_that_lost_its_name_can_be_replaced_while_the_broker_runs(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await nine_entries(bed)

@@ -110,59 +110,14 @@ def test_a_snapshot_is_installed_or_the_log_is_empty_or_as_it_was(tmp_path: Path
                 assert (journal.first_index, journal.last_index, journal.bytes_stored) == (41, 40, 0)
                 assert list(bed.path.glob("aside-*")) == []
                 seen.append("installed")
+                with pytest.raises(AssertionError, match="epoch 2 after 3"):
+                    journal.append(frames_of(41, 41, epoch=2))
 
         assert killed_at_every_step(bed, install, check) > 8
         assert set(seen) == {"as it was", "empty", "installed"}
         assert seen == sorted(seen)
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
-@pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_an_installed_journal_goes_on_after_its_snapshot(tmp_path: Path, durability: str) -> None:
-    async def test(bed: Bed) -> None:
-        await nine_entries(bed)
-        directory = data_directory(bed)
-        directory.install(PLACE, durability, "flights", SNAPSHOT, 6)
-        directory.close()
-        journal, heard, _ = bed.open()
-        with pytest.raises(StorageFailed, match="entry 40 is not kept any more: the journal begins at 41"):
-            journal.read(40, 41, ALL)
-        journal.append(frames_of(41, 50, epoch=3))
-        await heard.until_flushed(50)
-        journal.truncate(40)
-        journal.append(frames_of(41, 44, epoch=4))
-        await heard.until(lambda: ("flushed", 44, 4) in heard.calls)
-        await bed.crash(journal)
-        again, heard, opened = bed.open()
-        assert again.log_id == journal.log_id
-        assert (opened.recovered.snapshot, opened.damaged) == (SNAPSHOT, "")
-        assert joined(again.read(41, 50, ALL)) == joined(frames_of(41, 44, epoch=4))
-        assert heard.calls == []
-        await again.close()
-        directory = data_directory(bed)
-        directory.install(PLACE, durability, "flights", SNAPSHOT, 6)
-        directory.close()
-        third, _, _ = bed.open()
-        with pytest.raises(AssertionError, match="epoch 2 after 3"):
-            third.append(frames_of(41, 41, epoch=2))
-        await third.close()
-
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
-
-
-def test_a_snapshot_is_installed_where_there_was_no_journal(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        directory = DataDirectory.open(tmp_path / "data", 1)
-        directory.install(PLACE, "fsync", "flights", SNAPSHOT, 2)
-        bed.path = directory.partition_path(PLACE)
-        journal, _, opened = bed.open()
-        assert (opened.recovered.snapshot, opened.recovery, snapshot_of(journal)) == (SNAPSHOT, 2, SNAPSHOT)
-        await journal.close()
-        assert bed.path.is_dir()
-        directory.close()
-
-    on_a_bed(test, tmp_path)
 
 
 def test_a_log_that_starts_over_is_kept_aside_whole_whenever_it_is_killed(tmp_path: Path) -> None:
@@ -194,48 +149,6 @@ def test_a_log_that_starts_over_is_kept_aside_whole_whenever_it_is_killed(tmp_pa
         killed_at_every_step(bed, start_over, check)
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
-def test_starting_over_that_fails_can_be_repeated_and_fills_one_directory(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        await nine_entries(bed)
-        directory = data_directory(bed)
-        real, moved = bed.files.move, []
-
-        def fail(source: Path, target: Path) -> None:
-            if len(moved) == 2:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            moved.append(source)
-            real(source, target)
-
-        bed.files.move = fail  # type: ignore[method-assign]
-        with pytest.raises(StorageFailed, match="cannot be put aside"):
-            directory.start_over(PLACE, "fsync", "flights", 6)
-        bed.files.move = real  # type: ignore[method-assign]
-        assert directory.start_over(PLACE, "fsync", "flights", 6) == bed.path / "aside-1"
-        directory.close()
-        assert b"".join(path.read_bytes() for path in sorted((bed.path / "aside-1").glob("*.log"))) == joined(FRAMES)
-        journal, _, opened = bed.open()
-        assert (journal.last_index, opened.recovery, opened.damaged) == (0, 6, "")
-        await journal.close()
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
-def test_an_empty_log_starts_over_and_puts_nothing_aside(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        journal, _, _ = bed.open()
-        await journal.close()
-        directory = data_directory(bed)
-        assert directory.start_over(PLACE, "fsync", "flights", 1) is None
-        directory.close()
-        again, _, opened = bed.open()
-        assert again.log_id != journal.log_id
-        assert opened.recovery == 1
-        assert list(bed.path.glob("aside-*")) == []
-        await again.close()
-
-    on_a_bed(test, tmp_path)
 
 
 @pytest.mark.parametrize(("segment", "position", "good"), [(1, 100, 4), (1, 0, 3), (0, 200, 2), (2, 299, 8)])
@@ -341,44 +254,6 @@ def test_damage_after_a_snapshot_leaves_the_snapshot_and_what_is_good(tmp_path: 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
 
-def test_a_log_that_ends_below_its_mark_after_a_snapshot_is_damaged(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        await nine_entries(bed)
-        journal, _, _ = bed.open()
-        assert await journal.shorten_to(9, WindowBounds(20)) == 7
-        await journal.close()
-        for path in bed.segments:
-            path.unlink()
-        again, _, opened = bed.open()
-        assert "the log ends at entry 6, but had been flushed up to 9" in opened.damaged
-        assert (again.first_index, again.last_index) == (7, 6)
-        assert list(bed.path.glob("aside-*")) == []
-        await again.close()
-        _, _, opened = bed.open()
-        assert opened.damaged == ""
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
-def test_a_damaged_snapshot_that_is_not_needed_is_passed_over(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        name = await nine_entries(bed)
-        (bed.path / "snapshot").write_bytes(b"half of o")
-        journal, _, opened = bed.open()
-        assert (journal.log_id, len(opened.recovered.entries), opened.recovered.snapshot, opened.damaged) == (
-            name,
-            9,
-            None,
-            "",
-        )
-        assert await journal.shorten_to(4, WindowBounds(20)) == 4
-        await journal.close()
-        _, _, opened = bed.open()
-        assert opened.recovered.snapshot is not None
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
 def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     async def test(bed: Bed) -> None:
         await nine_entries(bed)
@@ -427,9 +302,8 @@ NEWER = {
 
 @pytest.mark.parametrize("what", NEWER)
 @pytest.mark.parametrize("segment", [1, 2], ids=["in an earlier segment", "in the last segment"])
-@pytest.mark.parametrize("durability", ["fsync", "os"])
 def test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_touched(
-    tmp_path: Path, what: str, segment: int, durability: str
+    tmp_path: Path, what: str, segment: int
 ) -> None:
     at, value, match = NEWER[what]
 
@@ -446,25 +320,7 @@ def test_a_journal_that_a_newer_version_wrote_is_refused_and_nothing_of_it_is_to
         assert match in str(refused.value)
         assert files_in(bed.path) == before
 
-    on_a_bed(test, tmp_path, durability, segment_bytes_max=300)
-
-
-def test_segments_before_a_snapshot_stay_while_a_newer_version_wrote_the_journal(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        await nine_entries(bed)
-        outdated = bed.segments[0]
-        content = outdated.read_bytes()
-        journal, _, _ = bed.open()
-        await journal.shorten_to(4, WindowBounds(20))
-        await journal.close()
-        outdated.write_bytes(content)
-        bed.segments[-1].write_bytes(newer_frame(7, 5, 2))
-        before = files_in(bed.path)
-        with pytest.raises(StorageFailed, match="written by a newer version"):
-            bed.open()
-        assert files_in(bed.path) == before
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
+    on_a_bed(test, tmp_path, "os", segment_bytes_max=300)
 
 
 def test_a_frame_of_a_newer_version_behind_damage_is_not_cut_as_a_torn_tail(tmp_path: Path) -> None:
@@ -479,22 +335,6 @@ def test_a_frame_of_a_newer_version_behind_damage_is_not_cut_as_a_torn_tail(tmp_
         _, _, opened = bed.open()
         assert "a good frame follows" in opened.damaged
         assert (bed.path / "aside-1" / bed.segments[2].name).read_bytes() == whole[:200] + kept
-
-    on_a_bed(test, tmp_path, segment_bytes_max=300)
-
-
-def test_bytes_that_only_look_like_a_newer_frame_are_a_torn_tail(tmp_path: Path) -> None:
-    async def test(bed: Bed) -> None:
-        await nine_entries(bed)
-        (bed.path / "flushed").unlink()
-        identity = json.loads((bed.path / "log.json").read_text())
-        (bed.path / "log.json").write_text(json.dumps({**identity, "clean": False}))
-        torn = bytearray(newer_frame(10, 5, 2))
-        torn[30] ^= 1
-        whole = bed.segments[2].read_bytes()
-        bed.segments[2].write_bytes(whole + torn)
-        _, _, opened = bed.open()
-        assert (opened.damaged, bed.segments[2].read_bytes()) == ("", whole)
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
 
@@ -586,3 +426,29 @@ def test_what_is_kept_aside_is_bounded_and_the_oldest_goes(tmp_path: Path) -> No
         assert numbers == list(range(numbers[-1] - ASIDES_MAX + 1, 2 * (ASIDES_MAX + 3) + 1))
 
     on_a_bed(test, tmp_path)
+
+
+def test_starting_over_that_fails_can_be_repeated_and_fills_one_directory(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await nine_entries(bed)
+        directory = data_directory(bed)
+        real, moved = bed.files.move, []
+
+        def fail(source: Path, target: Path) -> None:
+            if len(moved) == 2:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            moved.append(source)
+            real(source, target)
+
+        bed.files.move = fail  # type: ignore[method-assign]
+        with pytest.raises(StorageFailed, match="cannot be put aside"):
+            directory.start_over(PLACE, "fsync", "flights", 6)
+        bed.files.move = real  # type: ignore[method-assign]
+        assert directory.start_over(PLACE, "fsync", "flights", 6) == bed.path / "aside-1"
+        directory.close()
+        assert b"".join(path.read_bytes() for path in sorted((bed.path / "aside-1").glob("*.log"))) == joined(FRAMES)
+        journal, _, opened = bed.open()
+        assert (journal.last_index, opened.recovery, opened.damaged) == (0, 6, "")
+        await journal.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)

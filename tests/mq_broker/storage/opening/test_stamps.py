@@ -70,16 +70,6 @@ def test_stamps_grow_for_ever_and_are_on_the_disk_first(tmp_path: Path) -> None:
     assert stamped(tmp_path) == 4
 
 
-def test_the_newest_incarnation_goes_with_the_stamp(tmp_path: Path) -> None:
-    directory = begin(tmp_path, 0)
-    directory.incarnation = 12
-    directory.raise_stamp()
-    directory.close()
-    again = begin(tmp_path, 0)
-    assert again.incarnation == 12
-    again.close()
-
-
 @pytest.mark.parametrize("known", [None, 0, 1, 2])
 def test_a_directory_that_is_not_behind_is_left_as_it_is(
     tmp_path: Path, known: int | None, caplog: pytest.LogCaptureFixture
@@ -118,15 +108,6 @@ def test_an_emptied_directory_is_no_older_copy(tmp_path: Path, caplog: pytest.Lo
     begin(tmp_path, 9).close()
     assert OLD not in caplog.text
     assert stamped(tmp_path) == 10, "what it is from now on is newer than what was there"
-
-
-def test_what_a_former_release_wrote_is_no_older_copy_until_the_cluster_knows_a_stamp(tmp_path: Path) -> None:
-    before = logs(tmp_path)
-    assert "stamp" not in written(tmp_path)
-    begin(tmp_path, 0).close()
-    assert logs(tmp_path) == before
-    begin(tmp_path, 1).close()
-    assert not logs(tmp_path).keys() & before.keys()
 
 
 def test_an_older_copy_is_known_as_one_until_each_of_its_logs_is_another(tmp_path: Path) -> None:
@@ -204,3 +185,13 @@ def test_a_full_disk_takes_no_stamp_and_an_older_copy_on_it_does_not_begin(tmp_p
     directory.close()
     begin(tmp_path, known).close()
     assert logs(tmp_path) == before, "it never began"
+
+
+def test_the_newest_incarnation_goes_with_the_stamp(tmp_path: Path) -> None:
+    directory = begin(tmp_path, 0)
+    directory.incarnation = 12
+    directory.raise_stamp()
+    directory.close()
+    again = begin(tmp_path, 0)
+    assert again.incarnation == 12
+    again.close()
