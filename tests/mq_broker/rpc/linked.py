@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
 import grpc
@@ -34,12 +34,8 @@ OVER = [FRAMED]
 """What links are made over: nodes that know each other know each other's link port or not."""
 
 
-@pytest.fixture(params=[FRAMED, GRPC], autouse=True)
-def transport(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Where this is imported, each test runs over both."""
-    former, OVER[0] = OVER[0], request.param
-    yield request.param
-    OVER[0] = former
+over_both = pytest.mark.parametrize("transport", [FRAMED, GRPC], indirect=True)
+"""Of a test whose links are made over either (conftest.py)."""
 
 
 class Heard:

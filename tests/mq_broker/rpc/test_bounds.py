@@ -6,27 +6,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
-from mq_broker.rpc import bounds, service, turns
-from mq_broker.rpc.bounds import BOUNDS, READ_AT_ONCE_BYTES_MAX, Bounded
+from mq_broker.rpc import bounds, service
+from mq_broker.rpc.bounds import BOUNDS, Bounded
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.peer_service import PEER_UNARY
 from mq_broker.rpc.service import UNARY
-from mq_broker.rpc.turns import Spacing, Turns
 from mq_broker.security.authority import Authority
-from mq_client import transactions
-from mq_client.cluster import connection
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
-from mq_protocol.limits import MESSAGE_BYTES_MAX, REQUEST_BYTES_MAX, REQUEST_TOPICS_MAX
+from mq_protocol.limits import REQUEST_BYTES_MAX, REQUEST_TOPICS_MAX
 from tests.mq_broker.others import Others
 from tests.mq_broker.rpc.test_service import Answering
 
@@ -132,66 +127,15 @@ def _turns_of_others(method: str, data: bytes) -> int:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_a_request_with_many_elements_rests_while_it_is_read(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_with_many_elements_rests_while_it_is_read(more: int) -> None:
     """On the loop, a piece at a time: a thread that counts would take the interpreter from the loop. Without rests
     others have as many turns as there are pieces, which are fewer than 80."""
-    monkeypatch.setattr(bounds, "LARGE_BYTES_PER_S", 1 << 60)
-    started: list[threading.Thread] = []
-    start, mine = threading.Thread.start, threading.current_thread()
-
-    def note(self: threading.Thread) -> None:
-        if threading.current_thread() is mine:  # others, of former tests, come and go
-            started.append(self)
-        start(self)
-
-    monkeypatch.setattr(threading.Thread, "start", note)
     data = _with("StartMoves", "moves", BOUNDS["StartMoves"].lists["moves"].most + more)
     assert _turns_of_others("StartMoves", data) > 150
-    assert started == []
 
 
 def test_a_request_of_many_bytes_waits_before_it_is_read() -> None:
     assert _turns_of_others("Queues", _padded(REQUEST_BYTES_MAX)) > 150
-
-
-@pytest.mark.parametrize(("method", "each_s"), [("Queues", [1, 2, 3]), ("Metadata", [1, 2, 3]), ("Fence", [1, 1, 1])])
-def test_large_requests_of_clients_wait_one_after_the_other_and_those_of_brokers_each_for_itself(
-    method: str, each_s: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    data = _padded(READ_AT_ONCE_BYTES_MAX + 1)
-    monkeypatch.setattr(bounds, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(bounds, "_of_clients", Spacing(9.0, lambda: 100.0))
-    monkeypatch.setattr(bounds, "LARGE_BYTES_PER_S", len(data) / 0.5)
-    for _ in each_s:
-        read(method, data)
-    assert waited == pytest.approx([0.5 * seconds for seconds in each_s])
-
-
-@pytest.mark.parametrize(("method", "path", "alone"), [("StartMoves", "moves", False), ("AreStaged", "uuids", True)])
-def test_what_a_broker_asks_rests_alone(method: str, path: str, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[bool] = []
-
-    def turns(*, alone: bool) -> Turns:
-        made.append(alone)
-        return Turns(alone=alone)
-
-    monkeypatch.setattr(bounds, "Turns", turns)
-    read(method, _with(method, path, 2_000))
-    assert made == [alone]
-
-
-@pytest.mark.parametrize(
-    ("method", "data"),
-    [("StartMoves", _with("StartMoves", "moves", 100)), ("Queues", _padded(READ_AT_ONCE_BYTES_MAX))],
-    ids=["elements", "bytes"],
-)
-def test_a_small_request_is_read_in_one_turn(method: str, data: bytes) -> None:
-    assert _turns_of_others(method, data) == 0
 
 
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,12 +144,12 @@ def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPat
         service.handlers(Answering(), Gate(Authority()))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("method", sorted(set(REQUESTS) - {"Produce"}))
-def test_each_list_in_a_request_has_a_bound(method: str) -> None:
-    lists = set(_lists_of(REQUESTS[method].DESCRIPTOR))
-    numbers = set(BOUNDS[method].lists) - lists
-    assert set(BOUNDS[method].lists) >= lists
-    assert numbers <= {"partitions"}, "of numbers only those that are worked through one by one"
+def test_each_list_in_a_request_has_a_bound() -> None:
+    for method in set(REQUESTS) - {"Produce"}:
+        lists = set(_lists_of(REQUESTS[method].DESCRIPTOR))
+        assert set(BOUNDS[method].lists) >= lists, method
+        numbers = set(BOUNDS[method].lists) - lists
+        assert numbers <= {"partitions"}, "of numbers only those that are worked through one by one"
 
 
 def _counts() -> Iterator[Any]:
@@ -232,7 +176,7 @@ def test_as_many_elements_as_are_allowed_are_read_and_one_more_is_refused(
     assert "ask several times" in str(error)
 
 
-@pytest.mark.parametrize("method", sorted(set(REQUESTS) - {"Produce"}))
+@pytest.mark.parametrize("method", ["Metadata", "Publish", "Decide"])
 def test_a_request_may_have_as_many_bytes_as_its_bound_and_not_one_more(method: str) -> None:
     most = BOUNDS[method].bytes_max
     assert len(_padded(most)) == most
@@ -240,14 +184,6 @@ def test_a_request_may_have_as_many_bytes_as_its_bound_and_not_one_more(method: 
     error = refused(method, _padded(most + 1))
     assert isinstance(error, RequestTooLarge)
     assert f"{most + 1} bytes is above {most}" in str(error)
-
-
-def test_only_requests_that_need_it_may_be_larger_than_a_mebibyte() -> None:
-    larger = {method for method, bound in BOUNDS.items() if bound.bytes_max > REQUEST_BYTES_MAX}
-    between_brokers = {"Publish", "AreStaged", "Stage", "Fence", "Link"}
-    of_places = {"DeleteGroup", "MoveCursors", "Purge", "StartMoves", "Subscribe", "WatchOffsets"}
-    assert larger - between_brokers == {"Decide", "Produce"} | of_places
-    assert BOUNDS["Produce"].bytes_max == MESSAGE_BYTES_MAX
 
 
 def test_elements_are_counted_before_objects_are_made_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,67 +264,8 @@ def test_the_count_is_protobufs_own() -> None:
         assert found.get("settled", 0) == len(request.settled)
 
 
-def test_numbers_among_elements_are_passed_over_however_many_there_are() -> None:
-    chance = random.Random(6)
-
-    def numbers() -> bytes:
-        fields = ((1, 15, 16, 2_000)[chance.randrange(4)] << 3 for _ in range(chance.randrange(100)))
-        return b"".join(_varint(tag) + _varint(chance.getrandbits(chance.choice((1, 7, 8, 63, 64)))) for tag in fields)
-
-    whole = pb.SubscribeRequest.DESCRIPTOR.fields_by_name["open"].number << 3 | 2
-    listed = pb.SubscribeOpen.DESCRIPTOR.fields_by_name["partitions"].number << 3 | 2
-    for _ in range(200):
-        count = chance.randrange(5)
-        partition = pb.SubscribePartition(topic="t", offset=chance.getrandbits(60)).SerializeToString()
-        element = _varint(listed) + _varint(len(partition)) + partition
-        inner = numbers() + b"".join(element + numbers() for _ in range(count))
-        data = numbers() + _varint(whole) + _varint(len(inner)) + inner + numbers()
-        assert len(pb.SubscribeRequest.FromString(data).open.partitions) == count
-        assert _counted(data).get("open.partitions", 0) == count
-        with pytest.raises(InvalidRequest, match="do not end where it does"):
-            _counted(data + b"\x08\x80")
-        cut = b"\x08\x80"  # the next byte would end it, and belongs to what is outside
-        with pytest.raises(InvalidRequest, match="do not end where it does"):
-            _counted(_varint(whole) + b"\x02" + cut + data)
-
-
 def _counted(data: bytes) -> dict[str, int]:
     count = bounds._Count("Subscribe", data)
     for _ in count.over(bounds._plan(pb.SubscribeRequest, BOUNDS["Subscribe"].lists, ""), 0, len(data)):
         pass
     return count._found
-
-
-@pytest.mark.parametrize("method", ["Queues", "Fence"])
-def test_a_request_above_its_bound_is_refused_before_it_waits_and_takes_no_time_from_others(
-    method: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waited: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        waited.append(seconds)
-
-    rests = Spacing(9.0, lambda: 100.0)
-    monkeypatch.setattr(bounds, "asyncio", SimpleNamespace(sleep=sleep))
-    monkeypatch.setattr(bounds, "_of_clients", rests)
-    assert isinstance(refused(method, _padded(BOUNDS[method].bytes_max + 1)), RequestTooLarge)
-    assert waited == []
-    assert rests.rest_s(1.0, "") == pytest.approx(1.0)
-
-
-def test_large_requests_of_clients_wait_up_to_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds._of_clients, "_clock", lambda: 100.0)
-    monkeypatch.setattr(bounds._of_clients, "_until", {})
-    for account in ("User:a", "User:b"):
-        waits = [bounds._of_clients.rest_s(0.3, account) for _ in range(10)]
-        assert waits[0] == pytest.approx(0.3)
-        assert max(waits) == pytest.approx(bounds.LARGE_WAITS_S_MAX)
-
-
-def test_an_honest_request_beside_others_of_its_account_is_answered_within_an_attempt() -> None:
-    """It is read, judged and carried out, and rests in each of the three as often as may be."""
-    rests_s = 3 * turns.RESTS_MAX * turns.REST_S_MAX
-    assert bounds.LARGE_WAITS_S_MAX + rests_s < transactions._ATTEMPT_MS / 1000
-    assert bounds.LARGE_WAITS_S_MAX < connection._ATTEMPT_MS_MAX / 1000, (
-        "of a question for metadata, which has few elements"
-    )

@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mq_broker.rpc import framed, links
 from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.framed import FramedWire, bind, connect
+from mq_broker.rpc.framed import connect
 from mq_broker.rpc.links import PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import EOF
@@ -23,7 +21,7 @@ from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import origin
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import InvalidSetting, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import MESSAGE_BYTES_MAX
 from tests.mq_broker.broker.cluster import of_a_former_loop
 from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, Spoken, door, nodes, until
@@ -125,27 +123,6 @@ def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -
     asyncio.run(scenario())
 
 
-def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), contextlib.AsyncExitStack() as opened, door(two) as there:
-            two.knows_of(1)
-            link = Spoken(there, life())
-            await link.greet()
-            strangers = [await opened.enter_async_context(connection(two)) for _ in range(7)]
-            for reader, _ in strangers[:4]:
-                await closed(reader)
-            assert len(two.link_server._strangers) == 3
-            newer = Spoken(there, life())
-            await newer.greet()
-            await closed(strangers[4][0])
-            assert two.links.connected() == [1]
-
-    asyncio.run(scenario())
-
-
 def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
 
@@ -161,41 +138,6 @@ def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypat
             assert len(two.link_server._strangers) == 3
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
             assert len(await closed(reader)) > len(framing.preamble()), "it is listened to, and answered"
-
-    asyncio.run(scenario())
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        ("192.0.2.7", "192.0.2.7"),
-        ("::ffff:192.0.2.7", "192.0.2.7"),
-        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
-        ("fe80::1%eth0", "fe80::/64"),
-    ],
-)
-def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(address: str, expected: str) -> None:
-    assert origin(address) == expected
-
-
-def test_of_too_many_the_oldest_of_the_address_with_most_goes() -> None:
-    async def scenario() -> None:
-        waiting = asyncio.Event()
-        tasks = [asyncio.create_task(waiting.wait()) for _ in range(5)]
-        strangers: Any = framed.Strangers()
-        for task, address in zip(tasks, "abbab", strict=True):
-            strangers.add(task, address)
-        assert strangers.one_too_many() is tasks[1]
-        for task in tasks[1:3]:
-            strangers.discard(task)
-        strangers.discard(tasks[1])  # once more: it was known, and then it ended
-        assert (len(strangers), strangers.one_too_many()) == (3, tasks[0])
-        for task in tasks:
-            strangers.discard(task)
-        assert len(strangers) == 0
-        assert strangers._at == {}
-        waiting.set()
-        await asyncio.gather(*tasks)
 
     asyncio.run(scenario())
 
@@ -315,98 +257,6 @@ def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("ended_here", [True, False])
-def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
-    async def scenario() -> None:
-        listener, port = bind("127.0.0.1:0", "--link-listen")
-        with listener:
-            wire = await connect(f"127.0.0.1:{port}")
-            there, _ = await asyncio.get_running_loop().sock_accept(listener)
-        said, transport = pb.LinkHeader(hello=life().hello(2)), wire._check_up()
-        with there:
-            sending = asyncio.create_task(wire.send(Envelope(said, (bytes(32 << 20),))))
-            await until(lambda: not wire.has_room)
-            assert not sending.done()
-            if ended_here:
-                wire.close()
-            else:
-                transport.abort()
-            with pytest.raises(Unreachable):
-                await asyncio.wait_for(sending, DEADLINE_S)
-            transport.abort()
-            await asyncio.sleep(0)
-
-    asyncio.run(scenario())
-
-
-def test_what_is_large_is_not_copied_between_the_connection_and_who_hears_it() -> None:
-    heard: list[memoryview] = []
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        two.heard.hear_entries = lambda message, frames: heard.extend(frames)  # type: ignore[method-assign]
-        async with nodes(one, two):
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            one.send_entries(2, 1, bytes(range(250)) * 4_000, b"y" * 500_000)
-            await until(lambda: len(heard) == 2)
-        assert heard[0] == bytes(range(250)) * 4_000
-        assert heard[1].obj is heard[0].obj
-        assert heard[0].readonly
-
-    asyncio.run(scenario())
-
-
-def test_neither_end_holds_small_messages_back_until_earlier_ones_are_acknowledged(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[FramedWire] = []
-
-    class Noted(FramedWire):
-        def __init__(self) -> None:
-            super().__init__()
-            made.append(self)
-
-    monkeypatch.setattr(framed, "FramedWire", Noted)
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            sockets = [wire._check_up().get_extra_info("socket") for wire in made]
-            assert [each.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for each in sockets] == [1, 1]
-            assert all(each.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 15_000 for each in sockets)
-
-    asyncio.run(scenario())
-
-
-def test_a_port_that_is_taken_is_refused_with_the_option_that_gives_another() -> None:
-    listener, port = bind("127.0.0.1:0", "--link-listen")
-    with listener, pytest.raises(InvalidSetting, match="choose another --link-listen"):
-        bind(f"127.0.0.1:{port}", "--link-listen")
-    with pytest.raises(InvalidSetting, match="choose another"):
-        bind("no-such-host.invalid:1", "--link-listen")
-
-
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
-@pytest.mark.parametrize("anywhere", ["[::]:0", "0.0.0.0:0", ":0"])
-def test_a_port_at_any_address_is_reached_by_ipv4(anywhere: str) -> None:
-    listener, port = bind(anywhere, "--link-listen")
-    with listener, socket.create_connection(("127.0.0.1", port), DEADLINE_S):
-        pass
-
-
-def test_whoever_goes_on_sending_is_told_all_the_same_why_its_link_has_ended() -> None:
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), connection(two) as (reader, writer):
-            writer.write(b"nonsense" + bytes(900_000))
-            assert b"a link begins with hello" in await closed(reader)
-
-    asyncio.run(scenario())
-
-
 def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(framed, "LINGER_S", 60.0)
 
@@ -478,3 +328,16 @@ def test_a_link_over_tls_needs_the_certificate_of_the_broker_that_is_claimed(
             assert one.heard.events == []
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+    ],
+)
+def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(address: str, expected: str) -> None:
+    assert origin(address) == expected

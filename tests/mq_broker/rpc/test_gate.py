@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import copy_context
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from mq_broker.rpc import gate as module
+from mq_broker.rpc.callers import account, note_caller
 from mq_broker.rpc.gate import Gate, UnderWay
 from mq_broker.rpc.pacing import paid_for
 from mq_broker.security.authority import Asker, Authority
 from mq_broker.security.names import Principal
-from mq_broker.security.quotas import Meter
+from mq_broker.security.quotas import METERS_MIN, Meter
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
@@ -132,46 +134,6 @@ def test_a_revoked_name_loses_its_open_streams() -> None:
     asyncio.run(main())
 
 
-def test_a_call_that_is_cancelled_by_its_client_is_not_refused() -> None:
-    async def main() -> None:
-        judging = Judging()
-        asker = await judging.begin()
-
-        async def call() -> None:
-            with UnderWay(judging.gate.calls, asker, "Fetch"):
-                await asyncio.Event().wait()
-
-        running = asyncio.create_task(call())
-        await asyncio.sleep(0)
-        running.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert not judging.gate.calls
-
-    asyncio.run(main())
-
-
-def test_a_task_that_was_ended_goes_on_uncancelled() -> None:
-    async def main() -> None:
-        judging = Judging()
-        asker = await judging.begin()
-
-        async def ended() -> None:
-            with UnderWay(judging.gate.calls, asker, "Fetch") as under_way:
-                asyncio.get_running_loop().call_soon(under_way.end, PermissionDenied("gone"))
-                await asyncio.Event().wait()
-
-        async def call() -> str:
-            with pytest.raises(PermissionDenied):
-                await ended()
-            await asyncio.sleep(0)  # a cancelled task would end here
-            return "answered"
-
-        assert await asyncio.wait_for(asyncio.create_task(call()), 10) == "answered"
-
-    asyncio.run(main())
-
-
 def test_rules_that_change_while_a_long_request_is_judged_count() -> None:
     """Ten thousand names take turns with others, one of whom takes a right away."""
 
@@ -269,30 +231,8 @@ def test_a_chosen_name_of_a_transaction_needs_a_right(query_id: str, needed: Rul
                 assert door.admit_batch(call, batch("t", query_id)) is None
                 judging.give(needed)
                 assert isinstance(door.admit_batch(call, batch("t", query_id)), UnknownTopic)
-
-    asyncio.run(main())
-
-
-def test_a_batch_is_judged_once_for_each_topic_until_rules_change(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        judging = Judging(rule(Operation.WRITE, "t"))
-        asker = await judging.begin()
-        door = judging.gate.door(BROKER.methods["Produce"])
-        judged: list[str | None] = []
-        real = judging.gate.judge
-
-        def judge(who: Asker, method: str, operation: Operation, kind: Kind, name: str | None) -> None:
-            judged.append(name)
-            real(who, method, operation, kind, name)
-
-        monkeypatch.setattr(judging.gate, "judge", judge)
-        with door.under_way(asker) as call:
-            assert [door.admit_batch(call, batch("t")) for _ in range(3)] == [None] * 3
-            assert isinstance(door.admit_batch(call, batch("u")), UnknownTopic)
-            assert isinstance(door.admit_batch(call, batch("u")), UnknownTopic)
-            assert judged == ["u", "u"]
             judging.give()
-            assert isinstance(door.admit_batch(call, batch("t")), UnknownTopic)
+            assert isinstance(door.admit_batch(call, batch("t")), UnknownTopic), "what was judged before counts no more"
 
     asyncio.run(main())
 
@@ -350,6 +290,16 @@ def test_who_asks_is_remembered_by_connection_and_never_by_address_alone(
     asyncio.run(main())
 
 
+def test_what_a_request_costs_is_put_down_to_its_user_or_to_the_host_of_who_has_no_name(tmp_path: Path) -> None:
+    nobody: Any = Context()
+    etl: Any = Proven(Certs(tmp_path / "certs"), "etl")
+    accounts = []
+    for context, port in ((nobody, 1), (nobody, 2), (etl, 3)):
+        context.peer = lambda port=port: f"ipv4:127.0.0.1:{port}"
+        copy_context().run(lambda context=context: (note_caller(context), accounts.append(account())))
+    assert accounts == ["ipv4:127.0.0.1", "ipv4:127.0.0.1", "User:etl"]
+
+
 def test_who_is_remembered_pays_from_the_purse_that_its_name_has_now(tmp_path: Path) -> None:
     """A connection may rest for so long that its meter is dropped, and another one of that name have a new one."""
     certs = Certs(tmp_path / "certs")
@@ -357,17 +307,13 @@ def test_who_is_remembered_pays_from_the_purse_that_its_name_has_now(tmp_path: P
     async def main() -> None:
         judging = Judging()
         await judging.begin()
-        door = judging.gate.door(BROKER.methods["Metadata"])
-        greet: Any = door.greet
-        first = greet(Proven(certs, "etl"))
-        former = first.meter
-        assert former is judging.gate.quotas.meter_of("User:etl")
-        judging.gate.quotas._meters.clear()
-        newer = judging.gate.quotas.meter(0.0, "User:etl")
+        quotas, greet = judging.gate.quotas, cast("Any", judging.gate.door(BROKER.methods["Metadata"]).greet)
+        former = greet(Proven(certs, "etl")).meter
+        for number in range(10 * METERS_MIN):
+            quotas.meter(1e9, f"User:{number}")
+        newer = quotas.meter(1e9, "User:etl")
         assert newer is not former
-        again = greet(Proven(certs, "etl"))
-        assert again is first
-        assert again.meter is newer
+        assert greet(Proven(certs, "etl")).meter is newer
 
     asyncio.run(main())
 
@@ -403,5 +349,26 @@ def test_a_request_that_is_not_paid_for_at_once_is_not_taken_without_a_wait() ->
             taken += 1
             assert meter.delay(loop.time(), Quota.REQUESTS) == 0
         assert taken >= 1
+
+    asyncio.run(main())
+
+
+def test_a_task_that_was_ended_goes_on_uncancelled() -> None:
+    async def main() -> None:
+        judging = Judging()
+        asker = await judging.begin()
+
+        async def ended() -> None:
+            with UnderWay(judging.gate.calls, asker, "Fetch") as under_way:
+                asyncio.get_running_loop().call_soon(under_way.end, PermissionDenied("gone"))
+                await asyncio.Event().wait()
+
+        async def call() -> str:
+            with pytest.raises(PermissionDenied):
+                await ended()
+            await asyncio.sleep(0)  # a cancelled task would end here
+            return "answered"
+
+        assert await asyncio.wait_for(asyncio.create_task(call()), 10) == "answered"
 
     asyncio.run(main())

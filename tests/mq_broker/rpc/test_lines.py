@@ -70,18 +70,6 @@ async def use(ours: Lines, *addresses: str) -> None:
             assert line.address == address
 
 
-def test_all_calls_to_an_address_go_by_one_channel() -> None:
-    async def scenario(ours: Lines, dialling: Renewing) -> None:
-        await use(ours, "b:1", "c:1", "b:1")
-        async with ours.to("b:1") as one, ours.to("b:1") as other:
-            assert one is other
-            assert one.unary("/p") is one.unary("/p")
-            assert one.unary("/q") == ["/q"]
-        assert [(channel.address, channel.closed) for channel in dialling.made] == [("b:1", 0), ("c:1", 0)]
-
-    run(scenario)
-
-
 def test_each_renewed_certificate_leaves_one_channel_and_no_call_is_cut_off() -> None:
     async def scenario(ours: Lines, dialling: Renewing) -> None:
         for dialling.generation in range(1, 6):
@@ -95,33 +83,6 @@ def test_each_renewed_certificate_leaves_one_channel_and_no_call_is_cut_off() ->
             assert dialling.open[4:] == [True, True], "one call still goes by it"
         assert dialling.open[4:] == [False, True]
         assert max(channel.closed for channel in dialling.made) == 1
-
-    run(scenario)
-
-
-def test_a_call_that_fails_or_is_cancelled_does_not_keep_a_former_channel_open() -> None:
-    async def scenario(ours: Lines, dialling: Renewing) -> None:
-        async def fails() -> None:
-            async with ours.to("b:1"):
-                dialling.generation = 2
-                await use(ours, "b:1")
-                raise ValueError("it failed")
-
-        with pytest.raises(ValueError, match="it failed"):
-            await fails()
-        assert dialling.open == [False, True]
-
-        async def waits() -> None:
-            async with ours.to("b:1"):
-                await asyncio.Event().wait()
-
-        waiting = asyncio.create_task(waits())
-        await asyncio.sleep(0)
-        dialling.generation = 3
-        await use(ours, "b:1")
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        assert dialling.open == [False, False, True]
 
     run(scenario)
 
@@ -143,16 +104,6 @@ def test_a_channel_to_where_nobody_is_any_more_is_closed_once_another_one_is_mad
             assert dialling.open == [False, True, False, True], "a call goes by the second"
         await use(ours, "b:1")
         assert [channel.address for channel in dialling.made] == ["b:1", "c:1", "d:1", "b:2", "b:1"]
-
-    run(scenario)
-
-
-def test_all_channels_are_closed_at_the_end() -> None:
-    async def scenario(ours: Lines, dialling: Renewing) -> None:
-        async with ours.to("b:1"):
-            await use(ours, "c:1")
-            await ours.close()
-            assert dialling.open == [False, False]
 
     run(scenario)
 
@@ -191,3 +142,30 @@ def test_calls_of_brokers_use_one_channel_after_each_renewed_certificate() -> No
         assert not any(dialling.states())
 
     asyncio.run(main())
+
+
+def test_a_call_that_fails_or_is_cancelled_does_not_keep_a_former_channel_open() -> None:
+    async def scenario(ours: Lines, dialling: Renewing) -> None:
+        async def fails() -> None:
+            async with ours.to("b:1"):
+                dialling.generation = 2
+                await use(ours, "b:1")
+                raise ValueError("it failed")
+
+        with pytest.raises(ValueError, match="it failed"):
+            await fails()
+        assert dialling.open == [False, True]
+
+        async def waits() -> None:
+            async with ours.to("b:1"):
+                await asyncio.Event().wait()
+
+        waiting = asyncio.create_task(waits())
+        await asyncio.sleep(0)
+        dialling.generation = 3
+        await use(ours, "b:1")
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        assert dialling.open == [False, False, True]
+
+    run(scenario)

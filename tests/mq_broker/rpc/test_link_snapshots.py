@@ -12,7 +12,7 @@ from mq_protocol.limits import (
     LINK_MESSAGE_BYTES,
     SNAPSHOT_PART_BYTES,
 )
-from tests.mq_broker.rpc.linked import Node, nodes, transport  # noqa: F401 - a fixture
+from tests.mq_broker.rpc.linked import Node, nodes
 
 
 def head(sequence: int, partition: int = 0, leader_epoch: int = 1) -> pb.SnapshotPart:

@@ -8,11 +8,8 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from mq_broker.rpc import links, wire
-from mq_broker.rpc.links import PeerAddress
-from mq_broker.rpc.outgoing import Outgoing
+from mq_broker.rpc import links
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.wire import LinkMessage
 from mq_broker.storage.codec.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, decode, encode
@@ -21,23 +18,21 @@ from mq_protocol.limits import (
     BATCH_BYTES_CEILING,
     LINK_BUFFER_BYTES_MAX,
     LINK_MESSAGE_BYTES,
-    MESSAGE_BYTES_MAX,
 )
-from tests.mq_broker.rpc.linked import (  # noqa: F401 - a fixture
+from tests.mq_broker.rpc.linked import (
     DEADLINE_S,
-    FRAMED,
-    OVER,
     SECRET,
     Node,
     Spoken,
     door,
     impostor,
     nodes,
-    transport,
+    over_both,
     until,
 )
 
 
+@over_both
 def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -60,21 +55,7 @@ def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
     asyncio.run(scenario())
 
 
-def test_more_than_fits_one_message_goes_in_several() -> None:
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            frame = bytes(1 << 20)
-            for n in range(20):
-                one.send_entries(2, n, frame)
-            await two.heard.until(lambda events: len(events) == 21)
-            assert [event[1] for event in two.heard.events[1:]] == list(range(20))
-
-    asyncio.run(scenario())
-
-
+@over_both
 def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -89,17 +70,10 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
             await two.heard.until(lambda events: len(events) == 3)
             assert two.heard.events[-1][:2] == ("append", 2)
 
-            peer = one.links._peer(2)
-            for sequence, frame in ((4, before), (5, largest)):
-                peer.waiting.append(
-                    Outgoing(pb.AppendEntries(sequence=sequence, frame_bytes=[len(frame)]), None, [frame], len(frame))
-                )
-            assert [append.sequence for append in peer.take().header.append] == [4]
-            assert len(encode(peer.take())) <= MESSAGE_BYTES_MAX
-
     asyncio.run(scenario())
 
 
+@over_both
 def test_a_broker_that_comes_back_is_linked_again() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -115,38 +89,6 @@ def test_a_broker_that_comes_back_is_linked_again() -> None:
                 await one.heard.until(lambda events: events == [("up", 2), ("down", 2), ("up", 2)])
                 one.send_ack(2, 7)
                 await again.heard.until(lambda events: events[-1:] == [("ack", 7)])
-
-    asyncio.run(scenario())
-
-
-def test_a_link_that_the_other_side_ends_while_it_is_written_to_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.rpc.links.BACKOFF_S", (0.001,))
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            for n in range(1, 60):
-                for node, other in ((one, 2), (two, 1)):
-                    await node.heard.until(lambda events, n=n, other=other: events.count(("up", other)) == n)  # type: ignore[misc]
-                two.links.end(1)
-                while one.links.connected():
-                    one.send_ack(2, n)
-                    await asyncio.sleep(0.0001 * (n % 2))
-
-    asyncio.run(scenario())
-
-
-def test_each_end_of_a_link_beats_at_once_and_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "BEAT_S", 0.02)
-
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            await until(lambda: len(one.heard.beats) >= 3 and len(two.heard.beats) >= 3)
-            assert set(one.heard.beats) == {(2, False)}
-            assert set(two.heard.beats) == {(1, False)}
 
     asyncio.run(scenario())
 
@@ -187,37 +129,6 @@ def test_what_did_not_fit_a_full_link_is_told_at_both_ends_once_there_is_room() 
     asyncio.run(scenario())
 
 
-def test_what_is_said_in_a_turn_goes_at_its_end_in_one_message() -> None:
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.knows(two)
-            await until(lambda: one.heard.beats and two.heard.beats)
-            peer, taken = one.links._peer(2), []
-            take = peer.take
-
-            def noted() -> LinkMessage:
-                taken.append(message := take())
-                return message
-
-            peer.take = noted  # type: ignore[method-assign]
-            one.links.turn_begins()
-            for n in range(3):
-                one.send_ack(2, n)
-            assert not peer.something.is_set()
-            one.links.turn_ends()
-            if OVER[0] == FRAMED:
-                assert one.links.waiting_bytes(2) == 0, "it was written at once"
-                assert peer.written.is_set()
-            assert [event for event in two.heard.events if event[0] == "ack"] == []
-            await two.heard.until(lambda events: events[-3:] == [("ack", 0), ("ack", 1), ("ack", 2)])
-            assert [len(message.header.ack) for message in taken if message.header.ack] == [3]
-            one.send_ack(2, 3)  # not in a turn
-            await two.heard.until(lambda events: events[-1:] == [("ack", 3)])
-
-    asyncio.run(scenario())
-
-
 def test_what_a_turn_says_to_a_broker_that_reads_slowly_goes_as_it_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "BEAT_S", 60.0)  # a beat would take it along
 
@@ -239,20 +150,6 @@ def test_what_a_turn_says_to_a_broker_that_reads_slowly_goes_as_it_reads(monkeyp
     asyncio.run(scenario())
 
 
-def test_nothing_is_kept_for_a_broker_without_a_link() -> None:
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            one.send_ack(2, 1)
-            one.knows(two)
-            await one.heard.until(lambda events: events == [("up", 2)])
-            one.send_ack(2, 2)
-            await two.heard.until(lambda events: len(events) == 2)
-            assert two.heard.events == [("up", 1), ("ack", 2)]
-
-    asyncio.run(scenario())
-
-
 def life(incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET, broker: int = 1) -> PeerProof:
     return PeerProof(broker, incarnation, cluster_id, secret)
 
@@ -268,6 +165,7 @@ async def refused(link: Spoken, *said: pb.LinkHeader) -> PeerRefused:
         return error
 
 
+@over_both
 def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -305,6 +203,7 @@ def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> 
     asyncio.run(scenario())
 
 
+@over_both
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
@@ -331,6 +230,7 @@ def test_a_hello_that_is_refused_says_why_by_a_code(hello: pb.LinkHello | None, 
     asyncio.run(scenario())
 
 
+@over_both
 @pytest.mark.parametrize("stranger", [life(secret=bytes(32)), life(cluster_id="d")], ids=["secret", "cluster"])
 def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_cluster(stranger: PeerProof) -> None:
     async def scenario() -> None:
@@ -351,30 +251,7 @@ def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_clu
     asyncio.run(scenario())
 
 
-def test_a_stranger_cannot_have_a_long_message_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two bytes of it become an entry of a hundred bytes: eight megabytes took half a gigabyte, and a second of the
-    loop."""
-    parsed: list[int] = []
-
-    def noted(data: bytes, kind: type[pb.LinkHeader]) -> Envelope[pb.LinkHeader]:
-        parsed.append(len(data))
-        return decode(data, kind)
-
-    monkeypatch.setattr(wire, "decode", noted)
-    hello = pb.LinkHello(broker=1, incarnation=1, to=2, nonce=bytes(32))
-    long = pb.LinkHeader(hello=hello, append=[pb.AppendEntries()] * 10_000)
-
-    async def scenario() -> None:
-        two = Node(2)
-        async with nodes(two), door(two) as there:
-            two.knows_of(1)
-            error = await refused(Spoken(there, life()), long)
-            assert error.why == pb.PEER_NO_HELLO
-            assert parsed == []
-
-    asyncio.run(scenario())
-
-
+@over_both
 def test_a_recorded_link_cannot_be_played_again() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -400,6 +277,7 @@ def test_a_recorded_link_cannot_be_played_again() -> None:
     asyncio.run(scenario())
 
 
+@over_both
 @pytest.mark.parametrize("proof", [b"", bytes(32)])
 def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -> None:
     async def scenario() -> None:
@@ -452,6 +330,7 @@ def test_a_life_that_is_not_registered_waits_for_the_registration_and_is_refused
     asyncio.run(scenario())
 
 
+@over_both
 def test_a_former_life_is_refused() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -468,6 +347,7 @@ def test_a_former_life_is_refused() -> None:
     asyncio.run(scenario())
 
 
+@over_both
 @pytest.mark.parametrize(
     "message",
     [
@@ -489,17 +369,5 @@ def test_a_message_in_another_brokers_name_ends_the_link_and_is_not_heard(messag
             assert error.why == pb.PEER_NOT_ITSELF
             await two.heard.until(lambda events: events == [("up", 1), ("down", 1)])
             assert two.refusals.counts == {("PEER_NOT_ITSELF", 1): 1}
-
-    asyncio.run(scenario())
-
-
-def test_a_broker_without_a_peer_port_is_named_in_the_log_and_not_dialled(caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        node = Node(1)
-        async with nodes(node):
-            for _ in range(3):
-                node.links.know({2: PeerAddress("", 7)})
-            assert not node.tasks
-        assert sum("without a peer port" in line for line in caplog.messages) == 1
 
     asyncio.run(scenario())

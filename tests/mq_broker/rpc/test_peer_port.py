@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
@@ -19,7 +17,7 @@ from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import listen, peer_options
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, Unreachable
-from mq_protocol.limits import CONNECTION_IDLE_MS, PEER_CONNECTIONS_MAX, STREAMS_MAX
+from mq_protocol.limits import CONNECTION_IDLE_MS, PEER_CONNECTIONS_MAX
 
 DEADLINE_S = 30.0
 SECRET = bytes(range(32))
@@ -145,33 +143,6 @@ def test_a_stranger_that_asks_nothing_is_disconnected_and_gives_its_place_to_a_b
             await stranger.until_disconnected()
             await until_answered(broker)
             await broker.calls.close()
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("says", [b"", b"GET / HTTP/1.1\r\n\r\n", PREFACE[:10]])
-def test_who_does_not_speak_as_brokers_do_is_disconnected(says: bytes) -> None:
-    usual = dict(peer_options(connections_max=1))
-    assert usual["grpc.server_handshake_timeout_ms"] == 10_000
-
-    async def scenario() -> None:
-        async with served([*(usual | {"grpc.server_handshake_timeout_ms": 300}).items()]) as port:
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(says)
-            await Stranger(reader, writer).until_disconnected()
-            broker = Peer(2, port)
-            await until_answered(broker)
-            await broker.calls.close()
-
-    run(scenario)
-
-
-def test_a_connection_has_as_many_streams_as_all_clients_together_whose_calls_it_may_pass_on() -> None:
-    async def scenario() -> None:
-        async with served(peer_options()) as port:
-            stranger = await Stranger.connect(port)
-            assert (await stranger.settings())[MAX_CONCURRENT_STREAMS] == STREAMS_MAX
-            stranger.close()
 
     run(scenario)
 

@@ -8,21 +8,19 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.dialling import Dialling
-from mq_broker.rpc.links import Links, PeerAddress
+from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
 from mq_broker.rpc.server import dial_securely, listen
 from mq_client.cluster import credentials
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import PeerRefused, Unreachable
 from mq_protocol.methods import PEER
 from mq_protocol.transport import from_call
@@ -71,18 +69,6 @@ async def peers(certs: Certs, *brokers: int) -> AsyncIterator[list[Peer]]:
             await peer.server.stop(0)
 
 
-def test_brokers_with_certificates_call_and_link(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with peers(Certs(tmp_path / "certs", 1, 2), 1, 2) as (one, two):
-            await two.ask(one)
-            for peer in (one, two):
-                peer.links.know({1: PeerAddress(one.address, 1), 2: PeerAddress(two.address, 1)})
-            await one.heard.until(lambda events: ("up", 2) in events)
-            await two.heard.until(lambda events: ("up", 1) in events)
-
-    asyncio.run(scenario())
-
-
 def test_a_broker_that_claims_anothers_id_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with peers(Certs(tmp_path / "certs", 1, 2, 3), 1, 2, 3) as (one, _, three):
@@ -122,34 +108,6 @@ def test_a_user_is_no_broker_in_any_method_though_it_knows_the_secret(tmp_path: 
     asyncio.run(scenario())
 
 
-async def _hello_refused(channel: aio.Channel, hello: pb.LinkHello) -> Exception:
-    call: Any = channel.stream_stream(PEER.path("Link"), None, None)()
-    await call.write(encode(Envelope(pb.LinkHeader(hello=hello))))
-    with pytest.raises(aio.AioRpcError) as refused:
-        await call.read()
-    return from_call(refused.value, "")
-
-
-def test_a_link_in_anothers_name_is_refused_before_anything_is_proved_to_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1, 2, 3)
-        user = credentials.current(certs.user()).channel
-        assert user is not None
-        async with peers(certs, 1, 2, 3) as (one, _, three):
-            hello = PeerProof(1, 1, "c", SECRET).hello(3)
-            for shown in (Certificates(certs.path, 2).channel_credentials(), user):
-                async with dial_securely(three.address, shown) as channel:
-                    error = await _hello_refused(channel, hello)
-                    assert isinstance(error, PeerRefused)
-                    assert error.why == pb.PEER_NOT_ITSELF
-            async with dial_securely(three.address, one.certificates.channel_credentials()) as channel:
-                call: Any = channel.stream_stream(PEER.path("Link"), None, None)()
-                await call.write(encode(Envelope(pb.LinkHeader(hello=hello))))
-                assert await call.read()
-
-    asyncio.run(scenario())
-
-
 def test_a_broker_at_the_wrong_host_is_not_dialled(tmp_path: Path) -> None:
     async def scenario() -> None:
         certs = Certs(tmp_path / "certs", 1)
@@ -159,26 +117,5 @@ def test_a_broker_at_the_wrong_host_is_not_dialled(tmp_path: Path) -> None:
             with pytest.raises(Unreachable):
                 await one.ask(two)
             await two.ask(one)
-
-    asyncio.run(scenario())
-
-
-def test_a_replaced_certificate_counts_from_the_next_channel_on(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        certs = Certs(tmp_path / "certs", 1, 2)
-        async with peers(certs, 1, 2) as (one, two):
-            await two.ask(one)
-            former = two.calls._lines._lines[one.address]
-            for broker, peer in ((1, one), (2, two)):
-                certs.authority.broker(broker, [HOST]).write(certs.path / f"broker.{broker}", "broker")
-                await peer.certificates.look()
-            await two.ask(one)
-            assert two.calls._lines._lines[one.address] is not former
-            assert former.channel.get_state() is grpc.ChannelConnectivity.SHUTDOWN, "and that one is gone"
-            host, _, port = one.address.rpartition(":")
-            _, writer = await asyncio.open_connection(host, int(port), ssl=two.certificates.client_context())
-            shown = writer.get_extra_info("ssl_object").getpeercert()
-            writer.close()
-            assert shown["serialNumber"] == one.certificates.shown.serial
 
     asyncio.run(scenario())

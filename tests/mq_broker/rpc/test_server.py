@@ -14,12 +14,12 @@ from grpc import aio
 
 from mq_broker.rpc import server, service
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.server import client_options, listen
+from mq_broker.rpc.server import client_options, listen, peer_options
 from mq_broker.rpc.service import handlers, path
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
-from mq_protocol.limits import CALL_METADATA_BYTES_MAX, PRODUCE_HEADER_BYTES_MAX
+from mq_protocol.limits import CONNECTION_IDLE_MS, PRODUCE_HEADER_BYTES_MAX
 from tests.mq_broker.rpc.test_service import Answering
 
 WAIT_S = 30.0
@@ -62,6 +62,18 @@ async def until_one_is_taken(channel: aio.Channel) -> None:
         except aio.AioRpcError as refused:
             if refused.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise
+
+
+@pytest.mark.parametrize("options", [client_options(), peer_options()], ids=["clients", "brokers"])
+def test_who_greets_and_says_nothing_or_is_gone_has_a_bound_in_time(options: tuple[tuple[str, int], ...]) -> None:
+    """gRPC keeps them. What it does at each was seen once."""
+    assert dict(options).items() >= {
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.http2.ping_timeout_ms", 5_000),
+        ("grpc.max_connection_idle_ms", CONNECTION_IDLE_MS),
+    }
+    assert all(dict(options).get(name) for name in ("grpc.max_metadata_size", "grpc.max_allowed_incoming_connections"))
 
 
 def test_connections_beyond_the_bound_are_refused_until_one_is_closed() -> None:
@@ -150,70 +162,5 @@ def test_what_stands_beside_a_batch_has_a_bound_of_its_own() -> None:
             assert await asyncio.wait_for(call.read(), WAIT_S)
             await call.write(encode(Envelope(pb.ProduceHeader(record_uuids=bytes(PRODUCE_HEADER_BYTES_MAX)))))
             assert await asyncio.wait_for(call.code(), WAIT_S) is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(scenario())
-
-
-def test_headers_of_a_call_have_a_bound() -> None:
-    async def scenario() -> None:
-        async with served() as address, connect(address) as channel:
-            await metadata(channel, headers=(("x", "y" * (CALL_METADATA_BYTES_MAX // 2)),))
-            with pytest.raises(aio.AioRpcError):
-                await metadata(channel, headers=(("x", "y" * (CALL_METADATA_BYTES_MAX + 1)),))
-
-    asyncio.run(scenario())
-
-
-def test_who_connects_and_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    options = [(name, 300 if name == "grpc.server_handshake_timeout_ms" else value) for name, value in client_options()]
-    assert dict(client_options())["grpc.server_handshake_timeout_ms"] == 10_000
-
-    async def scenario() -> None:
-        listening, port = listen("127.0.0.1:0", options=options)
-        await listening.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(WAIT_S):
-            while await reader.read(1_000):
-                pass
-        writer.close()
-        await listening.stop(0)
-
-    asyncio.run(scenario())
-
-
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-SETTINGS = b"\0\0\0\4\0\0\0\0\0"
-SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
-
-
-@pytest.mark.parametrize(
-    ("shortened", "meant"),
-    [
-        (
-            {"grpc.keepalive_time_ms": 300, "grpc.http2.ping_timeout_ms": 300},
-            {"grpc.keepalive_time_ms": 10_000, "grpc.http2.ping_timeout_ms": 5_000},
-        ),
-        ({"grpc.max_connection_idle_ms": 300}, {"grpc.max_connection_idle_ms": 600_000}),
-    ],
-    ids=["answers no pings", "asks nothing"],
-)
-def test_a_client_that_greets_and_then_is_gone_is_disconnected(
-    shortened: dict[str, int], meant: dict[str, int]
-) -> None:
-    """As a process that is stopped: its connection stays open, and nothing comes from it any more."""
-    usual = dict(client_options())
-    assert {name: usual[name] for name in meant} == meant
-
-    async def scenario() -> None:
-        options = [(name, shortened.get(name, value)) for name, value in client_options()]
-        listening, port = listen("127.0.0.1:0", options=options)
-        await listening.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(PREFACE + SETTINGS + SETTINGS_ACK)
-        async with asyncio.timeout(WAIT_S):
-            while await reader.read(1_000):
-                pass
-        writer.close()
-        await listening.stop(0)
 
     asyncio.run(scenario())

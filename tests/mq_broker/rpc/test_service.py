@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import inspect
 import logging
 import weakref
 from collections.abc import AsyncIterator
@@ -19,7 +18,6 @@ from mq_broker.rpc import service
 from mq_broker.rpc.gate import Gate
 from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY, Batches, ProduceRequests, Send, handlers, parse, path
-from mq_broker.rpc.status import let_go
 from mq_broker.security.authority import Authority
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -30,10 +28,9 @@ from mq_protocol.errors import (
     InvalidSetting,
     NotLeader,
     OutcomeUnknown,
-    TritonMQError,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.transport import ERROR_METADATA, MethodUnknown, from_call
+from mq_protocol.transport import MethodUnknown, from_call
 
 
 class Answering:
@@ -252,44 +249,10 @@ def test_a_taken_port_is_refused_by_its_name() -> None:
     asyncio.run(scenario())
 
 
-def test_a_long_error_fits_the_trailing_metadata() -> None:
-    async def scenario() -> None:
-        async with served() as (service, channel, address):
-            service.error = InvalidRequest("x" * 100_000)
-            with pytest.raises(aio.AioRpcError) as refused:
-                await _unary(channel, "Metadata", b"")
-            metadata: Any = refused.value.trailing_metadata()
-            assert ERROR_METADATA in dict(metadata)
-            error: TritonMQError = from_call(refused.value, address)
-            assert type(error) is InvalidRequest
-
-    asyncio.run(scenario())
-
-
-def test_an_error_that_its_client_is_gone_for_ends_the_call_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A client that cancels as it is refused: gRPC takes no status any more, and would log a page for each."""
-
-    async def gone(context: object, error: object) -> None:
-        raise aio.InternalError
-
-    monkeypatch.setattr(service, "abort", gone)
-    context: Any = None
-
-    async def scenario() -> None:
-        with pytest.raises(asyncio.CancelledError):
-            await service._fail(context, "Lock", InvalidRequest("no"))
-
-    asyncio.run(scenario())
-
-
 class Aborted:
-    """A context that keeps what a call was aborted with, as gRPC's does. `holders`: the functions that held what is
-    watched then. To look at frames keeps what was in them."""
+    """A context that keeps what a call was aborted with, as gRPC's does."""
 
-    def __init__(self, *watched: object) -> None:
-        self._watched = watched
-        self.holders: set[str] = set()
-        self.kept: aio.AbortError | None = None
+    kept: aio.AbortError | None = None
 
     def auth_context(self) -> dict[str, list[bytes]]:
         return {"transport_security_type": [b"insecure"]}
@@ -301,89 +264,35 @@ class Aborted:
         return None
 
     async def abort(self, *_: Any, **__: Any) -> None:
-        if self._watched:
-            self._look()
         self.kept = aio.AbortError("Locally aborted.")
         raise self.kept
 
-    def _look(self) -> None:
-        self.holders |= {each.f_code.co_name for each in gc.get_referrers(*self._watched) if inspect.isframe(each)}
-        frame = inspect.currentframe()
-        while frame := frame and frame.f_back:  # those that are running are no referrers
-            if any(each is local for each in self._watched for local in frame.f_locals.values()):
-                self.holders.add(frame.f_code.co_name)
 
-
-NAMED = "long" * 250
-FAILS = pytest.mark.parametrize("fails", [NotLeader("not here"), RuntimeError("a defect")], ids=["refused", "a defect"])
-
-
-async def refused(fails: Exception, data: bytes, context: Any) -> None:
-    """A request of which `NAMED` is in the frames that it went through."""
-
-    async def refuse(_request: Any, _deadline: float) -> None:
-        held = NAMED
-        try:
-            raise LookupError
-        except LookupError as error:
-            raise fails from error
-        finally:
-            assert held
-
-    answering: Any = Answering()
-    answering.staged = refuse
-    door = Gate(Authority()).door(BROKER.methods["Staged"])
-    handler: Any = service.unary_handler(BROKER.methods["Staged"], answering, door)
-    answered = handler.unary_unary(data, context)
-    del context, data  # what is raised keeps this frame
-    with pytest.raises(aio.AbortError):
-        await answered
-
-
-@FAILS
-def test_what_a_refused_request_was_is_free_before_it_is_answered(
-    fails: Exception, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.CRITICAL, service.log.name)  # else the fixture keeps what was logged, and its frames
-    data = pb.StagedRequest(topic="t").SerializeToString()
-    context = Aborted(data, NAMED)
-    asyncio.run(refused(fails, data, context))
-    assert context.holders <= {inspect.currentframe().f_code.co_name}  # type: ignore[union-attr]
-
-
-@FAILS
+@pytest.mark.parametrize("fails", [NotLeader("not here"), RuntimeError("a defect")], ids=["refused", "a defect"])
 def test_a_refused_request_leaves_no_circle_to_the_collector_of_cycles(
     fails: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests are large, and it comes after hundreds of them."""
-    caplog.set_level(logging.CRITICAL, service.log.name)
+    caplog.set_level(logging.CRITICAL, service.log.name)  # else the fixture keeps what was logged, and its frames
+
+    async def refused(context: Any) -> None:
+        answering: Any = Answering()
+        answering.error = fails
+        handler: Any = service.unary_handler(
+            BROKER.methods["Staged"], answering, Gate(Authority()).door(BROKER.methods["Staged"])
+        )
+        answered = handler.unary_unary(pb.StagedRequest(topic="t").SerializeToString(), context)
+        del context  # what is raised keeps this frame
+        with pytest.raises(aio.AbortError):
+            await answered
+
     context = Aborted()
     gone = weakref.ref(context)
     gc.collect()
     gc.disable()
     try:
-        asyncio.run(refused(fails, pb.StagedRequest(topic="t").SerializeToString(), context))
+        asyncio.run(refused(context))
         del context
         assert gone() is None
     finally:
         gc.enable()
-
-
-def test_an_error_and_all_that_it_came_from_hold_no_frame_when_it_was_let_go() -> None:
-    def raising(last: Exception, *, named: bool) -> None:
-        try:
-            raise ValueError
-        except ValueError as error:
-            if named:
-                raise last from error
-            raise last  # noqa: B904 - as where an error comes while another one is handled
-
-    for named in (False, True):
-        with pytest.raises(InvalidRequest) as caught:
-            raising(InvalidRequest("x"), named=named)
-        former = caught.value.__context__
-        assert former is not None
-        assert former.__traceback__ is not None
-        former.__context__ = caught.value  # a ring
-        let_go(caught.value)
-        assert (caught.value.__traceback__, former.__traceback__) == (None, None)

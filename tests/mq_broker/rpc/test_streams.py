@@ -8,7 +8,6 @@ import gc
 import logging
 import socket
 import struct
-from asyncio import sslproto
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.framing import STREAM
-from mq_protocol.pem import context, read
 from mq_protocol.streams import PREAMBLE, Kind, parsed, say
 from tests.mq_broker.rpc.streaming import (
     DEADLINE_S,
@@ -66,33 +64,6 @@ def test_batches_of_all_sizes_are_answered_and_the_connection_serves_another_cal
     run(scenario)
 
 
-def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            sizes = [n * 97 % 70_000 for n in range(150)]
-            stream = PREAMBLE + b"".join(
-                b"".join(pieces)
-                for pieces in [opening(), *(batch(n, b"x" * size) for n, size in enumerate(sizes)), say(Kind.END)]
-            )
-
-            async def speak() -> None:
-                at = 0
-                while at < len(stream):
-                    step = at * 31 % 100_000 + 1
-                    client.writer.write(stream[at : at + step])
-                    await client.writer.drain()
-                    at += step
-
-            speaking = asyncio.create_task(speak())
-            assert [await client.result() for _ in sizes] == list(enumerate(sizes))
-            await speaking
-            ended = await client.hear()
-            assert ended is not None
-            assert ended.kind is Kind.END
-
-    run(scenario)
-
-
 def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(served: Served) -> None:
         for error, told in (
@@ -109,33 +80,6 @@ def test_an_error_comes_back_as_it_was_raised_and_a_defect_is_logged(caplog: pyt
     with caplog.at_level(logging.ERROR):
         run(scenario)
     assert "ZeroDivisionError: a defect" in caplog.text
-
-
-def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refused() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE])
-            for size in (10, 500_000):
-                client.say(fetching(3, 6, size))
-                for n in (3, 4, 5):
-                    message = await client.hear()
-                    assert message is not None
-                    assert parsed(message.body, pb.BatchesHeader).batches[0].base_offset == n
-                    assert len(message.payload) == size
-                ended = await client.hear()
-                assert ended is not None
-                assert ended.kind is Kind.END
-                served.service.error = NotLeader("ask broker 3", 3, 17)
-                client.say(fetching(0, 1))
-                client.say(opening("Fetch"), say(Kind.END))  # which asks for nothing
-                for error in (NotLeader, InvalidRequest):
-                    refused = await client.hear()
-                    assert refused is not None
-                    assert refused.kind is Kind.ERROR
-                    assert isinstance(from_wire(parsed(refused.body, pb.Error)), error)
-                served.service.error = None
-
-    run(scenario)
 
 
 def test_who_asks_whether_the_broker_is_there_is_answered() -> None:
@@ -203,34 +147,14 @@ def test_what_is_no_call_is_refused_with_a_reason(stream: bytes, error: type[Tri
     run(scenario)
 
 
-def test_who_says_that_much_will_come_and_sends_nothing_takes_little_memory() -> None:
-    async def scenario(served: Served) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            before = resident()
-            for _ in range(60):
-                client = await stack.enter_async_context(connected(served))
-                client.say([OPENED, struct.pack(">II", 10, MESSAGE_BYTES_MAX - 20)])
-            await until(lambda: served.service.begun == 60)
-            assert resident() - before < 40 << 20
-
-    run(scenario)
-
-
-def resident() -> int:
-    import psutil
-
-    return int(psutil.Process().memory_info().rss)
-
-
-@pytest.mark.parametrize("piece", [batch(1, bytes(500_000)), say(Kind.MESSAGE) * 50_000], ids=["large", "empty"])
-def test_what_is_not_taken_is_left_in_tcp(piece: list[Any]) -> None:
+def test_what_is_not_taken_is_left_in_tcp() -> None:
     async def scenario(served: Served) -> None:
         served.service.hangs = True
         async with connected(served) as client:
             client.say([OPENED])
             await until(lambda: served.service.begun == 1)
             taken = 0
-            said = b"".join(piece)
+            said = b"".join(batch(1, bytes(500_000)))
             with contextlib.suppress(TimeoutError):
                 while taken < 100 << 20:
                     client.writer.write(said)
@@ -319,35 +243,6 @@ def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once_and_e
     run(scenario)
 
 
-def test_calls_that_follow_at_once_leave_turns_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "TURN_S", 0.0)
-    calls = 300
-
-    async def scenario(served: Served) -> None:
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                await asyncio.sleep(0)
-                turns += 1
-
-        async with connected(served) as client:
-            client.say([PREAMBLE])
-            other = asyncio.create_task(others())
-            await asyncio.sleep(0)
-            before = turns
-            client.say([b"".join(fetching(0, 0)) * calls])
-            for _ in range(calls):
-                ended = await client.hear()
-                assert ended is not None
-                assert ended.kind is Kind.END
-            assert turns - before > 2 * calls
-            other.cancel()
-
-    run(scenario)
-
-
 def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_MS", 1_500)
     monkeypatch.setattr(streams, "IDLE_MS", 300)
@@ -377,41 +272,6 @@ def test_a_handshake_that_stands_still_is_ended(tmp_path: Path, monkeypatch: pyt
     run(scenario, tls=server_tls(certs))
 
 
-@pytest.mark.parametrize("cut", [True, False], ids=["ended here", "ended by strangers"])
-def test_strangers_that_have_gone_leave_no_memory_for_the_collector_of_cycles(tmp_path: Path, *, cut: bool) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-
-    async def scenario(served: Served) -> None:
-        async def never(*_: object) -> None:
-            raise AssertionError("a stranger has spoken")
-
-        listener, port = framed.bind(f"{HOST}:0", "--link-listen")
-        links = framed.LinkServer(listener, never, server_tls(certs))
-        links.start()
-        for at, server in ((served.port, served.server), (port, links)):
-            strangers = [await asyncio.open_connection(HOST, at) for _ in range(10)]
-            strangers[0][1].write(b"GET / HTTP/1.0\r\n\r\n")
-            await until(lambda: held() >= len(strangers) - 1)  # noqa: B023 - it is asked here
-            if cut:
-                for task in list(server._tasks):  # as when there are too many of them
-                    task.cancel()
-                    del task
-            for _, writer in strangers:
-                writer.close()
-            await until(lambda: held() == 0)
-        await links.stop()
-
-    def held() -> int:
-        return sum(isinstance(each, sslproto.SSLProtocol) for each in gc.get_objects())
-
-    gc.collect()
-    gc.disable()
-    try:
-        run(scenario, tls=server_tls(certs))
-    finally:
-        gc.enable()
-
-
 def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cycles() -> None:
     async def scenario(served: Served) -> None:
         for _ in range(5):
@@ -432,22 +292,6 @@ def test_who_has_gone_without_reading_leaves_no_answers_for_the_collector_of_cyc
         gc.enable()
 
 
-def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
-
-    async def scenario(served: Served) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            known = await stack.enter_async_context(connected(served))
-            known.say([OPENED])
-            await until(lambda: served.service.begun == 1)
-            strangers = [await stack.enter_async_context(connected(served)) for _ in range(4)]
-            assert await strangers[0].hear() is None
-            known.say(batch(1))
-            assert await known.result() == (1, 0)
-
-    run(scenario)
-
-
 def test_of_clients_no_more_are_held_than_the_broker_was_told() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as held:
@@ -460,18 +304,6 @@ def test_of_clients_no_more_are_held_than_the_broker_was_told() -> None:
             assert await held.result() == (1, 0)
 
     run(scenario, connections_max=1)
-
-
-def test_a_connection_that_is_too_old_ends_after_its_grace() -> None:
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([OPENED])
-            async with asyncio.timeout(DEADLINE_S):
-                with contextlib.suppress(ConnectionError):
-                    while await client.hear() is not None:
-                        pass
-
-    run(scenario, age_ms=200)
 
 
 def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,28 +339,12 @@ def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypat
     run(scenario)
 
 
-def test_who_says_its_last_and_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "LINGER_S", 0.2)
+@pytest.mark.parametrize("secured", ["plain", "handshake"])
+def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Path, secured: str) -> None:
+    certs = Certs(tmp_path / "certs", 1)
 
     async def scenario(served: Served) -> None:
         async with connected(served) as client:
-            client.say([PREAMBLE], fetching(0, 1_000, 500_000))
-            await until(lambda: bool(served.server._wires))
-            [wire] = served.server._wires
-            await until(lambda: not wire._room.is_set())
-            client.writer.write_eof()
-            await until(wire.is_over.is_set)
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("secured", ["plain", "tls", "handshake"])
-def test_a_port_that_has_stopped_has_closed_what_it_accepted(tmp_path: Path, secured: str) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    theirs = context(read(certs.user("etl").files()), server=False) if secured == "tls" else None
-
-    async def scenario(served: Served) -> None:
-        async with connected(served, theirs) as client:
             if secured == "handshake":
                 client.say([b"\x16\x03\x01"])
             else:
@@ -555,5 +371,75 @@ def test_a_port_that_stops_ends_what_is_under_way() -> None:
             assert served.service.ended.is_set()
             with pytest.raises(OSError):
                 socket.create_connection((HOST, served.port), timeout=1)
+
+    run(scenario)
+
+
+def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refused() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            for size in (10, 500_000):
+                client.say(fetching(3, 6, size))
+                for n in (3, 4, 5):
+                    message = await client.hear()
+                    assert message is not None
+                    assert parsed(message.body, pb.BatchesHeader).batches[0].base_offset == n
+                    assert len(message.payload) == size
+                ended = await client.hear()
+                assert ended is not None
+                assert ended.kind is Kind.END
+                served.service.error = NotLeader("ask broker 3", 3, 17)
+                client.say(fetching(0, 1))
+                client.say(opening("Fetch"), say(Kind.END))  # which asks for nothing
+                for error in (NotLeader, InvalidRequest):
+                    refused = await client.hear()
+                    assert refused is not None
+                    assert refused.kind is Kind.ERROR
+                    assert isinstance(from_wire(parsed(refused.body, pb.Error)), error)
+                served.service.error = None
+
+    run(scenario)
+
+
+def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+
+    async def scenario(served: Served) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            known = await stack.enter_async_context(connected(served))
+            known.say([OPENED])
+            await until(lambda: served.service.begun == 1)
+            strangers = [await stack.enter_async_context(connected(served)) for _ in range(4)]
+            assert await strangers[0].hear() is None
+            known.say(batch(1))
+            assert await known.result() == (1, 0)
+
+    run(scenario)
+
+
+def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            sizes = [n * 97 % 70_000 for n in range(150)]
+            stream = PREAMBLE + b"".join(
+                b"".join(pieces)
+                for pieces in [opening(), *(batch(n, b"x" * size) for n, size in enumerate(sizes)), say(Kind.END)]
+            )
+
+            async def speak() -> None:
+                at = 0
+                while at < len(stream):
+                    step = at * 31 % 100_000 + 1
+                    client.writer.write(stream[at : at + step])
+                    await client.writer.drain()
+                    at += step
+
+            speaking = asyncio.create_task(speak())
+            assert [await client.result() for _ in sizes] == list(enumerate(sizes))
+            await speaking
+            ended = await client.hear()
+            assert ended is not None
+            assert ended.kind is Kind.END
 
     run(scenario)
