@@ -86,30 +86,6 @@ def test_a_damaged_document_is_named_and_not_taken_for_an_empty_one(tmp_path: Pa
     assert (tmp_path / "coordination.json").read_bytes() == damage
 
 
-def test_changes_that_are_ready_together_share_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        service = FileCoordination(tmp_path)
-        await service.start(Heard())
-        count = 500
-        await service.create_topic(TopicSpec("wide", id_of(""), ((1,),) * count), (state_of(),) * count)
-        writes = []
-        store = file_module._store
-
-        def counted(directory: Path, contents: file_module._Contents) -> None:
-            writes.append(1)
-            store(directory, contents)
-
-        monkeypatch.setattr(file_module, "_store", counted)
-        outcomes = await asyncio.gather(
-            *(service.write_state(id_of(""), p, 0, state_of(epoch=1)) for p in range(count))
-        )
-        assert outcomes == [(CasOutcome.DONE, 1)] * count
-        assert len(writes) < 10
-        await service.stop()
-
-    asyncio.run(main())
-
-
 def test_the_document_is_on_disk_when_the_answer_comes(tmp_path: Path) -> None:
     async def main() -> None:
         service = FileCoordination(tmp_path)

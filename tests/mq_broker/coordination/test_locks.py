@@ -57,15 +57,6 @@ def test_a_place_that_is_given_up_in_the_middle_lets_nobody_pass(opened: Opener)
     asyncio.run(main())
 
 
-def test_locks_of_other_names_are_others(opened: Opener) -> None:
-    async def main() -> None:
-        async with opened() as service:
-            for name in ("a", "b", "..c", "ä b"):
-                await (await service.queue_for_lock(name)).first(WAIT_S)
-
-    asyncio.run(main())
-
-
 def test_who_would_not_wait_is_told_that_the_lock_is_not_free(opened: Opener) -> None:
     async def main() -> None:
         async with opened() as service:
@@ -220,20 +211,6 @@ def test_the_queue_of_a_lock_that_nobody_wants_is_removed(zookeeper: str, root: 
             assert await queues(service) == ["nightly"]
             await places[1].leave()
             assert await queues(service) == []
-
-    asyncio.run(main())
-
-
-def test_a_place_whose_node_somebody_removed_is_lost(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as service:
-            place = await service.queue_for_lock("nightly")
-            await place.first(WAIT_S)
-            (node,) = await service._children(service._path("locks", "nightly"), None, service._session.deadline())
-            path = service._path("locks", "nightly", node)
-            holding = asyncio.create_task(lost(place))
-            await service._session.ask(lambda client: client.delete_async(path), service._session.deadline())
-            assert "removed" in await holding
 
     asyncio.run(main())
 

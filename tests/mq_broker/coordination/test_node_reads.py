@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from kazoo.client import KazooClient
-from kazoo.exceptions import UnimplementedError
 
 from mq_broker.coordination import documents, kazoo_session, node_reads
 from mq_broker.coordination.interface import TopicSpec
@@ -140,27 +139,3 @@ def test_an_answer_whose_sync_is_lost_is_asked_for_again(zookeeper: str, root: s
             assert data == documents.dump(documents.state_to_json(STATES[3]))
 
     asyncio.run(main())
-
-
-def test_a_server_that_knows_no_such_question_is_asked_singly(
-    zookeeper: str, root: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tried: list[int] = []
-
-    def refused(client: KazooClient, paths: Any) -> Any:
-        tried.append(len(paths))
-        answer = client.handler.async_result()
-        client.sync_async("/").rawlink(lambda _sync: answer.set_exception(UnimplementedError()))  # as a server would
-        return answer
-
-    monkeypatch.setattr(node_reads, "_multi_read", refused)
-
-    async def main() -> None:
-        async with session(zookeeper, root) as service:
-            await service.create_topic(WIDE, STATES)
-            for _ in range(2):
-                found = await asyncio.gather(*(service.read_state(id_of("w"), p) for p in range(20)))
-                assert found == [(0, STATES[p]) for p in range(20)]
-
-    asyncio.run(main())
-    assert tried == [20], "it is not tried twice"

@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from mq_broker.coordination.interface import BrokerRegistration, CoordinationEve
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import CasOutcome
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TopicExists
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown
 from tests.mq_broker.coordination.wire import (
     MULTI,
     SET_DATA,
@@ -124,7 +124,7 @@ def test_a_paused_server_is_suspended_then_connected_with_the_same_registration(
         server.stop()
 
 
-def test_a_killed_server_comes_back_with_everything_and_watches_work_again(tmp_path: Path, root: str) -> None:
+def test_a_killed_server_ends_each_question_and_comes_back_with_everything(tmp_path: Path, root: str) -> None:
     server = EmbeddedZooKeeper(tmp_path)
     server.start()
 
@@ -137,6 +137,14 @@ def test_a_killed_server_comes_back_with_everything_and_watches_work_again(tmp_p
             heard.forget()
             await asyncio.to_thread(server.kill)
             await heard.until(CoordinationEvent.SUSPENDED)
+            timeout_s, service._session._request_timeout_s = service._session._request_timeout_s, 0.5
+            assert await service.write_state(id_of("1"), 0, 1, state_of(epoch=2)) == (CasOutcome.UNKNOWN, -1)
+            for question in (service.brokers(), service.read_state(id_of("1"), 0), service.begin_life(1)):
+                with pytest.raises(CoordinationUnavailable, match=server.hosts):
+                    await question
+            with pytest.raises(CoordinationUnavailable):
+                await service.create_topic(TopicSpec("never", id_of("3"), ((1,),)), (state_of(),))
+            service._session._request_timeout_s = timeout_s
             await asyncio.to_thread(server.start)
             await heard.until(CoordinationEvent.CONNECTED)
             assert await service.read_state(id_of("1"), 0) == (1, state_of(epoch=1))
@@ -145,33 +153,6 @@ def test_a_killed_server_comes_back_with_everything_and_watches_work_again(tmp_p
             await other.create_topic(TopicSpec("more", id_of("2"), ((1,),)), (state_of(),))
             await heard.until(CoordinationEvent.TOPICS_CHANGED)
             assert list(await service.topics()) == ["more", "orders"]
-
-    try:
-        asyncio.run(main())
-    finally:
-        server.stop()
-
-
-def test_with_no_server_every_question_ends_within_its_deadline(tmp_path: Path, root: str) -> None:
-    server = EmbeddedZooKeeper(tmp_path)
-    server.start()
-
-    async def main() -> None:
-        async with session(server.hosts, root) as service:
-            await service.create_topic(TOPIC, (state_of(),))
-            await asyncio.to_thread(server.kill)
-            service._session._request_timeout_s = 1.0  # from here on: a server that has just started may take longer
-            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1)) == (CasOutcome.UNKNOWN, -1)
-            for question in (
-                service.brokers(),
-                service.topics(),
-                service.read_state(id_of("1"), 0),
-                service.begin_life(1),
-            ):
-                with pytest.raises(CoordinationUnavailable, match=server.hosts):
-                    await question
-            with pytest.raises(CoordinationUnavailable):
-                await service.create_topic(TopicSpec("more", id_of("2"), ((1,),)), (state_of(),))
 
     try:
         asyncio.run(main())
@@ -209,18 +190,6 @@ def test_the_node_of_a_former_life_at_this_address_is_replaced_at_once_and_outli
             me = BrokerRegistration(1, await present.begin_life(1), "127.0.0.1:7400")
             await present.register(me)  # "already exists" is not "registered" (trap 2)
             await former.stop()  # what ends with the former session must not be our registration
-            assert await present.brokers() == {1: me}
-
-    asyncio.run(main())
-
-
-def test_the_node_of_this_life_in_a_former_session_is_replaced(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as former, session(zookeeper, root) as present:
-            me = BrokerRegistration(1, await former.begin_life(1), "127.0.0.1:7400")
-            await former.register(me)
-            await present.register(me)
-            await former.stop()
             assert await present.brokers() == {1: me}
 
     asyncio.run(main())
@@ -294,31 +263,18 @@ def test_brokers_changed_follows_whoever_comes_and_goes(zookeeper: str, root: st
 # ------------------------------------------------------------------ lost answers
 
 
-def test_a_write_whose_answer_is_lost_is_unknown_and_the_token_tells_whose_it_was(zookeeper: str, root: str) -> None:
+def test_a_write_that_is_lost_or_its_answer_is_unknown_and_the_token_tells_whose_it_was(
+    zookeeper: str, root: str
+) -> None:
     async def main() -> None:
+        mine = state_of(epoch=1, token="mine")
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
             await service.create_topic(TOPIC, (state_of(),))
-            wire.fate_of = lambda request: Fate.ANSWER_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
-            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (
-                CasOutcome.UNKNOWN,
-                -1,
-            )
-            assert wire.lost == 1
-            assert await service.read_state(id_of("1"), 0) == (1, state_of(epoch=1, token="mine"))
-
-    asyncio.run(main())
-
-
-def test_a_write_that_never_arrived_is_unknown_too(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
-            await service.create_topic(TOPIC, (state_of(),))
-            wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if operation_of(request) == SET_DATA else Fate.PASSES
-            assert await service.write_state(id_of("1"), 0, 0, state_of(epoch=1, token="mine")) == (
-                CasOutcome.UNKNOWN,
-                -1,
-            )
-            assert await service.read_state(id_of("1"), 0) == (0, state_of())
+            for fate, found in ((Fate.REQUEST_IS_LOST, (0, state_of())), (Fate.ANSWER_IS_LOST, (1, mine))):
+                wire.fate_of = lambda request, fate=fate: fate if operation_of(request) == SET_DATA else Fate.PASSES  # type: ignore[misc]
+                assert await service.write_state(id_of("1"), 0, 0, mine) == (CasOutcome.UNKNOWN, -1)
+                assert await service.read_state(id_of("1"), 0) == found
+            assert wire.lost == 2
 
     asyncio.run(main())
 
@@ -381,16 +337,7 @@ def test_a_topic_made_although_the_answer_was_lost_is_made(zookeeper: str, root:
 def test_topics_whose_answer_was_lost_are_each_settled(zookeeper: str, root: str, arrives: bool) -> None:
     async def main() -> None:
         topics = [(TopicSpec(f"t{n}", id_of(n), ((1,),)), (state_of(),)) for n in range(3)]
-        all_are_asked = asyncio.Barrier(len(topics))
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
-            settle = service._together._settle
-
-            async def settled(spec: TopicSpec, cause: Exception) -> None:
-                async with asyncio.timeout(30):  # each may have to wait long: not one after the other
-                    await all_are_asked.wait()
-                await settle(spec, cause)
-
-            service._together._settle = settled
             fate = Fate.ANSWER_IS_LOST if arrives else Fate.REQUEST_IS_LOST
             named = f"{root}/topics/t0".encode()
             wire.fate_of = lambda request: fate if operation_of(request) == MULTI and named in request else Fate.PASSES
@@ -407,12 +354,22 @@ def test_topics_whose_answer_was_lost_are_each_settled(zookeeper: str, root: str
     asyncio.run(main())
 
 
-def test_a_topic_whose_request_was_lost_is_certainly_not_made_and_leaves_nothing(zookeeper: str, root: str) -> None:
+def makes_states(request: bytes) -> bool:
+    return operation_of(request) == MULTI and b"/states/" in request and not names_the_topic(request)
+
+
+@pytest.mark.parametrize("lost", [names_the_topic, makes_states])
+def test_a_topic_whose_request_was_lost_is_certainly_not_made_and_leaves_nothing(
+    zookeeper: str, root: str, lost: Callable[[bytes], bool]
+) -> None:
+    """Whichever of its two: a topic that has its name has its states."""
+
     async def main() -> None:
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
-            wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if names_the_topic(request) else Fate.PASSES
-            with pytest.raises(CoordinationUnavailable, match="was not made"):
+            wire.fate_of = lambda request: Fate.REQUEST_IS_LOST if lost(request) else Fate.PASSES
+            with pytest.raises(CoordinationUnavailable):
                 await service.create_topic(TOPIC, (state_of(),))
+            assert wire.lost == 1
             assert await service.topics() == {}
             assert await service.read_state(id_of("1"), 0) is None
             await service.create_topic(TopicSpec("orders", id_of("2"), ((1,),)), (state_of(),))
@@ -434,30 +391,6 @@ def test_a_change_of_a_topic_whose_answer_is_lost_is_unknown(zookeeper: str, roo
     asyncio.run(main())
 
 
-def test_a_half_made_topic_is_never_seen(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as service, session(zookeeper, root) as onlooker:
-            count = 2_000
-            looks = 0
-            for name in ("wide", "wider", "widest"):
-                topic = TopicSpec(name, id_of(name), ((1,),) * count)
-                making = asyncio.create_task(service.create_topic(topic, (state_of(),) * count))
-                looks = 0
-                while not making.done():
-                    if name in await onlooker.topics():
-                        states = await asyncio.gather(
-                            *(onlooker.read_state(topic.topic_id, p) for p in (0, 499, 500, count - 1))
-                        )
-                        assert None not in states
-                    looks += 1
-                await making
-                if looks > 1:  # else it was made while the onlooker stood still
-                    break
-            assert looks > 1
-
-    asyncio.run(main())
-
-
 def test_a_deletion_whose_answer_was_lost_says_that_it_does_not_know(zookeeper: str, root: str) -> None:
     async def main() -> None:
         async with Wire(zookeeper) as wire, session(wire.hosts, root) as service:
@@ -466,31 +399,6 @@ def test_a_deletion_whose_answer_was_lost_says_that_it_does_not_know(zookeeper: 
             with pytest.raises(OutcomeUnknown, match="ask again"):
                 await service.delete_topic("orders")
             assert await service.topics() == {}
-
-    asyncio.run(main())
-
-
-def test_two_processes_race_for_a_name_and_a_claim_and_one_wins_each(zookeeper: str, root: str) -> None:
-    async def main() -> None:
-        async with session(zookeeper, root) as one, session(zookeeper, root) as other:
-            made = await asyncio.gather(
-                one.create_topic(TopicSpec("orders", id_of("a"), ((1,),)), (state_of(),)),
-                other.create_topic(TopicSpec("orders", id_of("b"), ((1,),)), (state_of(),)),
-                return_exceptions=True,
-            )
-            assert made.count(None) == 1
-            assert sum(isinstance(outcome, TopicExists) for outcome in made) == 1
-            topic_id = (await one.topics())["orders"].topic_id
-            for version in range(50):
-                claims = await asyncio.gather(
-                    one.write_state(topic_id, 0, version, state_of(1, version + 1, "one")),
-                    other.write_state(topic_id, 0, version, state_of(2, version + 1, "other")),
-                )
-                assert sorted(outcome.value for outcome, _ in claims) == ["done", "refused"]
-                token = "one" if claims[0][0] is CasOutcome.DONE else "other"
-                read = await one.read_state(topic_id, 0)
-                assert read is not None
-                assert (read[0], read[1].token) == (version + 1, token)
 
     asyncio.run(main())
 

@@ -8,8 +8,8 @@ import re
 import shutil
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -112,20 +112,6 @@ def test_several_answers_in_one_record_of_tls_are_all_seen_at_once(tmp_path: Pat
             assert handler.select([dialled], [], [], 0) == ([], [], [])
 
 
-def test_a_server_of_another_authority_is_not_believed_even_if_the_system_trusts_it(
-    secured: Secured, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = Certs(tmp_path / "other", 2)
-    monkeypatch.setenv("SSL_CERT_FILE", str(secured.certs.path / "ca.crt"))
-    files = replace(files_of_broker(secured.certs.path, 2), ca=other.path / "ca.crt")
-    assert "an authority signed it that is not in ca.crt" in refusal(secured.server.hosts, root, files)
-
-
-def test_a_server_with_another_name_is_not_believed(secured: Secured, root: str) -> None:
-    files = files_of_broker(secured.certs.path, 2)
-    assert "it is for another host" in refusal(f"localhost:{secured.port}", root, files)
-
-
 def test_strangers_are_not_served(secured: Secured, root: str, tmp_path: Path) -> None:
     other = Certs(tmp_path / "other", 2)
     theirs = replace(files_of_broker(other.path, 2), ca=secured.certs.path / "ca.crt")
@@ -139,30 +125,6 @@ def test_strangers_are_not_served(secured: Secured, root: str, tmp_path: Path) -
         stranger.start(timeout=1.5)
     stranger.stop()
     stranger.close()
-
-
-def test_the_loop_goes_on_while_it_is_looked_how_the_server_ends_connections(
-    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That waits for a server, and a broker has other things to answer meanwhile."""
-    files, asked = files_of_broker(Certs(tmp_path / "certs", 1).path, 1), []
-
-    def away(_self: TlsHandler, **_how: object) -> None:
-        raise OSError("away")
-
-    def ending(_self: TlsHandler) -> str:
-        asked.append(threading.get_ident())
-        return "it ends the connection"
-
-    monkeypatch.setattr(TlsHandler, "create_connection", away)
-    monkeypatch.setattr(TlsHandler, "ending", ending)
-    assert refusal(f"{HOST}:1", root, files, connect_timeout_ms=50).endswith("it ends the connection")
-    assert len(asked) == 1
-    assert asked != [threading.get_ident()]
-
-
-def test_a_port_without_tls_is_said(zookeeper: str, secured: Secured, root: str) -> None:
-    assert "does not speak TLS 1.3 there" in refusal(zookeeper, root, files_of_broker(secured.certs.path, 2))
 
 
 def test_files_of_no_use_are_refused_at_the_start(secured: Secured, root: str, tmp_path: Path) -> None:
@@ -206,3 +168,22 @@ def test_the_key_of_an_embedded_server_is_closed_to_others(secured: Secured) -> 
     config = (secured.server.data_dir / "zoo.cfg").read_text()
     assert not re.search("^clientPort=", config, re.MULTILINE)  # no port in plain text beside
     assert os.fspath(pair) in config
+
+
+def test_a_server_that_is_not_the_one_that_is_meant_is_not_believed_and_it_is_said_why(
+    zookeeper: str, secured: Secured, root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Certs(tmp_path / "other", 2)
+    monkeypatch.setenv("SSL_CERT_FILE", str(secured.certs.path / "ca.crt"))  # though the system trusts it
+    files = files_of_broker(secured.certs.path, 2)
+    asked = {
+        "an authority signed it that is not in ca.crt": (
+            secured.server.hosts,
+            replace(files, ca=other.path / "ca.crt"),
+        ),
+        "it is for another host": (f"localhost:{secured.port}", files),
+        "does not speak TLS 1.3 there": (zookeeper, files),
+    }
+    with ThreadPoolExecutor() as pool:  # each takes as long as it may try to connect
+        told = list(pool.map(lambda each: refusal(each[0], root, each[1], 6_000), asked.values()))
+    assert [why for why, said in zip(asked, told, strict=True) if why not in said] == []
