@@ -3,13 +3,10 @@ pages."""
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 
 import pytest
-
-from mq_process.allocator import keep_freed_memory
 
 COUNT_FAULTS = """
 import resource, sys
@@ -40,8 +37,3 @@ def test_memory_that_was_freed_is_used_again_without_faults() -> None:
     assert worked == "True"
     (given_back,) = faults("given back")
     assert int(kept) * 10 < int(given_back), "messages come in pages that are there"
-
-
-def test_a_c_library_without_the_knob_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
-    assert keep_freed_memory.__wrapped__() is False

@@ -74,10 +74,11 @@ def chosen(rng: random.Random) -> Written:
     )
 
 
-def test_a_hundred_thousand_sets_of_rules_give_the_oracles_verdicts() -> None:
+@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.long)])
+def test_random_sets_of_rules_give_the_oracles_verdicts(count: int) -> None:
     rng = random.Random(17)
     allowed = 0
-    for number in range(100_000):
+    for number in range(count):
         written = [chosen(rng) for _ in range(rng.randrange(8))]
         book = compiled(written)
         for _ in range(3):
@@ -87,21 +88,21 @@ def test_a_hundred_thousand_sets_of_rules_give_the_oracles_verdicts() -> None:
             allowed += expected
             assert book.verdict(*asked).allowed is expected, (number, written, asked)
             assert book.verdict(*asked).allowed is expected, "remembered"
-    assert 10_000 < allowed < 200_000
+    assert count / 10 < allowed < 2 * count
 
 
 def test_there_is_a_name_exactly_if_the_oracle_finds_one() -> None:
     rng = random.Random(18)
     tried = [*NAMES, *(pattern.removesuffix("*") + "zz" for pattern in PATTERNS)]
     found = 0
-    for _ in range(20_000):
+    for _ in range(3_000):
         written = [chosen(rng) for _ in range(rng.randrange(6))]
         kind = rng.choice(KINDS)
         who, operation = rng.choice(PEOPLE[:3]), rng.choice(OPERATIONS[kind])
         expected = any(oracle(written, who, operation, kind, name) for name in tried)
         found += expected
         assert compiled(written).any_name(who, operation, kind).allowed is expected, (written, who, operation, kind)
-    assert found > 1_000
+    assert found > 150
 
 
 @pytest.mark.parametrize("written", [[], [Written(ETL, "allow", "Read", "Topic", "*")]])
@@ -117,17 +118,6 @@ def test_a_verdict_names_the_rule_that_decided() -> None:
     assert RuleBook([allow]).verdict(ETL, Operation.DESCRIBE, Kind.TOPIC, "top").rule == allow
     assert RuleBook([allow, deny]).verdict(ETL, Operation.READ, Kind.TOPIC, "top").rule == deny
     assert RuleBook([allow]).verdict("User:Etl", Operation.READ, Kind.TOPIC, "top").rule is None
-
-
-def test_what_is_remembered_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "REMEMBERED_MAX", 10)
-    book = RuleBook([Rule(ETL, Effect.ALLOW, Operation.READ, Kind.TOPIC, "1", prefix=True)])
-    for number in range(100):
-        assert book.verdict(ETL, Operation.READ, Kind.TOPIC, str(number)).allowed is str(number).startswith("1")
-        assert len(book._remembered) <= 10
-    before = len(book._remembered)
-    assert book.verdict(ETL, Operation.READ, Kind.TOPIC, "1" * 10_000).allowed
-    assert len(book._remembered) == before
 
 
 def about(**changes: object) -> Callable[[], Rule]:
@@ -225,7 +215,7 @@ def test_rules_of_groups_count_for_who_is_in_them_against_the_oracle() -> None:
     rng = random.Random(18)
     people = (ETL, "Group:a", "Group:b", "*")
     decided = 0
-    for _ in range(20_000):
+    for _ in range(3_000):
         written = [chosen(rng)._replace(who=rng.choice(people)) for _ in range(rng.randrange(1, 6))]
         groups = tuple(sorted(rng.sample(("Group:a", "Group:b", "Group:c"), rng.randrange(4))))
         mine = {ETL, *groups}
@@ -237,12 +227,4 @@ def test_rules_of_groups_count_for_who_is_in_them_against_the_oracle() -> None:
         alone = oracle(written, ETL, operation, kind, name)
         assert book.verdict(ETL, operation, kind, name).allowed == alone, "nothing of it is remembered for others"
         decided += expected != alone
-    assert decided > 300
-
-
-def test_a_rule_is_for_a_user_a_group_or_everybody() -> None:
-    for who in ("User:a", "Group:a", "*"):
-        Rule(who, Effect.ALLOW, Operation.READ, Kind.TOPIC, "t")
-    for who in ("Broker:1", "Group:", "a", "Role:a"):
-        with pytest.raises(InvalidRequest):
-            Rule(who, Effect.ALLOW, Operation.READ, Kind.TOPIC, "t")
+    assert decided > 45
