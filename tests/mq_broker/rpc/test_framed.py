@@ -13,7 +13,7 @@ import pytest
 
 from mq_broker.rpc import framed, links
 from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.framed import connect
+from mq_broker.rpc.framed import bind, connect
 from mq_broker.rpc.links import PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.service import EOF
@@ -341,3 +341,48 @@ def test_a_link_over_tls_needs_the_certificate_of_the_broker_that_is_claimed(
 )
 def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(address: str, expected: str) -> None:
     assert origin(address) == expected
+
+
+def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+
+    async def scenario() -> None:
+        two = Node(2)
+        async with nodes(two), contextlib.AsyncExitStack() as opened, door(two) as there:
+            two.knows_of(1)
+            link = Spoken(there, life())
+            await link.greet()
+            strangers = [await opened.enter_async_context(connection(two)) for _ in range(7)]
+            for reader, _ in strangers[:4]:
+                await closed(reader)
+            assert len(two.link_server._strangers) == 3
+            newer = Spoken(there, life())
+            await newer.greet()
+            await closed(strangers[4][0])
+            assert two.links.connected() == [1]
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ended_here", [True, False])
+def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
+    async def scenario() -> None:
+        listener, port = bind("127.0.0.1:0", "--link-listen")
+        with listener:
+            wire = await connect(f"127.0.0.1:{port}")
+            there, _ = await asyncio.get_running_loop().sock_accept(listener)
+        said, transport = pb.LinkHeader(hello=life().hello(2)), wire._check_up()
+        with there:
+            sending = asyncio.create_task(wire.send(Envelope(said, (bytes(32 << 20),))))
+            await until(lambda: not wire.has_room)
+            assert not sending.done()
+            if ended_here:
+                wire.close()
+            else:
+                transport.abort()
+            with pytest.raises(Unreachable):
+                await asyncio.wait_for(sending, DEADLINE_S)
+            transport.abort()
+            await asyncio.sleep(0)
+
+    asyncio.run(scenario())

@@ -287,3 +287,15 @@ def test_checking_changes_nothing(tmp_path: Path) -> None:
     replayed(again(files))
     assert is_damage(checked.findings)
     assert everything_under(tmp_path) == before
+
+
+@pytest.mark.parametrize("shorten", [True, False])
+def test_an_epoch_that_falls_is_found_also_behind_a_snapshot(tmp_path: Path, shorten: bool) -> None:
+    files = written(tmp_path, shorten=shorten)
+    first = files.segments[0 if shorten else -1]
+    positions = frame_positions(first.path)
+    data = first.path.read_bytes()
+    first.path.write_bytes(joined([frame_of(first.first_index, 0)]) + data[positions[1] :])
+    finding = check_partition(again(files)).findings[0]
+    assert (finding.kind, finding.path, finding.position) == ("damaged", first.path, 0)
+    assert "is of epoch 0, after one of" in finding.what

@@ -491,3 +491,21 @@ def test_a_sealed_checkpoint_whose_key_is_gone_is_passed_over(tmp_path: Path) ->
         assert await reopened(bed) == (False, expected[1])
 
     on_a_bed(test, tmp_path)
+
+
+def test_the_scrub_goes_on_behind_what_is_dropped_meanwhile(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        await written(bed, frames_of(1, 40), 35)
+        journal, heard, _ = bed.open()
+        keeping = journal.keeping
+        assert keeping is not None
+        assert await keeping.scrub(1)
+        begins = await journal.shorten_to(20, WINDOW)
+        assert begins > 5
+        assert keeping.unscrubbed_bytes == sum(frame.size for frame in frames_of(begins, 35))
+        while await keeping.scrub(333):
+            pass
+        assert (keeping.unscrubbed_bytes, heard.of("replaced")) == (0, [])
+        await journal.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=900)

@@ -19,6 +19,7 @@ from tests.mq_broker.storage.bed import (
     Bed,
     Heard,
     eventually,
+    frame_of,
     frames_of,
     joined,
     on_a_bed,
@@ -363,6 +364,20 @@ def test_a_refusal_that_crosses_a_truncation_says_nothing_about_what_came_after(
         await heard.until(lambda: ("flushed", 4, 2) in heard.calls)
         assert heard.of("refused") == []
         assert joined(journal.read(1, 9, ALL)) == joined([*frames_of(1, 1), *frames_of(2, 4, epoch=2)])
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_short_writes_are_continued(tmp_path: Path) -> None:
+    async def test(bed: Bed) -> None:
+        real = bed.files.write
+        bed.files.write = lambda fd, parts, position: real(fd, (b"".join(parts)[:777],), position)  # type: ignore[method-assign]
+        journal, heard, _ = bed.open()
+        frames = [frame_of(n, 1, bytes([n]) * size) for n, size in enumerate([10, 20_000, 5, 40_000, 3000], 1)]
+        journal.append(frames)
+        await heard.until_flushed(5)
+        assert bed.segments[0].read_bytes() == joined(frames)
         await journal.close()
 
     on_a_bed(test, tmp_path)
