@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.storage.journal import checkpoints
+from mq_broker.storage.journal import checkpoints, keeping
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.sealed import BLOCK_BYTES, OVERHEAD_BYTES, Altered
 from mq_protocol.errors import StorageFailed
@@ -156,6 +156,30 @@ def test_what_a_kill_left_of_a_checkpoint_goes_at_the_next_opening(tmp_path: Pat
         journal, _, opened = bed.open()
         assert opened.recovered.checkpoint is not None
         assert not (bed.path / "checkpoint.new").exists()
+        await journal.close()
+
+    on_a_bed(test, tmp_path)
+
+
+def test_what_is_found_while_a_checkpoint_is_being_stored_takes_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 20))
+        await heard.until_flushed(20)
+        store = keeping.store_checkpoint
+
+        def late(*arguments: object) -> int:
+            size = store(*arguments)  # type: ignore[arg-type]
+            assert (bed.path / "checkpoint").exists()
+            journal.keeping.end()  # type: ignore[union-attr]
+            store(*arguments)  # type: ignore[arg-type]
+            return size
+
+        monkeypatch.setattr(keeping, "store_checkpoint", late)
+        assert not await bed.keep(journal, 15)
+        assert not (bed.path / "checkpoint").exists()
         await journal.close()
 
     on_a_bed(test, tmp_path)

@@ -9,6 +9,7 @@ import errno
 import os
 import random
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -451,6 +452,26 @@ def test_what_is_not_written_yet_is_not_dropped(tmp_path: Path) -> None:
         bed.let_go()
         await heard.until_flushed(12)
         assert await journal.shorten_to(12, DEDUP) == 10
+        await journal.close()
+
+    on_a_bed(test, tmp_path, segment_bytes_max=300)
+
+
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:200])], ids=["gone", "cut off"]
+)
+def test_a_segment_that_is_not_what_was_written_goes_into_no_snapshot(
+    tmp_path: Path, harm: Callable[[Path], object]
+) -> None:
+    async def test(bed: Bed) -> None:
+        journal, heard, _ = bed.open()
+        journal.append(frames_of(1, 9))
+        await heard.until_flushed(9)
+        harm(bed.segments[1])
+        with pytest.raises(StorageFailed, match=r"0004\.log is damaged"):
+            await journal.shorten_to(7, DEDUP)
+        await heard.until_heard("replaced")
+        assert journal.first_index == 1
         await journal.close()
 
     on_a_bed(test, tmp_path, segment_bytes_max=300)
