@@ -8,11 +8,21 @@ import threading
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mq_client import Admin, Consumer, ConsumerRecord, InvalidRequest, InvalidSetting, Producer, UnknownTopic
+from mq_client import (
+    Admin,
+    Consumer,
+    ConsumerRecord,
+    InvalidRequest,
+    InvalidSetting,
+    InvalidTopicName,
+    Producer,
+    UnknownTopic,
+)
 from mq_client.consuming.push_streams import PushStream
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import limits
@@ -68,6 +78,7 @@ def test_more_partitions_than_one_request_may_name_are_opened_and_settled_by_sev
         {"start": -1},
         {"idle_ms": 0},
         {"settle_ms": -1},
+        {"ephemeral": True},
         {"buffer_bytes_max": 0},
         {"timeout_ms": 0},
         {"priority": 1},
@@ -195,9 +206,37 @@ def test_topics_can_be_added_and_left_while_running(admin: Admin, bootstrap: str
         publish(bootstrap, one, range(3))
         assert {record.topic for record in take(consumer, 3)} == {one}
         assert consumer.take(50) is None
-        with pytest.raises(UnknownTopic, match="did you mean"):
-            consumer.subscribe(topic + "3")
-        assert consumer.subscription() == {one}
+        for names in ([two, topic + "3"], [two, "a/b"], [two, "__transactions"]):
+            with pytest.raises((UnknownTopic, InvalidTopicName)):
+                consumer.subscribe(names)
+        assert consumer.subscription() == {one}, "all of them or none"
+
+
+def test_topics_have_turns_and_the_error_of_one_comes_behind_the_records_of_all(
+    admin: Admin, bootstrap: str, topic: str
+) -> None:
+    names = [topic + "1", topic + "2"]
+    for name in names:
+        admin.create_topic(name)
+        for number in range(2):
+            publish(bootstrap, name, range(number, number + 1))
+    with Consumer(bootstrap, group=topic, start="earliest") as consumer:
+        consumer.subscribe(names)
+        queues = consumer.records()
+        wait_until(lambda: all(queues[name].qsize() == 2 for name in names), "all of it is here")
+        admin.delete_topic(names[0])
+        taken = [(record.topic[-1], int(record.value)) for record in take(consumer, 4)]
+        assert taken in ([("1", 0), ("2", 0), ("1", 1), ("2", 1)], [("2", 0), ("1", 0), ("2", 1), ("1", 1)])
+        with pytest.raises(UnknownTopic):
+            consumer.take(15_000)
+    (place,) = admin.describe_group(topic).cursors
+    assert (place.topic, place.offset) == (names[1], 2), "a record is done with when the next of any topic is asked for"
+
+
+@pytest.mark.parametrize("wrong", [{"group": "a/b"}, {"group": ""}, {"group": "g", "member_id": "a/b"}])
+def test_a_name_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Consumer("127.0.0.1:1", **wrong)
 
 
 def test_each_topic_has_its_queue(admin: Admin, bootstrap: str, topic: str) -> None:

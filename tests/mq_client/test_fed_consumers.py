@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -66,26 +65,6 @@ def test_consumers_of_one_process_share_a_stream_and_each_has_every_record(
         assert consumer.take(10) is None
 
 
-def test_who_comes_while_others_are_fed_begins_where_it_is_told(
-    consumers: list[Consumer], bootstrap: str, topic: str
-) -> None:
-    publish(bootstrap, topic, range(1_000))
-    publishing = threading.Thread(target=publish, args=(bootstrap, topic, range(1_000, 3_000)))
-    publishing.start()
-    with Consumer(bootstrap, start="earliest") as late:
-        late.subscribe(topic)
-        check(values(late, 3_000), range(3_000))
-        publishing.join()
-        with Consumer(bootstrap) as latest:
-            latest.subscribe(topic)
-            wait_until(lambda: is_fed(late) and is_fed(latest), "both are fed")
-            publish(bootstrap, topic, range(3_000, 3_100))
-            check(values(latest, 100), range(3_000, 3_100))
-        check(values(late, 100), range(3_000, 3_100))
-    for consumer in consumers:
-        check(values(consumer, 3_100), range(3_100))
-
-
 def test_one_that_takes_nothing_holds_up_nobody_and_misses_nothing(
     consumers: list[Consumer], bootstrap: str, topic: str
 ) -> None:
@@ -99,28 +78,6 @@ def test_one_that_takes_nothing_holds_up_nobody_and_misses_nothing(
         held = sum(slow._subscriptions._feeding._held.values()) + sum(slow._subscriptions._held.values())
         assert held < 4 * 4_000 + 4 * 2_000, "what it holds has a bound"
         check(values(slow, 2_000), range(2_000))
-
-
-@pytest.mark.cluster
-def test_a_broker_that_is_killed_is_neither_a_gap_nor_a_repeat_for_who_is_fed(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path) as cluster, Admin(cluster.bootstrap) as admin:
-        admin.create_topic("t", partitions=2)
-        consumers = [Consumer(cluster.bootstrap) for _ in range(3)]
-        for consumer in consumers:
-            consumer.subscribe("t")
-            consumer.start()
-        wait_until(lambda: all(map(is_fed, consumers)), "all are fed")
-        publish(cluster.bootstrap, "t", range(100))
-        taken = [values(consumer, 40 * number) for number, consumer in enumerate(consumers)]
-        cluster.kill(1)
-        cluster.restart(1)
-        publish(cluster.bootstrap, "t", range(100, 200))
-        wait_until(lambda: all(map(is_fed, consumers)), "all are fed again")
-        publish(cluster.bootstrap, "t", range(200, 300))
-        for before, consumer in zip(taken, consumers, strict=True):
-            check(before + values(consumer, 300 - len(before)), range(300))
-            assert consumer.take(10) is None
-            consumer.stop()
 
 
 @pytest.mark.cluster

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import os
 import queue
 import socket
 import subprocess
@@ -14,8 +12,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,7 +19,6 @@ from mq_client import Admin, Consumer, Producer
 from mq_client.cluster import streams
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_client.consuming import push_streams
 from mq_client.consuming.push_streams import PushStream
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
@@ -94,35 +89,6 @@ def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin
             assert record.value == b"to all"
 
 
-def test_many_streams_to_one_broker_go_over_several_connections(
-    bootstrap: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A broker takes so many on each, and one more would wait without a word. By gRPC."""
-    monkeypatch.setenv(streams.VARIABLE, "grpc")
-    monkeypatch.setattr(push_streams, "STREAMS_PER_CHANNEL", 2)
-    made = push_streams.EventLoop()
-    monkeypatch.setattr(push_streams, "this_process", lambda: made)
-    listeners = [Listener(bootstrap) for _ in range(5)]
-    for listener in listeners:
-        listener.ask_for("nobody")
-        assert listener.said.get(timeout=WAIT_S).opened[0].HasField("error")
-    (opened,) = made._channels.values()
-    assert [each.streams for each in opened] == [2, 2, 1]
-    for listener in listeners:
-        listener.stream.cancel()
-        assert listener.stream.wait_over(WAIT_S)
-    assert [each.streams for each in opened] == [0, 0, 0]
-    again = Listener(bootstrap)
-    again.ask_for("nobody")
-    again.said.get(timeout=WAIT_S)
-    assert list(made._channels.values()) == [opened]
-    assert len(opened) == 3, "what is there is used again"
-    again.stream.cancel()
-    again.stream.wait_over(WAIT_S)
-    made.stop()
-    made._loop.close()  # gRPC holds it for a while: left open, it fails another test when it is let go
-
-
 @pytest.mark.usefixtures("transport")
 def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
@@ -175,37 +141,6 @@ def test_a_stream_that_is_cancelled_is_over(bootstrap: str) -> None:
     assert listener.ends.get(timeout=WAIT_S) is None
 
 
-def test_a_loop_belongs_to_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = push_streams.this_process()
-    assert push_streams.this_process() is mine
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    forked = push_streams.this_process()
-    assert forked is not mine
-    forked.stop()
-    assert not forked._thread.is_alive()
-
-
-@pytest.mark.usefixtures("transport")
-def test_a_stream_that_is_opened_while_the_process_ends_is_over_and_touches_no_closed_channel(
-    monkeypatch: pytest.MonkeyPatch, bootstrap: str
-) -> None:
-    monkeypatch.setattr(push_streams, "_loops", {})
-    loop = push_streams.this_process()
-    first = Listener(bootstrap)
-    unheard: list[object] = []
-    loop.call(loop._loop.set_exception_handler, lambda _, context: unheard.append(context))
-    asyncio.run_coroutine_threadsafe(loop._close(), loop._loop).result(WAIT_S)
-    assert first.stream.wait_over(WAIT_S)
-    late = Listener(bootstrap)  # as a consumer does when its stream breaks
-    assert late.stream.wait_over(WAIT_S)
-    assert late.ends.get(timeout=WAIT_S) is None
-    del late
-    loop.stop()
-    loop._loop.close()  # left open, it fails another test when it is let go
-    gc.collect()  # what a task has raised and nobody asked for is told when it is dropped
-    assert unheard == []
-
-
 LEFT_OPEN = """
 import sys
 from mq_client import Consumer
@@ -228,14 +163,3 @@ def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(
         [sys.executable, "-c", LEFT_OPEN, bootstrap, topic], capture_output=True, text=True, timeout=30, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "here\n", "")
-
-
-def test_at_the_end_of_a_process_its_own_loop_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopped: list[str] = []
-    mine: Any = SimpleNamespace(stop=lambda: stopped.append("mine"))
-    parents: Any = SimpleNamespace(stop=lambda: stopped.append("of the process that this one was forked from"))
-    monkeypatch.setattr(push_streams, "_loops", {-1: parents})
-    push_streams._stop()
-    monkeypatch.setattr(push_streams, "_loops", {-1: parents, os.getpid(): mine})
-    push_streams._stop()
-    assert stopped == ["mine"]

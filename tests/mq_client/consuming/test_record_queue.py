@@ -100,13 +100,6 @@ def test_a_subscription_that_ended_raises_once_its_records_are_taken() -> None:
         pushed.queue.get(timeout=30)
 
 
-def test_a_closed_queue_does_not_wait() -> None:
-    pushed = Pushed()
-    pushed.queue.close()
-    with pytest.raises(queue.Empty):
-        pushed.queue.get()
-
-
 def test_a_record_has_its_own_time_else_the_brokers() -> None:
     batch = records_to_batch([b"k", None], [b"v", None], [[("h", b"1")], None], [5, 2**62])
     first, second = batch_to_records(batch, "t", 1, 100, 77, typed=False)
@@ -139,11 +132,6 @@ def test_a_place_that_another_member_has_is_known_no_more() -> None:
     assert place.to_settle == -1
     assert (place.began, place.position, place.taken, place.processed, place.pushed, place.settled) == (-1,) * 6
     assert (place.active, place.answered, place.address) == (False, True, "b:1")
-
-
-def test_only_what_was_pushed_on_this_stream_and_is_done_with_is_settled() -> None:
-    assert PartitionPlace("t", 0, processed=5, pushed=7).to_settle == 5
-    assert PartitionPlace("t", 0, processed=7, pushed=5).to_settle == 5
 
 
 def test_a_batch_that_was_taken_in_part_before_goes_on_behind_that() -> None:
@@ -200,13 +188,6 @@ def test_a_closed_queue_takes_nothing_more_and_hands_nothing_out() -> None:
     assert pushed.queue.empty()
     with pytest.raises(queue.Empty):
         pushed.queue.get_nowait()
-
-
-def test_headers_are_pairs_also_where_some_records_have_none() -> None:
-    batch = records_to_batch([], [b"a", b"b", b"c"], [None, [("h", b"1"), ("i", None)], []], [0, 0, 0])
-    found = batch_to_records(batch, "t", 0, 0, 0, typed=False)
-    assert [record.headers for record in found] == [(), (("h", b"1"), ("i", None)), ()]
-    assert [record.offset for record in found] == [0, 1, 2]
 
 
 def test_a_queue_makes_of_records_what_its_deserializer_says() -> None:

@@ -11,8 +11,15 @@ import pytest
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.consuming import subscription
-from mq_client.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, UnknownTopic, Unreachable
-from mq_protocol import limits
+from mq_client.errors import (
+    InvalidRequest,
+    NotLeader,
+    OffsetOutOfRange,
+    OutcomeUnknown,
+    Overloaded,
+    UnknownTopic,
+    Unreachable,
+)
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.sql.ddl import parse_schema
@@ -52,29 +59,12 @@ def test_each_leader_is_asked_for_its_partitions_on_one_stream(member: Client) -
     assert member.streams[0].said == []
 
 
-def test_an_ephemeral_group_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client(monkeypatch, "g", ephemeral=True)
-    client.subscribe("t")
-    assert client.stream(1).take("open")[0].ephemeral
-
-
 def test_a_topic_that_is_subscribed_to_already_is_left_as_it_is(client: Client) -> None:
     client.opened(client.stream(1), 0, 5)
     queue, place = client.subscriptions.queues["t"], client.place()
     client.subscribe("t")
     assert client.subscriptions.queues["t"] is queue
     assert client.place() is place
-
-
-def test_a_partition_without_a_leader_is_opened_when_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client(monkeypatch)
-    client.say(topic_info(0, 2))
-    client.subscribe("t")
-    assert [stream.address for stream in client.streams] == ["b:2"]
-    client.say(topic_info(2, 2, epoch=2))
-    client.look()
-    assert [stream.address for stream in client.streams] == ["b:2"]
-    assert [p.partition for opening in client.stream(2).take("open") for p in opening.partitions] == [1, 0]
 
 
 def test_a_partition_that_moves_is_closed_at_the_former_leader_and_goes_on_at_the_next(client: Client) -> None:
@@ -101,28 +91,6 @@ def test_an_added_partition_begins_at_its_first_record(client: Client) -> None:
     assert (wanted.partition, wanted.earliest, wanted.latest) == (2, True, False)
     assert client.place(2).added
     assert not client.place(1).added
-
-
-def test_many_partitions_are_asked_for_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "REQUEST_PLACES_MAX", 2)
-    client = Client(monkeypatch, "g")
-    client.say(topic_info(1, 1, 1, 1, 1))
-    client.subscribe("t")
-    openings = client.stream(1).take("open")
-    assert [[p.partition for p in opening.partitions] for opening in openings] == [[0, 1], [2, 3], [4]]
-    for partition in range(5):
-        client.opened(client.stream(1), partition)
-        client.push(client.stream(1), partition, 0, 1)
-    client.taken()
-    client.subscriptions.queues["t"].done_with_last()
-    client.subscriptions._settle()
-    assert [[(p.partition, p.offset) for p in some] for some in client.stream(1).take("settled")] == [
-        [(0, 1), (1, 1)],
-        [(2, 1), (3, 1)],
-        [(4, 1)],
-    ]
-    client.subscriptions._settle()
-    assert client.stream(1).take("settled") == []
 
 
 def test_a_topic_that_cannot_be_asked_about_for_now_holds_up_no_other(client: Client) -> None:
@@ -213,6 +181,50 @@ def test_what_a_subscription_that_failed_still_holds_is_given_back_to_the_next_o
     assert client.taken() == [(0, 9)]
 
 
+def lose(client: Client, up_to: int) -> None:
+    error = OffsetOutOfRange(f"lost: go on at {up_to}", up_to)
+    client.opened(client.stream(1), 0, up_to, error=error)
+
+
+def test_what_is_held_from_before_a_loss_is_handed_out_and_the_group_s_place_passes_over_what_was_lost(
+    member: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream, waiting = member.stream(1), member.subscriptions.queues["t"]
+    member.opened(stream, 0, 0)
+    member.push(stream, 0, 0, 2)
+    lose(member, 5)
+    assert said_here(caplog) == ["t-0: lost: go on at 5"]
+    member.push(stream, 0, 5, 1)
+    assert member.taken() == [(0, 0), (0, 1), (0, 5)]
+    waiting.done_with_last()
+    lose(member, 9)
+    member.subscriptions._settle()
+    assert stream.take("settled")[-1][0].offset == 9, "all before it is done with"
+
+
+def test_a_loss_that_a_former_subscription_is_told_of_does_not_move_the_present_one(client: Client) -> None:
+    client.opened(client.stream(1), 0, 0)
+    client.subscriptions.remove("t")
+    client.subscribe("t")
+    lose(client, 5)
+    client.opened(client.stream(1), 0, 3)
+    client.push(client.stream(1), 0, 3, 1)
+    assert client.taken() == [(0, 3)]
+
+
+def test_a_topic_that_was_made_again_ends_the_subscription_behind_what_is_held(client: Client) -> None:
+    client.opened(client.stream(1), 0, 0)
+    client.push(client.stream(1), 0, 0, 2)
+    former = client.subscriptions.queues["t"]
+    client.say(topic_info(1, 2, topic_id="another"))
+    client.look()
+    assert client.taken() == [(0, 0), (0, 1)]
+    with pytest.raises(UnknownTopic, match="subscribe anew"):
+        former.get_nowait()
+    client.subscribe("t")
+    assert client.stream(1).take("open")[-1].partitions[0].topic_id == "another"
+
+
 def test_words_about_what_is_not_subscribed_to_are_passed_over(client: Client) -> None:
     stream = client.stream(1)
     stream.said.clear()
@@ -223,12 +235,6 @@ def test_words_about_what_is_not_subscribed_to_are_passed_over(client: Client) -
     assert [credit.bytes for credit in stream.take("credit")] == [CREDIT]  # what was pushed in vain may be pushed again
     client.opened(client.stream(2), 0, 9)  # it is opened at the other broker
     assert client.place().position == -1
-
-
-def test_what_is_pushed_before_it_is_opened_is_not_taken(client: Client) -> None:
-    client.push(client.stream(1), 0, 0, 3)
-    assert client.taken() == []
-    assert client.place().pushed == -1
 
 
 def test_without_a_group_a_gap_is_told_and_passed_over(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -262,31 +268,6 @@ def test_in_a_group_what_others_were_done_with_is_dropped_and_done_with(
     assert member.taken() == [(0, 5), (0, 6)]
     member.opened(member.stream(1), 0, 4)  # the group is told to be behind, where this member knows better
     assert (place.began, place.processed, place.pushed, place.settled) == (5, 6, 4, 4)
-
-
-def test_a_batch_that_overlaps_with_what_is_held_goes_on_behind_it(client: Client) -> None:
-    stream = client.stream(1)
-    client.opened(stream, 0, 0)
-    client.push(stream, 0, 0, 3)
-    client.push(stream, 0, 1, 2)
-    client.push(stream, 0, 1, 4)
-    assert client.taken() == [(0, offset) for offset in range(5)]
-    assert (client.place().position, client.place().pushed) == (5, 5)
-
-
-def test_a_stream_that_ends_leaves_its_partitions_to_be_opened_anew(client: Client) -> None:
-    first, second = client.stream(1), client.stream(2)
-    client.opened(first, 0, 0)
-    first.over(None)
-    assert (client.place(0).address, client.place(1).address) == (None, "b:2")
-    assert client.subscriptions._failed
-    client.look()
-    assert client.stream(1) is not first
-    assert client.stream(2) is second
-    client.subscriptions._failed = False
-    first.over(None)  # once more: another has taken its place
-    assert client.place(0).address == "b:1"
-    assert not client.subscriptions._failed
 
 
 def test_a_stream_that_breaks_is_logged_unless_it_was_to_end(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -365,66 +346,7 @@ def test_columns_that_nobody_can_tell_of_are_left_out(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------- credit
 
 
-def test_credit_comes_back_in_portions_of_a_quarter(client: Client) -> None:
-    session = client.subscriptions._sessions["b:1"]
-    client.stream(1).said.clear()
-    session.give_back(249)
-    assert client.stream(1).said == []
-    session.give_back(1)
-    session.give_back(249)
-    assert [credit.bytes for credit in client.stream(1).take("credit")] == [250]
-    session.ended = True
-    session.give_back(900)
-    assert client.stream(1).said == []
-
-
-def test_what_is_held_is_not_given_as_credit_to_the_next_stream(client: Client) -> None:
-    stream = client.stream(1)
-    client.opened(stream, 0, 0)
-    size = big(client, stream, 0)
-    assert client.subscriptions.held("b:1") == size
-    stream.over(None)
-    client.look()
-    [credit] = client.stream(1).take("credit")
-    assert credit.bytes == CREDIT - size
-    client.taken()
-    assert client.subscriptions.held("b:1") == 0
-    assert [credit.bytes for credit in client.stream(1).take("credit")] == [size]
-
-
-def test_more_than_the_credit_that_is_held_is_paid_back_first(client: Client) -> None:
-    stream = client.stream(1)
-    client.opened(stream, 0, 0)
-    size = sum(big(client, stream, at) for at in range(4))
-    assert size > CREDIT
-    stream.over(None)
-    client.look()
-    [credit] = client.stream(1).take("credit")
-    assert credit.bytes == 0
-    client.taken()
-    assert sum(credit.bytes for credit in client.stream(1).take("credit")) <= CREDIT
-
-
 # ---------------------------------------------------------------- settling
-
-
-def test_a_place_is_settled_once_it_is_further_than_the_broker_knows(member: Client) -> None:
-    stream = member.stream(1)
-    member.opened(stream, 0, 5)
-    member.push(stream, 0, 5, 2)
-    member.subscriptions._settle()
-    assert stream.take("settled") == []
-    queue = member.subscriptions.queues["t"]
-    queue.get_nowait()
-    queue.get_nowait()
-    member.subscriptions._settle()
-    assert [[(p.topic, p.partition, p.offset) for p in some] for some in stream.take("settled")] == [[("t", 0, 6)]]
-    assert member.place().settled == 6
-    queue.done_with_last()
-    member.subscriptions._sessions["b:1"].ended = True
-    member.subscriptions._settle()
-    assert stream.take("settled") == []
-    assert member.place().settled == 6
 
 
 def test_without_a_group_nothing_is_settled(client: Client) -> None:
