@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 import pytest
 
-from mq_client.errors import InvalidRequest, NotSent, OutcomeUnknown, Unreachable
+from mq_client.errors import InvalidRequest, OutcomeUnknown, Unreachable
 from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
 from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordPlace
 from mq_protocol import mq_pb2 as pb
@@ -137,17 +136,6 @@ def test_a_batch_that_is_not_full_waits_while_another_is_unanswered() -> None:
     assert sorted(values(batch) for batch, _, _ in take_all(made, 1.003)) == [[b"b", b"c"], [b"d"]], (
         "all that waited go together"
     )
-
-
-def test_an_answer_that_does_not_come_is_not_waited_for_long() -> None:
-    made = accumulator(linger_s=0.0)
-    target = made.add_target(view())
-    add(made, target, b"a", now=1.0, partition=0)
-    made.close_ready(1.0)
-    take_all(made, 1.0)
-    add(made, target, b"b", now=1.0, partition=1)
-    made.close_ready(1.0505)
-    assert [values(batch) for batch, _, _ in take_all(made, 1.0505)] == [[b"b"]]
 
 
 def test_a_full_batch_waits_for_no_answer() -> None:
@@ -284,58 +272,6 @@ def test_what_is_staged_closes_no_batch_of_records() -> None:
     assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"0", b"1"]]
 
 
-def test_a_batch_whose_only_record_was_broken_off_is_not_sent() -> None:
-    made = accumulator()
-    target = made.add_target(view(1))
-    add(made, target, b"0", now=1.0)
-    batch = target.open[0]
-    assert batch is not None
-    batch.cut(0)
-    made.close_all(1.0)
-    assert made.idle
-    assert made.pending_bytes == 0
-
-
-def test_a_signal_while_a_batch_closes_loses_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = accumulator()
-    target = made.add_target(view(2))
-    add(made, target, b"0", now=1.0, partition=None)
-
-    def interrupted(_: object) -> int:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(made, "_next_sticky", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            made.close_all(1.0)
-    made.close_all(1.0)
-    [(sent, _, _)] = take_all(made, 1.0)
-    assert sent.record_count == 1
-
-
-def test_memory_is_counted_from_publish_to_answer() -> None:
-    made = accumulator()
-    target = made.add_target(view())
-    add(made, target, b"x" * 40, now=1.0)
-    add(made, target, b"x" * 2, now=1.0)
-    assert made.pending_bytes == 42
-    made.close_all(1.0)
-    [(_, correlation, _)] = take_all(made, 1.0)
-    assert made.pending_bytes == 42
-    made.answer(correlation, BatchPlace(0, 0, 2, 0, False))
-    assert made.pending_bytes == 0
-    assert made.idle
-
-
-def test_keyless_records_stick_to_a_partition_until_its_batch_closes_then_go_to_the_next() -> None:
-    made = accumulator(batch_bytes_max=100)
-    target = made.add_target(view(3))
-    for _ in range(12):
-        add(made, target, b"x" * 50, now=1.0, partition=None)
-    taken = [batch.partition for batch, _, _ in take_all(made, 1.0)]
-    assert sorted(taken) == [0, 0, 1, 1, 2, 2]
-
-
 def test_partitions_that_are_stuck_are_passed_over() -> None:
     made = accumulator(batch_bytes_max=10)
     target = made.add_target(view(3))
@@ -408,15 +344,3 @@ def test_a_batch_that_may_be_in_the_log_is_not_refused_with_its_topic() -> None:
     for answer in made.refuse_all(lane, InvalidRequest("topic is gone")):
         answer.tell()
     assert isinstance(future.exception(0), OutcomeUnknown)
-
-
-def test_what_was_never_sent_says_so() -> None:
-    made = accumulator()
-    future: Future[object] = add(made, made.add_target(view()), b"a", now=1.0)  # type: ignore[assignment]
-    made.close_all(1.0)
-    [lane] = made.busy()
-    for batch in lane.expired(31.0):
-        made.give_up(lane, batch).tell()
-    error = future.exception(0)
-    assert isinstance(error, NotSent)
-    assert error.definite

@@ -12,7 +12,7 @@ from mq_client.cluster.connection import TopicView
 from mq_client.errors import OutcomeUnknown
 from mq_client.producing.accumulator import Accumulator
 from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
-from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture
+from mq_client.producing.futures import BatchOutcome, RecordFuture
 from mq_client.producing.lanes import OutgoingBatch
 from mq_client.producing.targets import Target
 from mq_protocol import limits
@@ -75,37 +75,6 @@ def test_a_partition_whose_batches_are_all_on_their_way_keeps_up() -> None:
     assert turns(made, target, 65) == [(target.first, 64), (after, 1)]
 
 
-def test_records_with_a_partition_of_their_own_change_nobodys_turn() -> None:
-    made = accumulator(batch_bytes_max=1 << 20)
-    target = made.add_target(view(3))
-    before = target.sticky
-    for _ in range(64):
-        add(made, target, b"x", now=1.0, partition=before)
-    assert target.sticky == before
-
-
-def test_a_producer_that_sticks_takes_no_turns() -> None:
-    made = accumulator(batch_bytes_max=1 << 20)
-    made.settings = made.settings._replace(takes_turns=False)
-    target = made.add_target(view(3))
-    assert turns(made, target, 128) == [(target.sticky, 128)]
-
-
-def test_plain_records_take_the_same_turns() -> None:
-    made = accumulator(batch_bytes_max=1 << 20)
-    target = made.add_target(view(2))
-    first = target.sticky
-    add(made, target, b"x", now=1.0, partition=None)
-    for _ in range(62):
-        assert made.add_plain(target, None, None, b"x", 1, 0, 1 << 20) is not None
-        assert target.sticky == first
-    made.add_plain(target, first, None, b"x", 1, 0, 1 << 20)  # its partition was named: no turn ends
-    assert target.sticky == first
-    for _ in range(64):
-        made.add_plain(target, None, None, b"x", 1, 0, 1 << 20)
-    assert target.sticky != first
-
-
 def test_tables_take_turns_among_the_partitions_that_keep_up() -> None:
     made = accumulator()
     target = made.add_target(view(3))
@@ -114,15 +83,6 @@ def test_tables_take_turns_among_the_partitions_that_keep_up() -> None:
     slow = target.sticky
     made.add_closed(target.view, (slow + 1) % 3, records(b"x"), BatchOutcome("t"), 1.0)
     assert [made.turn(target) for _ in range(3)] == [slow, (slow + 2) % 3, slow]
-
-
-def test_all_partitions_get_their_turn_again_when_none_keeps_up() -> None:
-    made = accumulator()
-    target = made.add_target(view(3))
-    for partition in range(3):
-        made.add_closed(target.view, partition, records(b"x"), BatchOutcome("t"), 1.0)
-    first = target.sticky
-    assert [made.turn(target) for _ in range(4)] == [(first + step) % 3 for step in range(4)]
 
 
 # ---------------------------------------------------------------- bounds
@@ -171,16 +131,6 @@ def test_an_open_batch_closes_after_half_of_the_time_whoever_is_behind() -> None
     assert made.busy()[0].batches[1].deadline == 31.0  # counted from its first record
 
 
-def test_it_is_looked_at_again_when_the_next_open_batch_has_lingered() -> None:
-    made = accumulator(linger_s=0.01)
-    target = made.add_target(view())
-    assert made.close_ready(1.0) is None
-    add(made, target, b"a", now=1.0, partition=0)
-    add(made, target, b"b", now=1.002, partition=1)
-    assert made.close_ready(1.01) == pytest.approx(1.012)
-    assert made.close_ready(1.012) is None
-
-
 def test_a_long_linger_is_not_cut_short_by_an_answer_that_is_waited_for() -> None:
     made = accumulator(linger_s=0.2)
     target = made.add_target(view())
@@ -223,20 +173,6 @@ def test_rows_become_batches_of_the_topics_schema() -> None:
     assert first[0].fingerprint == target.view.fingerprint
 
 
-def test_rows_without_a_key_take_turns_too() -> None:
-    made = accumulator(batch_bytes_max=1 << 20)
-    target = made.add_target(typed_view(2))
-    first = target.sticky
-    for number in range(64):
-        assert target.sticky == first
-        add_row(made, target, number, partition=None)
-    assert target.sticky != first
-    second = target.sticky
-    for number in range(64):
-        add_row(made, target, number, partition=second)
-    assert target.sticky == second
-
-
 def test_rows_have_uuids_of_their_own_each_once_in_a_batch() -> None:
     made = accumulator()
     target = made.add_target(typed_view())
@@ -246,23 +182,6 @@ def test_rows_have_uuids_of_their_own_each_once_in_a_batch() -> None:
     batches = [batch for batch, _, _ in take_all(made, 1.0)]
     assert [(batch.record_count, batch.record_uuids) for batch in batches] == [(2, b"a" * 16 + b"b" * 16), (1, b"")]
     assert batches[1].uuid == b"a" * 16
-
-
-def test_a_row_that_a_signal_broke_off_leaves_nothing_to_the_next() -> None:
-    made = accumulator()
-    target = made.add_target(typed_view())
-    add_row(made, target, 1, uuid=b"a" * 16)
-    batch = made._open[target, 0]
-
-    class Interrupted(list[Any]):
-        def append(self, row: Any) -> None:
-            super().append(row)
-            raise KeyboardInterrupt
-
-    batch.rows = Interrupted(batch.rows)
-    with pytest.raises(KeyboardInterrupt):
-        add_row(made, target, 2, uuid=b"b" * 16)
-    assert (list(batch.rows), list(batch.uuids)) == ([[1]], [b"a" * 16])
 
 
 # ---------------------------------------------------------------- targets
@@ -282,16 +201,6 @@ def test_a_topic_that_changed_has_its_open_batches_closed_and_is_written_to_no_m
     assert target.open == [None] * 3
 
 
-def test_a_batch_given_whole_for_a_partition_that_its_target_lacks_closes_nothing() -> None:
-    made = accumulator()
-    target = made.add_target(view(2))
-    add(made, target, b"x", now=1.0, partition=1)
-    made.add_closed(view(3), 2, records(b"whole"), BatchOutcome("t"), 1.0)
-    assert target.open[1] is not None
-    made.add_closed(view(2), 1, records(b"whole"), BatchOutcome("t"), 1.0)
-    assert target.open[1] is None
-
-
 def test_a_batch_given_whole_has_the_deadline_given_or_that_of_all() -> None:
     made = accumulator()
     made.add_closed(view(), 0, records(b"a"), BatchOutcome("t"), 5.0)
@@ -305,18 +214,6 @@ def test_staged_batches_have_lanes_of_their_own_without_an_order() -> None:
         made.add_closed(view(), 0, records(b"a"), BatchOutcome("t"), 5.0, stage=stage)
     assert [(lane.ordered, len(lane.batches)) for lane in made.busy()] == [(True, 1), (False, 2)]
     assert [after for _, _, after in take_all(made, 5.0)] == [b"", b"", b""]
-
-
-def test_nothing_is_idle_while_a_batch_is_open_or_unanswered() -> None:
-    made = accumulator()
-    assert made.idle
-    add(made, made.add_target(view()), b"x", now=1.0)
-    assert not made.idle
-    made.close_all(1.0)
-    assert not made.idle
-    [(_, correlation, _)] = take_all(made, 1.0)
-    made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
-    assert made.idle
 
 
 def test_what_is_called_back_goes_again_and_what_waits_stays() -> None:

@@ -11,8 +11,6 @@ import pytest
 from mq_client.errors import BatchTooLarge, InvalidRequest, InvalidSetting, SchemaMismatch
 from mq_client.producing.batches import (
     RECORD_OVERHEAD_BYTES,
-    _padded_bytes,
-    _same_values,
     conform,
     largest_record_bytes,
     one_record,
@@ -242,67 +240,9 @@ def rows_of(count: int, size: int) -> pa.Table:
     return conform(pa.table({"value": [b"x" * size] * count}), RECORD_SCHEMA, "t", now_us=1)
 
 
-def test_a_piece_may_have_just_as_many_bytes_as_are_allowed() -> None:
-    [whole] = split_by_size(rows_of(4, 100), 1 << 20, 1 << 20)
-    assert whole.num_rows == 4
-    size = _padded_bytes(rows_of(4, 100))
-    assert [piece.num_rows for piece in split_by_size(rows_of(4, 100), size, size)] == [4]
-    assert [piece.num_rows for piece in split_by_size(rows_of(4, 100), size - 1, size)] == [2, 2]
-    one = _padded_bytes(rows_of(1, 100))
-    assert [piece.num_rows for piece in split_by_size(rows_of(1, 100), 1, one)] == [1]
-    with pytest.raises(BatchTooLarge, match=f"row of {one} bytes"):
-        list(split_by_size(rows_of(1, 100), 1, one - 1))
-
-
-def test_a_payload_is_measured_with_what_arrow_adds_to_each_buffer() -> None:
-    for count in (1, 7, 100):
-        table_ = rows_of(count, 5)
-        [batch] = table_.combine_chunks().to_batches()
-        assert len(encode_batch(batch, None)) <= _padded_bytes(table_) + 1024
-    assert _padded_bytes(pa.table({"a": pa.array([1, 2])})) == 16 + 3 * 24
-    nested = pa.table({"a": pa.array([], pa.struct([("x", pa.int64()), ("y", pa.list_(pa.int64()))]))})
-    assert _padded_bytes(nested) == nested.nbytes + 4 * 3 * 24
-
-
 def test_no_batch_has_more_records_than_a_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "BATCH_RECORDS_MAX", 3)
     assert [piece.num_rows for piece in split_by_size(rows_of(7, 1), 1 << 20, 1 << 20)] == [3, 3, 1]
-
-
-@pytest.mark.parametrize(
-    ("given", "wanted", "taken"),
-    [
-        (pa.binary(3), pa.binary(), True),
-        (pa.large_binary(), pa.binary(), True),
-        (pa.binary_view(), pa.binary(), True),
-        (pa.string(), pa.binary(), False),
-        (pa.binary(), pa.string(), False),
-        (pa.dictionary(pa.int8(), pa.int64()), pa.int64(), True),
-        (pa.dictionary(pa.int8(), pa.int32()), pa.int64(), False),
-        (pa.timestamp("s", "UTC"), pa.timestamp("us", "UTC"), True),
-        (pa.timestamp("us"), pa.timestamp("us", "UTC"), False),
-        (pa.int64(), pa.timestamp("us"), False),
-        (pa.list_(pa.int64(), 2), pa.list_(pa.int64()), True),
-        (pa.large_list(pa.int32()), pa.list_(pa.int64()), False),
-        (pa.int64(), pa.list_(pa.int64()), False),
-        (pa.map_(pa.large_string(), pa.int64()), pa.map_(pa.string(), pa.int64()), True),
-        (pa.map_(pa.int64(), pa.int64()), pa.map_(pa.string(), pa.int64()), False),
-        (pa.map_(pa.large_string(), pa.int32()), pa.map_(pa.string(), pa.int64()), False),
-        (pa.list_(pa.int64()), pa.map_(pa.string(), pa.int64()), False),
-        (pa.struct([("x", pa.large_string())]), pa.struct([("x", pa.string())]), True),
-        (pa.struct([("y", pa.large_string())]), pa.struct([("x", pa.string())]), False),
-        (
-            pa.struct([("x", pa.large_string()), ("y", pa.int32())]),
-            pa.struct([("x", pa.string()), ("y", pa.int64())]),
-            False,
-        ),
-        (pa.string(), pa.struct([("x", pa.string())]), False),
-    ],
-)
-def test_a_type_is_taken_only_if_its_values_are_those_of_the_column(
-    given: pa.DataType, wanted: pa.DataType, taken: bool
-) -> None:
-    assert _same_values(given, wanted) is taken
 
 
 def test_columns_that_were_added_may_be_left_out_and_those_before_them_not() -> None:

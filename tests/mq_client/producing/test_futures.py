@@ -107,28 +107,6 @@ def test_a_table_is_done_when_all_its_pieces_are() -> None:
     assert (future.result(0).partition, future.result(0).base_offset) == (0, 0)
 
 
-def test_a_table_is_not_done_before_it_has_its_last_piece() -> None:
-    outcome = TableOutcome("t", 5)
-    outcome.piece().settle(BatchPlace(0, 0, 3, 0, False), None)
-    assert not outcome.future.done()
-    last = outcome.piece()
-    future = outcome.complete()
-    assert not future.done()
-    last.settle(BatchPlace(1, 7, 2, 0, False), None)
-    assert len(future.result(0).places) == 2
-
-
-def test_a_table_of_which_a_piece_failed_says_what_is_in_the_log() -> None:
-    outcome = TableOutcome("t", 5)
-    first, second = outcome.piece(), outcome.piece()
-    first.settle(PLACE, None)
-    future = outcome.complete()
-    second.settle(None, OutcomeUnknown("lost"))
-    error = future.exception(0)
-    assert isinstance(error, OutcomeUnknown)
-    assert "1 of the table's 2 batches are in the log" in error.__notes__[0]
-
-
 def test_an_empty_table_is_done_at_once() -> None:
     assert TableOutcome("t", 0).complete().result(0).places == ()
 
@@ -164,14 +142,6 @@ def test_records_that_were_there_are_there_even_if_the_rest_failed() -> None:
     assert RecordFuture(outcome, 1).result(0) == ("t", 3, 70, 7, True)
 
 
-def test_a_batch_at_the_first_offset_has_offsets_and_one_without_has_none() -> None:
-    first, none = BatchOutcome("t"), BatchOutcome("t")
-    first.settle(BatchPlace(0, 0, 2, 5, True), None)
-    none.settle(BatchPlace(0, -1, 2, 0, False), None)
-    assert places(first, 2) == [(0, 0, 5, True), (0, 1, 5, True)]
-    assert places(none, 2) == [(0, -1, 0, False), (0, -1, 0, False)]
-
-
 # ---------------------------------------------------------------- who has looked at an error
 
 
@@ -198,12 +168,6 @@ def test_an_error_is_seen_by_whoever_asks_for_it(look: Callable[[Any], object]) 
     assert not piece.observed
     look(whole)
     assert piece.observed
-
-
-def test_nothing_that_is_on_its_way_can_be_cancelled() -> None:
-    future = TableOutcome("t", 1).future
-    assert not future.cancel()
-    assert not future.cancelled()
 
 
 # ---------------------------------------------------------------- tables
@@ -234,20 +198,3 @@ def test_a_table_that_failed_has_its_first_error_and_says_what_is_there_all_the_
     assert str(error) == "first"
     [note] = error.__notes__  # type: ignore[union-attr]
     assert note.startswith("1 of the table's 3 batches are in the log: (BatchPlace(partition=0, base_offset=10")
-
-
-def test_a_table_of_which_nothing_is_there_has_no_note() -> None:
-    table = TableOutcome("t", 9)
-    piece = table.piece()
-    piece.settle(None, InvalidRequest("no"))
-    assert not hasattr(table.complete().exception(0), "__notes__")
-
-
-def test_all_that_waits_for_a_record_is_told_when_its_batch_is_answered() -> None:
-    outcome = BatchOutcome("t")
-    told: list[int] = []
-    for index in range(3):
-        RecordFuture(outcome, index).add_done_callback(lambda done: told.append(done.result().offset))
-    assert told == []
-    outcome.settle(BatchPlace(0, 5, 3, 0, False), None)
-    assert told == [5, 6, 7]

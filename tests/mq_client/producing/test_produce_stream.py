@@ -14,13 +14,12 @@ import pytest
 
 from mq_client.cluster import streams
 from mq_client.cluster.streams import NoStreamPort
-from mq_client.errors import NotAuthenticated, QuotaExceeded, TritonMQError, Unreachable
+from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_client.producing import produce_stream
-from mq_client.producing.produce_stream import ProduceStream, connected
+from mq_client.producing.produce_stream import ProduceStream
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.streams import Kind, Said, say_envelope
-from mq_protocol.transport import MethodUnknown
 
 WAIT_S = 30.0
 
@@ -99,31 +98,6 @@ def results(*correlations: int) -> pb.ProduceResponse:
     return pb.ProduceResponse(results=[pb.ProduceResult(correlation=correlation) for correlation in correlations])
 
 
-def test_requests_go_out_and_results_come_in_in_their_order(calls: queue.Queue[Call]) -> None:
-    sender = Sender()
-    stream = begun(sender)
-    call = calls.get(timeout=WAIT_S)
-    for correlation in (1, 2):
-        stream.send(Envelope(pb.ProduceHeader(correlation=correlation)))
-    assert [next(call.requests).header.correlation for _ in range(2)] == [1, 2]
-    call.says.put(results(1))
-    call.says.put(results(2, 3))
-    call.says.put(None)
-    error, reached = sender.broken.get(timeout=WAIT_S)
-    assert sender.results == [1, 2, 3]
-    assert (str(error), reached) == ("broker at b:1 ended the stream", True)
-    assert call.cancelled.is_set()
-    assert next(call.requests, None) is None  # gRPC's thread that reads the requests is let go
-
-
-def test_a_stream_that_breaks_says_why(calls: queue.Queue[Call]) -> None:
-    sender = Sender()
-    begun(sender)
-    calls.get(timeout=WAIT_S).says.put(Broken())
-    error, reached = sender.broken.get(timeout=WAIT_S)
-    assert (str(error), reached) == ("broker at b:1 cannot be reached: connection reset", True)
-
-
 def test_a_broker_that_is_not_there_has_been_sent_nothing(
     calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,30 +107,6 @@ def test_a_broker_that_is_not_there_has_been_sent_nothing(
     error, reached = sender.broken.get(timeout=WAIT_S)
     assert (type(error), reached) == (Unreachable, False)
     assert calls.empty()
-
-
-def test_a_stream_that_is_closed_ends_its_thread(calls: queue.Queue[Call]) -> None:
-    sender = Sender()
-    stream = begun(sender)
-    call = calls.get(timeout=WAIT_S)
-    stream.close(WAIT_S)
-    assert call.cancelled.is_set()
-    assert not stream._thread.is_alive()
-    assert next(call.requests, None) is None
-
-
-def test_a_stream_that_is_closed_before_it_is_connected_is_cancelled_as_soon_as_it_is(
-    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go_on = threading.Event()
-    monkeypatch.setattr(produce_stream, "connected", lambda address, timeout_s, client: go_on.wait(WAIT_S))
-    sender = Sender()
-    stream = begun(sender)
-    stream.close(0)
-    go_on.set()
-    stream._thread.join(WAIT_S)
-    assert not stream._thread.is_alive()
-    assert calls.get(timeout=WAIT_S).cancelled.is_set()
 
 
 # ---------------------------------------------------------------- over a stream port, or not
@@ -238,6 +188,9 @@ def test_a_stream_over_a_stream_port_that_is_closed_ends_its_thread(
     assert duplex.released
 
 
+# ---------------------------------------------------------------- waiting for a connection
+
+
 def test_a_stream_port_that_is_not_reached_is_left_alone_once_grpc_was(
     calls: queue.Queue[Call], duplex: SpokenDuplex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,93 +209,3 @@ def test_a_stream_port_that_is_not_reached_is_left_alone_once_grpc_was(
     assert next(calls.get(timeout=WAIT_S).requests).header.correlation == 7
     assert not streams.usable("b:2")
     stream.close(WAIT_S)
-
-
-@pytest.mark.parametrize("refused", [MethodUnknown("an older broker"), QuotaExceeded("one connection too many")])
-def test_a_call_that_a_stream_port_does_not_take_is_made_by_grpc_next(
-    calls: queue.Queue[Call], duplex: SpokenDuplex, refused: TritonMQError
-) -> None:
-    duplex.dialled.set()
-    duplex.says.put(refused)
-    sender = Sender()
-    ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
-    error, reached = sender.broken.get(timeout=WAIT_S)
-    assert (type(error), reached) == (Unreachable, False)
-    assert str(refused) in str(error)
-    again = ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
-    again.send(Envelope(pb.ProduceHeader(correlation=7)))
-    assert next(calls.get(timeout=WAIT_S).requests).header.correlation == 7
-    again.close(WAIT_S)
-
-
-def test_a_broker_that_must_be_reached_at_a_stream_port_is_not_asked_by_grpc(
-    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(streams.VARIABLE, "stream")
-    sender = Sender()
-    begun(sender)
-    error, reached = sender.broken.get(timeout=WAIT_S)
-    assert (type(error), reached) == (Unreachable, False)
-    assert calls.empty()
-
-
-# ---------------------------------------------------------------- waiting for a connection
-
-
-class Channel:
-    """A channel that tells these states to whoever subscribes."""
-
-    def __init__(self, *states: grpc.ChannelConnectivity) -> None:
-        self.states = states
-        self.connects = False
-        self.callbacks: list[Any] = []
-
-    def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
-        self.connects = try_to_connect
-        self.callbacks.append(callback)
-        for state in self.states:
-            callback(state)
-
-    def unsubscribe(self, callback: Any) -> None:
-        self.callbacks.remove(callback)
-
-
-@pytest.mark.parametrize(
-    ("states", "there"),
-    [
-        (["IDLE", "CONNECTING", "READY"], True),
-        (["CONNECTING", "TRANSIENT_FAILURE", "READY"], False),
-        (["SHUTDOWN", "READY"], False),
-        (["CONNECTING"], False),
-    ],
-)
-def test_a_connection_is_there_once_it_is_ready_and_not_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch, states: list[str], there: bool
-) -> None:
-    channel = Channel(*[getattr(grpc.ChannelConnectivity, state) for state in states])
-    monkeypatch.setattr(produce_stream, "channel", lambda address, client: channel)
-    assert connected("b:1", 0.001) is there
-    assert channel.connects
-    assert channel.callbacks == []
-
-
-def test_a_streams_thread_does_not_keep_the_process(calls: queue.Queue[Call]) -> None:
-    stream = begun(Sender())
-    assert stream._thread.daemon
-    stream.close(WAIT_S)
-
-
-@pytest.mark.parametrize("of_tunnel", [False, True])
-def test_a_stream_port_is_left_alone_unless_the_tunnel_to_it_was_down(
-    calls: queue.Queue[Call], monkeypatch: pytest.MonkeyPatch, of_tunnel: bool
-) -> None:
-    def dial(address: str, client: Any) -> Any:
-        raise NoStreamPort("nobody answers", of_tunnel=of_tunnel)
-
-    monkeypatch.setattr(streams, "_avoided", {})
-    monkeypatch.setattr(streams, "dial", dial)
-    sender = Sender()
-    ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
-    calls.get(timeout=WAIT_S).cancel()
-    assert sender.broken.get(timeout=WAIT_S)[1]
-    assert streams.usable("b:2") is of_tunnel

@@ -17,22 +17,7 @@ from mq_client.errors import (
     Unreachable,
 )
 from mq_client.producing import refresher as refresher_module
-from mq_client.producing import sender as sender_module
 from mq_client.producing.refresher import Refresher
-from tests.mq_client.producing.sender_turns import T0, Clock, Stream, Turns
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> type[Turns]:
-    monkeypatch.setattr(sender_module, "ProduceStream", Stream)
-    monkeypatch.setattr(sender_module, "time", Clock)
-    monkeypatch.setattr(Clock, "now", T0)
-    return Turns
-
-
-@pytest.fixture
-def turns(made: type[Turns]) -> Turns:
-    return made()
 
 
 class Metadata:
@@ -118,36 +103,3 @@ def test_it_is_logged_once_that_no_broker_answers_and_once_that_one_does_again(
     assert asked(nobody) == []
     assert asked(NotLeader("it is another")) == [("INFO", "topic 'a': a broker answers again")]
     assert [asked(None), asked(nobody), asked(UnknownTopic("gone")), asked(nobody), asked(nobody)] == [[]] * 5
-
-
-def test_a_refresher_that_was_stopped_asks_nothing(refresher: Refresher, metadata: Metadata) -> None:
-    refresher.stop()
-    refresher.ask("a")
-    assert refresher._thread is None
-    assert metadata.calls.empty()
-
-
-def test_no_thread_of_a_producer_keeps_the_process(turns: Turns, refresher: Refresher, metadata: Metadata) -> None:
-    with turns.sender.lock:
-        turns.sender.ensure_started()
-        thread = turns.sender._thread
-        turns.sender.ensure_started()
-        assert turns.sender._thread is thread
-    assert thread is not None
-    assert thread.daemon
-    turns.sender.stop(Deadline(5_000))
-    assert not thread.is_alive()
-    refresher.ask("a")
-    assert refresher._thread is not None
-    assert refresher._thread.daemon
-    metadata.answers.put(None)
-    metadata.told.get(timeout=30)
-
-
-def test_a_look_at_all_topics_is_due_once_the_refresher_is_done(made: type[Turns]) -> None:
-    turns = made(metadata_age_s_max=10.0)
-    turns.publish()
-    turns.turn()
-    assert turns.sender._renew_at > T0
-    turns.sender._wake()
-    assert turns.sender._renew_at < T0

@@ -321,21 +321,6 @@ def test_a_row_knows_its_columns_and_names_a_strange_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "lowest", "highest"),
-    [
-        ("byte", -(2**7), 2**7 - 1),
-        ("short", -(2**15), 2**15 - 1),
-        ("int", -(2**31), 2**31 - 1),
-        ("long", -(2**63), 2**63 - 1),
-    ],
-)
-def test_an_integer_is_taken_up_to_the_edges_of_its_type(words: str, lowest: int, highest: int) -> None:
-    assert [stored(words, value) for value in (lowest, highest)] == [lowest, highest]
-    for beyond in (lowest - 1, highest + 1):
-        assert f"is out of its range, {lowest} to {highest}" in refusal(words, beyond)
-
-
-@pytest.mark.parametrize(
     ("words", "given", "says"),
     [
         pytest.param("double", np.longdouble(1) / 3, "has more digits than a double", marks=LONGER_THAN_DOUBLE),

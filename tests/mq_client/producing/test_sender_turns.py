@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -29,12 +28,11 @@ from mq_client.errors import (
 )
 from mq_client.producing import sender as sender_module
 from mq_client.producing.accumulator import Answer
-from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture, TableOutcome
+from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_client.producing.sender_turns import DELIVERY_S, STALL_S, T0, Clock, Stream, Turns
-from tests.mq_client.wakes import Wakes
 
 
 @pytest.fixture
@@ -138,16 +136,6 @@ def test_without_a_leader_nothing_is_sent_and_it_is_asked_who_leads(turns: Turns
     assert wake > T0
 
 
-def test_of_a_partition_that_is_not_known_of_it_is_asked(turns: Turns) -> None:
-    wide = turns.lead(1, 1, 1, epoch=2)
-    turns.connection.forget("t")
-    turns.lead(1, 1, epoch=3)
-    batch = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=RECORD_SCHEMA)
-    turns.accumulator.add_closed(wide, 2, batch, BatchOutcome("t"), T0)
-    assert turns.turn()[0] == []
-    assert turns.asked.asked == [("t", "")]
-
-
 def test_a_lane_that_waits_after_a_failure_opens_no_stream(turns: Turns) -> None:
     turns.publish()
     turns.turn()
@@ -184,11 +172,6 @@ def test_it_looks_again_when_a_batch_has_lingered(made: type[Turns]) -> None:
     assert len(turns.turn(T0 + 0.5)[0]) == 1
 
 
-def test_it_looks_at_its_topics_at_least_as_often_as_they_may_be_old(made: type[Turns]) -> None:
-    assert made(metadata_age_s_max=0.25).turn(T0)[2] == T0 + 0.25
-    assert made(metadata_age_s_max=60.0).turn(T0)[2] == T0 + sender_module._IDLE_S
-
-
 # ---------------------------------------------------------------- what ends
 
 
@@ -218,21 +201,13 @@ def test_a_sender_that_stops_gives_up_what_has_no_answer(turns: Turns) -> None:
     turns.lead(0, 1, epoch=2)
     turns.turn()
     stream = turns.stream("b:1")
+    target = turns.accumulator.add_target(turns.lead(0, 1, epoch=2))
+    still_open, _ = turns.accumulator.add(target, 0, None, b"x", None, None, 1, 0, T0)
     turns.sender.stop(Deadline(1_000))
+    assert isinstance(still_open.exception(0), NotSent)
     assert isinstance(error(waiting), NotSent)
     assert isinstance(error(sent), OutcomeUnknown)
     assert stream.closed
-
-
-def test_a_stop_takes_at_most_a_second_more_for_each_thread_than_it_was_given(turns: Turns) -> None:
-    joined: list[float] = []
-    turns.publish()
-    turns.turn()
-    thread: Any = SimpleNamespace(join=joined.append)
-    turns.sender._thread = thread
-    turns.sender.stop(Deadline(0))
-    assert joined == [1.0]
-    assert turns.stream("b:1").closed_within_s == 1.0
 
 
 def test_a_flush_that_is_too_short_says_how_many_batches_have_no_answer(turns: Turns) -> None:
@@ -503,94 +478,7 @@ def test_errors_that_nobody_looks_at_are_kept_up_to_a_bound(turns: Turns, monkey
     assert turns.sender.failures[0].outcome is outcomes[1]  # the first error is the one to raise
 
 
-def test_an_error_is_kept_for_the_next_flush_wherever_it_comes_from(
-    made: type[Turns], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    turns = made(retries=0)
-    kept = turns.sender.failures
-
-    def end(_timeout: float) -> None:
-        turns.sender._stopping = True
-
-    monkeypatch.setattr(turns.sender.work, "wait", end)
-    expired = turns.publish()
-    turns.lead(0, 1, epoch=2)
-    Clock.now = T0 + DELIVERY_S
-    turns.sender._send_for_ever()
-    assert [answer.outcome for answer in kept] == [expired]
-    turns.lead(1, 1, epoch=3)
-    refused, lost, given_up = turns.publish(Clock.now), turns.publish(Clock.now), turns.publish(Clock.now, 1)
-    turns.turn(Clock.now)
-    turns.refuse("b:1", 1, InvalidRequest("no"))
-    assert [answer.outcome for answer in kept] == [expired, refused]
-    turns.stream("b:1").correlations.pop(3)
-    turns.breaks("b:1")
-    assert [answer.outcome for answer in kept] == [expired, refused, lost]
-    turns.sender.stop(Deadline(0))
-    assert [answer.outcome for answer in kept] == [expired, refused, lost, given_up]
-
-
-def test_the_errors_of_a_table_are_seen_by_whoever_has_its_future(turns: Turns) -> None:
-    table = TableOutcome("t", 1)
-    turns.sender._note([failed(table.piece())])
-    assert len(turns.sender.failures) == 1
-    table.future.add_done_callback(lambda future: None)
-    turns.sender._note([failed(table.piece())])
-    assert len(turns.sender.failures) == 1
-
-
 # ---------------------------------------------------------------- who is woken
 
 
-def test_all_that_may_let_something_be_sent_wakes_the_thread(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    wakes = Wakes(turns.sender.work, monkeypatch)
-    turns.publish(partition=0)
-    turns.publish(partition=1)
-    turns.turn()
-    assert wakes.by(lambda: turns.results("b:1", placed(1, 0)))  # a lane has room
-    assert wakes.by(lambda: turns.breaks("b:1"))
-    assert wakes.by(turns.sender._wake)
-    turns.publish()
-
-    def flush() -> None:
-        with pytest.raises(OutcomeUnknown):
-            turns.sender.flush(Deadline(0))
-
-    assert wakes.by(flush)
-    assert wakes.by(lambda: turns.sender.stop(Deadline(1_000)))
-
-
-def test_every_answer_wakes_who_waits_for_room_or_a_flush(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    wakes = Wakes(turns.sender.progress, monkeypatch)
-    outcome = turns.publish()
-    turns.turn()
-    assert wakes.by(lambda: turns.results("b:1", placed(1, 0)))
-    assert result(outcome).offset == 0
-    assert not wakes.by(lambda: turns.results("b:1", placed(1, 0)))  # answered before
-    turns.publish()
-    assert wakes.by(lambda: turns.sender.stop(Deadline(1_000)))
-
-
 # ---------------------------------------------------------------- a defect
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_thread_that_fails_ends_what_waits_and_says_so_to_who_comes_later(
-    turns: Turns, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    waiting = turns.publish()
-
-    def broken(now: float) -> None:
-        raise ZeroDivisionError("a defect")
-
-    monkeypatch.setattr(turns.sender, "_plan", broken)
-    with turns.sender.lock:
-        turns.sender.ensure_started()
-    ended = RecordFuture(waiting, 0).exception(5)
-    assert isinstance(ended, InternalError)
-    assert "ZeroDivisionError: a defect" in str(ended)
-    assert turns.accumulator.idle
-    with turns.sender.lock, pytest.raises(InternalError, match="make a new producer"):
-        turns.sender.ensure_started()
-    assert turns.sender._thread is not None
-    turns.sender._thread.join(5)
