@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from mq_client import Admin, Consumer, InvalidRequest, Producer, UnknownGroup
+from mq_client import Admin, Consumer, InvalidRequest, Producer, UnknownGroup, peek
 from mq_client.peek import shared_out
 
 
@@ -67,3 +67,17 @@ def test_partitions_share_what_is_peeked_at_evenly_and_to_the_last_record() -> N
         assert all(0 < share <= behind[number] for number, share in shares.items())
         unfinished = [shares.get(number, 0) for number in behind if shares.get(number, 0) < behind[number]]
         assert not unfinished or max(shares.values(), default=0) - min(unfinished) <= 1
+
+
+def test_a_peek_ends_with_its_bytes_and_gives_one_record_at_least(
+    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(topic)
+    with Producer(bootstrap, batch_bytes_max=1_000) as producer:
+        for _ in range(9):
+            producer.publish(topic, bytes(900))
+    admin.move_group(topic, {topic: {0: 0}})
+    monkeypatch.setattr(peek, "PEEK_BYTES_MAX", 1)
+    assert len(admin.peek(topic, topic, 9)) == 1
+    monkeypatch.setattr(peek, "PEEK_BYTES_MAX", 4_000)
+    assert 2 <= len(admin.peek(topic, topic, 9)) <= 4

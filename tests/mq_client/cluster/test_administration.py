@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_client import admin as admin_module
-from mq_client.admin import Admin, PartitionMove
+from mq_client.admin import Admin
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
@@ -21,7 +20,6 @@ from mq_client.errors import (
     PartitionUnavailable,
     TopicExists,
     TopicNotEmpty,
-    UnknownGroup,
     UnknownTopic,
     Unreachable,
 )
@@ -59,11 +57,6 @@ def created(scripted: Scripted, *given: Any) -> list[Any]:
     return requests
 
 
-def test_a_topic_that_is_there_is_not_made_again(admin: Admin, scripted: Scripted) -> None:
-    with pytest.raises(TopicExists, match="'t' exists already"):
-        admin.create_topic("t")
-
-
 def test_a_topic_made_by_an_attempt_whose_answer_was_lost_is_made(admin: Admin, scripted: Scripted) -> None:
     requests = created(scripted, OutcomeUnknown("late"), TopicExists("there"))
     assert len(admin.create_topic("new", partitions=2).partitions) == 2
@@ -98,26 +91,6 @@ def test_a_new_topic_is_known_to_every_broker_that_answers_when_it_is_made(admin
     assert scripted.clock.now == pytest.approx(known_at, abs=0.1)
 
 
-def test_a_broker_that_does_not_hear_of_a_new_topic_is_waited_for_five_seconds_at_most(
-    admin: Admin, scripted: Scripted
-) -> None:
-    began = scripted.clock.now
-
-    def create(address: str, request: Any) -> Any:
-        scripted.brokers_say = {"b:1": told(topic_info(1, name="new")), "b:2": told(), "b:3": told()}
-        return pb.CreateTopicResponse()
-
-    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(unknown=("new",)))
-    scripted.answers["CreateTopic"] = create
-    admin.create_topic("new")
-    assert scripted.clock.now - began == pytest.approx(5.0, abs=0.1)
-
-
-def test_topics_are_listed_by_name_without_the_brokers_own(admin: Admin, scripted: Scripted) -> None:
-    say(scripted, *[topic_info(1, name=name) for name in ("z", "__transactions", "a")])
-    assert admin.list_topics() == ["a", "z"]
-
-
 def test_a_topic_is_described_by_the_leaders_of_its_partitions(admin: Admin, scripted: Scripted) -> None:
     def known_to(broker: int, isr: list[int], epoch: int = 2) -> pb.MetadataResponse:
         info = topic_info(1, 2, 3, epoch=2)
@@ -135,15 +108,6 @@ def test_a_topic_is_described_by_the_leaders_of_its_partitions(admin: Admin, scr
     scripted.clock.now += 1
     scripted.brokers_say["b:2"] = known_to(2, [2, 1], epoch=1)  # it led, and has not heard that it does no more
     assert [partition.isr for partition in admin.describe_topic("t").partitions] == [(1,), (1,), (1,)]
-
-
-def test_a_leader_has_a_second_to_describe_its_partitions(admin: Admin, scripted: Scripted) -> None:
-    scripted.takes_s = {"b:1": 0.0, "b:2": 100.0}
-    say(scripted, topic_info(1, 2))
-    scripted._answered = "b:1"
-    began = scripted.clock.now
-    admin.describe_topic("t")
-    assert scripted.clock.now - began == pytest.approx(1.0)
 
 
 def test_an_altered_topic_is_asked_for_anew_and_waited_for_if_it_is_larger(admin: Admin, scripted: Scripted) -> None:
@@ -210,16 +174,6 @@ def test_a_topic_is_not_taken_for_empty_because_a_replica_knows_of_no_record(adm
     assert requests == []
 
 
-def test_offsets_bytes_and_times_are_told_by_partition(admin: Admin, scripted: Scripted) -> None:
-    scripted.learn(topic_info(1, 1))
-    requests = offsets(scripted, (3, 5, 4), (0, 9, 7))
-    assert admin.offsets("t") == {0: (3, 5), 1: (0, 9)}
-    assert admin.stored_bytes("t") == {0: 100, 1: 101}
-    assert admin.offsets_at("t", 12) == {0: 4, 1: 7}
-    assert [request.HasField("timestamp_us") for request in requests] == [False, False, True]
-    assert requests[2].timestamp_us == 12
-
-
 @pytest.mark.parametrize(
     ("before", "upto"), [(None, [5, 9]), (2, [2, 2]), (0, [0, 0]), (datetime(2020, 1, 1, tzinfo=UTC), [4, 7])]
 )
@@ -236,41 +190,7 @@ def test_a_purge_drops_what_is_before_an_offset_a_time_or_all(
     assert [(position.partition, position.offset) for position in requests[1].positions] == [(1, upto[1])]
 
 
-def test_a_purge_below_zero_is_refused(admin: Admin) -> None:
-    with pytest.raises(InvalidRequest, match="before=-1"):
-        admin.purge("t", before=-1)
-
-
 # ---------------------------------------------------------------- where replicas are
-
-
-def test_moves_are_started_planned_and_told(admin: Admin, scripted: Scripted) -> None:
-    requests = answers(scripted, "StartMoves", pb.StartMovesResponse())
-    admin.start_moves([])
-    assert requests == []
-    admin.move_partition("t", 3, [2, 1])
-    [move] = requests[0].moves
-    assert (move.topic, move.partition, list(move.origin), list(move.target), requests[0].cancel) == (
-        "t",
-        3,
-        [],
-        [2, 1],
-        False,
-    )
-    admin.cancel_move("t", 3)
-    assert (requests[1].cancel, requests[1].moves[0].partition) == (True, 3)
-    found = pb.PartitionMove(topic="t", partition=1, origin=[1], target=[2, 3], leader=1, isr=[1, 2])
-    described = PartitionMove("t", 1, (1,), (2, 3), 1, (1, 2))
-    asked = answers(scripted, "Moves", pb.MovesResponse(moves=[found], held=4))
-    assert admin.moves() == [described]
-    assert admin.needed_by(2) == 4
-    assert [request.broker for request in asked] == [0, 2]
-    planned = answers(scripted, "PlanMoves", pb.PlanMovesResponse(moves=[found]))
-    assert admin.plan_drain(1) == [described]
-    assert admin.plan_balance() == [described]
-    assert [request.drain for request in planned] == [1, 0]
-    with pytest.raises(InvalidRequest, match="broker 0 is no broker's id"):
-        admin.plan_drain(0)
 
 
 def test_a_leadership_that_was_handed_over_is_asked_for_anew(admin: Admin, scripted: Scripted) -> None:
@@ -280,16 +200,6 @@ def test_a_leadership_that_was_handed_over_is_asked_for_anew(admin: Admin, scrip
     assert scripted.known_topic("t") is None
 
 
-def test_a_recovery_says_what_it_kept(admin: Admin, scripted: Scripted) -> None:
-    kept = pb.RecoverResponse(offset_floor=9, given_up=[3])
-    kept.kept.broker, kept.kept.next_offset = 2, 7
-    requests = answers(scripted, "Recover", kept)
-    found = admin.recover_partition("t", 0, from_broker=2, force=True)
-    assert (found.broker, found.next_offset, found.offset_floor, found.given_up) == (2, 7, 9, (3,))
-    admin.recover_partition("t", 0)
-    assert [(request.from_broker, request.force) for request in requests] == [(2, True), (0, False)]
-
-
 def test_a_recovery_that_is_refused_after_a_lost_answer_may_have_been_done(admin: Admin, scripted: Scripted) -> None:
     answers(scripted, "Recover", InvalidRequest("in sync"))
     with pytest.raises(InvalidRequest):
@@ -297,16 +207,6 @@ def test_a_recovery_that_is_refused_after_a_lost_answer_may_have_been_done(admin
     answers(scripted, "Recover", OutcomeUnknown("late"), InvalidRequest("in sync"))
     with pytest.raises(OutcomeUnknown, match="an answer was lost, and then: in sync"):
         admin.recover_partition("t", 0)
-
-
-def test_the_cluster_is_described_by_broker(admin: Admin, scripted: Scripted) -> None:
-    answer = told()
-    answer.coordination, answer.answered_by = "connected", 2
-    answer.brokers[0].id, answer.brokers[2].id = 3, 1
-    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), answer)
-    found = admin.describe_cluster()
-    assert [broker.id for broker in found.brokers] == [1, 2, 3]
-    assert (found.coordination, found.answered_by) == ("connected", 2)
 
 
 # ---------------------------------------------------------------- groups
@@ -384,37 +284,6 @@ def test_a_broker_is_asked_for_cursors_until_it_has_no_more(admin: Admin, script
     assert (requests[1].after_group, requests[1].after.topic, requests[1].after.partition) == ("b", "u", 3)
 
 
-def test_an_unknown_group_is_told_with_the_nearest(admin: Admin, scripted: Scripted) -> None:
-    groups(scripted, {"b:1": [cursor("group")]})
-    with pytest.raises(UnknownGroup, match=r"unknown group 'grou'.*did you mean 'group'"):
-        admin.describe_group("grou")
-    with pytest.raises(UnknownGroup, match=r"unknown group 'grou'.*did you mean 'group'"):
-        admin.peek("t", "grou")
-    with pytest.raises(UnknownGroup, match=r"no place in topic 'tt': did you mean 't'"):
-        admin.peek("tt", "group")
-    for call in (
-        lambda: admin.describe_group("a/b"),
-        lambda: admin.peek("t", "a/b"),
-        lambda: admin.reset_group("a/b", "t"),
-    ):
-        refused: Callable[[], object] = call
-        with pytest.raises(InvalidRequest):
-            refused()
-
-
-@pytest.mark.parametrize("count", [0, -1, admin_module.PEEK_RECORDS_MAX + 1])
-def test_more_records_than_can_be_held_are_not_peeked_at(admin: Admin, count: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"count={count}: from 1 to"):
-        admin.peek("t", "g", count)
-
-
-def test_one_record_and_as_many_as_may_be_can_be_peeked_at(admin: Admin, scripted: Scripted) -> None:
-    groups(scripted, {"b:1": [cursor()]})
-    offsets(scripted, (0, 0, 0))
-    for count in (1, admin_module.PEEK_RECORDS_MAX):
-        assert admin.peek("t", "g", count) == []
-
-
 def test_a_group_with_members_is_deleted_by_force_only(admin: Admin, scripted: Scripted) -> None:
     known = {"b:1": [cursor(members=["m2", "m1"]), cursor(topic="u", members=["m2"])]}
     groups(scripted, known)
@@ -451,43 +320,6 @@ def test_a_deleted_group_is_gone_everywhere_or_it_has_been_waited_for(admin: Adm
         assert scripted.clock.now - began == pytest.approx(waited_s, abs=0.1)
 
 
-@pytest.mark.parametrize(
-    ("to", "places"),
-    [
-        ("earliest", {0: 3, 1: 0}),
-        ("latest", {0: 5, 1: 9}),
-        (4, {0: 4, 1: 4}),
-        (0, {0: 3, 1: 0}),
-        (7, {0: 5, 1: 7}),
-        (datetime(2020, 1, 1, tzinfo=UTC), {0: 4, 1: 6}),
-    ],
-)
-def test_a_group_is_reset_to_a_place_within_each_log(
-    admin: Admin, scripted: Scripted, to: Any, places: dict[int, int]
-) -> None:
-    scripted.learn(topic_info(1, 1))
-    offsets(scripted, (3, 5, 4), (0, 9, 6))
-    moved = pb.MoveCursorsResponse(partitions=[pb.PartitionOffsets(partition=number) for number in (0, 1)])
-    requests = answers(scripted, "MoveCursors", moved)
-    assert admin.reset_group("g", "t", to) == places
-    assert {position.partition: position.offset for position in requests[0].positions} == places
-    assert requests[0].reset
-
-
-@pytest.mark.parametrize("to", ["first", -1, 1.5, None])
-def test_a_group_is_not_reset_to_what_is_no_place(admin: Admin, to: Any) -> None:
-    with pytest.raises(InvalidRequest, match="is no place"):
-        admin.reset_group("g", "t", to)
-
-
-def test_a_group_is_not_moved_below_zero(admin: Admin, scripted: Scripted) -> None:
-    requests = answers(scripted, "MoveCursors", pb.MoveCursorsResponse(partitions=[pb.PartitionOffsets(partition=0)]))
-    with pytest.raises(InvalidRequest, match="must not be negative"):
-        admin.move_group("g", {"t": {0: 1, 1: -1}})
-    admin.move_group("g", {"t": {0: 0}})
-    assert len(requests) == 1
-
-
 # ---------------------------------------------------------------- names
 
 
@@ -503,20 +335,6 @@ def test_a_topic_that_cannot_be_the_users_is_refused_before_anything_is_asked(
         lambda: admin.purge(name),
         lambda: admin.peek(name, "g"),
         lambda: admin.reset_group("g", name),
-    ):
-        refused: Callable[[], object] = use
-        with pytest.raises(InvalidTopicName):
-            refused()
-    assert scripted.asked == []
-
-
-def test_what_brokers_need_may_be_led_moved_and_recovered_under_its_own_name_only(
-    admin: Admin, scripted: Scripted
-) -> None:
-    for use in (
-        lambda: admin.cancel_move("a/b", 0),
-        lambda: admin.transfer_leadership("a/b", 0, 1),
-        lambda: admin.recover_partition("a/b", 0),
     ):
         refused: Callable[[], object] = use
         with pytest.raises(InvalidTopicName):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pyarrow as pa
 import pytest
 
-from mq_client.cluster.connection import Connection, TopicView
+from mq_client.cluster.connection import TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.listening import PATIENT
 from mq_client.errors import (
@@ -19,11 +18,9 @@ from mq_client.errors import (
     NotLeader,
     OutcomeUnknown,
     Overloaded,
-    UnknownPartition,
     UnknownTopic,
     Unreachable,
 )
-from mq_client.security import Security
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.transport import MethodUnknown
@@ -68,15 +65,6 @@ def test_a_broker_that_hangs_is_given_half_of_the_time_while_others_are_left(scr
     assert clock.now - began == 2.0
 
 
-def test_metadata_is_waited_for_three_seconds_at_most_of_one_broker(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1), brokers=2)
-    scripted._answered = "b:1"
-    scripted.takes_s = {"b:1": 100.0}
-    scripted.brokers_say = {"b:2": told(brokers=2)}
-    scripted.metadata(Deadline(60_000))
-    assert scripted.allowed_s == [3.0, 3.0]
-
-
 def test_a_cluster_that_has_never_answered_is_given_up_soon(scripted: Scripted, clock: Clock) -> None:
     scripted.brokers_say = {"b:1": GONE}
     began = clock.now
@@ -107,24 +95,6 @@ def test_a_broker_that_speaks_no_common_protocol_is_named_with_what_to_upgrade(s
     assert (asked.protocol, asked.protocol_oldest) == (PROTOCOL, PROTOCOL_OLDEST)
 
 
-def test_a_client_works_with_brokers_that_also_speak_its_protocol_or_say_none(scripted: Scripted) -> None:
-    newer = told()
-    newer.protocol, newer.protocol_oldest = PROTOCOL + 2, PROTOCOL
-    for answer in (newer, told()):
-        scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), answer)
-        assert scripted.metadata(Deadline(5_000)).brokers
-
-
-def test_an_address_that_is_silent_is_waited_for_while_another_refuses(clock: Clock) -> None:
-    scripted = Scripted(clock, "b:1,b:2", refused_s=2.0)
-    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
-    scripted.refusing = {"b:1"}
-    began = clock.now
-    with pytest.raises(Unreachable, match="no broker answered within"):
-        scripted.metadata(Deadline(1e6))
-    assert clock.now - began == pytest.approx(limits.CONNECT_TIMEOUT_MS / 1000)
-
-
 def test_certificates_that_fail_everywhere_are_told_soon_where_nobody_has_ever_answered(clock: Clock) -> None:
     for refused_s in (2.0, PATIENT):
         scripted = Scripted(clock, "b:1,b:2", refused_s=refused_s)
@@ -136,25 +106,6 @@ def test_certificates_that_fail_everywhere_are_told_soon_where_nobody_has_ever_a
         assert clock.now - began < 3.0
 
 
-def test_one_broker_that_may_be_back_soon_is_waited_for_whatever_is_wrong_at_another(clock: Clock) -> None:
-    scripted = Scripted(clock, "b:1,b:2", refused_s=PATIENT)
-    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
-    scripted.faulty = {"b:1": "expired"}
-    with pytest.raises(Unreachable, match="no broker answered within"):
-        scripted.metadata(Deadline(20_000))
-
-
-def test_a_cluster_that_has_answered_is_waited_for_though_all_addresses_refuse(clock: Clock) -> None:
-    scripted = Scripted(clock, "b:1", refused_s=2.0)
-    scripted.brokers_say = {"b:1": told(brokers=1)}
-    scripted.metadata(Deadline(1_000))
-    scripted.brokers_say, scripted.refusing = {"b:1": GONE}, {"b:1"}
-    began = clock.now
-    with pytest.raises(Unreachable, match="no broker answered within"):
-        scripted.metadata(Deadline(20_000))
-    assert clock.now - began == pytest.approx(20.0)
-
-
 def test_a_cluster_that_has_answered_before_is_asked_until_the_deadline(scripted: Scripted, clock: Clock) -> None:
     scripted.brokers_say = {"b:1": told(brokers=1)}
     scripted.metadata(Deadline(1_000))
@@ -163,13 +114,6 @@ def test_a_cluster_that_has_answered_before_is_asked_until_the_deadline(scripted
     with pytest.raises(Unreachable, match=r"within 60000 ms at b:1 \(b:1: gone\)$"):
         scripted.metadata(Deadline(60_000))
     assert clock.now - began == pytest.approx(60.0)
-
-
-def test_brokers_that_are_busy_raise_that_at_the_deadline(scripted: Scripted) -> None:
-    scripted._answered = "b:1"
-    scripted.brokers_say = {"b:1": Overloaded("later")}
-    with pytest.raises(Overloaded, match="later"):
-        scripted.metadata(Deadline(1_000))
 
 
 def test_a_refusal_is_not_asked_of_another(scripted: Scripted) -> None:
@@ -272,20 +216,6 @@ def test_an_answer_is_as_old_as_its_question(scripted: Scripted, clock: Clock) -
     assert len(scripted.asked) == 2
 
 
-def test_who_waits_for_another_s_refresh_gives_up_at_the_deadline() -> None:
-    connection = Connection("b:1")
-    connection._refreshing.acquire()
-    with pytest.raises(Unreachable, match="no broker answered within 1 ms at b:1"):
-        connection.refresh("t", Deadline(1))
-
-
-def test_a_refresh_that_fails_lets_the_next_one_ask(scripted: Scripted) -> None:
-    scripted.brokers_say = {"b:1": InvalidRequest("no")}
-    for _ in range(2):
-        with pytest.raises(InvalidRequest):
-            scripted.refresh("t", Deadline(100))
-
-
 def test_a_topic_that_one_broker_does_not_know_is_asked_of_the_others(scripted: Scripted) -> None:
     strange = told(unknown=("t",))
     scripted.brokers_say = {"b:1": strange, "b:2": strange, "b:3": told(topic_info(1))}
@@ -303,37 +233,6 @@ def test_a_topic_that_nobody_knows_is_told_with_the_nearest_name(scripted: Scrip
         scripted.refresh("tabl", Deadline(5_000))
     with pytest.raises(UnknownTopic, match=r"unknown topic 'tabl'"):
         scripted.topic("tabl", Deadline(5_000))
-
-
-def test_who_has_a_certificate_is_told_that_a_right_may_be_missing(scripted: Scripted) -> None:
-    scripted.client = dataclasses.replace(scripted.client, security=Security(certs="certs"))
-    for known in ((), (topic_info(1, name="rows"),), (topic_info(1, name="zebras"),)):
-        scripted.brokers_say = {
-            "b:1": lambda request, known=known: (
-                told(*known, brokers=1) if request.all_topics else told(unknown=("zebra",), brokers=1)
-            )
-        }
-        with pytest.raises(
-            UnknownTopic, match=r"; or you have no right to it: an administrator looks by `tritonmq acl list`$"
-        ):
-            scripted.refresh("zebra", Deadline(5_000))
-
-
-def test_no_name_is_suggested_where_none_is_near_or_nobody_says(scripted: Scripted) -> None:
-    scripted.brokers_say = {"b:1": told(unknown=("zebra",), brokers=1)}
-    with pytest.raises(UnknownTopic, match=r"'zebra': there is no topic yet; `tritonmq topic create` makes one$"):
-        scripted.refresh("zebra", Deadline(5_000))
-    others = [topic_info(1, name=f"{letter}-rows") for letter in "fedcba"]
-    scripted.brokers_say = {
-        "b:1": lambda request: told(*others, brokers=1) if request.all_topics else told(unknown=("zebra",), brokers=1)
-    }
-    with pytest.raises(UnknownTopic, match=r"'zebra': the topics are a-rows, b-rows, c-rows, d-rows, e-rows, \.\.\.; "):
-        scripted.refresh("zebra", Deadline(5_000))
-    scripted.brokers_say = {
-        "b:1": lambda request: InvalidRequest("no") if request.all_topics else told(unknown=("z",), brokers=1)
-    }
-    with pytest.raises(UnknownTopic, match=r"'z': check its name$"):
-        scripted.refresh("z", Deadline(5_000))
 
 
 def test_an_internal_topic_is_waited_for_as_brokers_are_making_it(scripted: Scripted, clock: Clock) -> None:
@@ -358,14 +257,6 @@ def test_a_doubted_broker_is_asked_last(scripted: Scripted) -> None:
     scripted.brokers_say = {"b:1": told(topic_info(1)), "b:2": GONE, "b:3": GONE}
     scripted.refresh("t", Deadline(5_000), ("b:1",), age_ms_max=0)
     assert scripted.addresses_asked() == ["b:2", "b:3", "b:1"]
-
-
-def test_the_wish_to_make_the_topic_is_passed_on(scripted: Scripted) -> None:
-    scripted.brokers_say = {"b:1": told(topic_info(1))}
-    scripted.topic("t", Deadline(5_000), auto_create=True)
-    scripted.refresh("t", Deadline(5_000), age_ms_max=0, auto_create=True)
-    scripted.refresh("t", Deadline(5_000), age_ms_max=0)
-    assert [request.auto_create for _, _, request in scripted.asked] == [True, True, False]
 
 
 # ---------------------------------------------------------------- many topics
@@ -444,22 +335,6 @@ def test_a_topic_with_fewer_columns_than_known_is_an_older_description(scripted:
     assert scripted.learn(topic_info(2, epoch=2, schema=one, topic_id="another")).schema == one
 
 
-def test_a_leadership_that_was_heard_of_stays_when_an_older_one_is_told(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1, 1, epoch=5))
-    mixed = topic_info(2, 2, epoch=4)
-    mixed.partitions[1].leader_epoch = 6
-    assert leaders(scripted.learn(mixed)) == [(1, 5), (2, 6)]
-
-
-def test_a_word_about_a_partition_that_is_not_known_is_no_news(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1, epoch=5))
-    scripted.note_leader("t", 1, NotLeader("x", 2, 9))
-    scripted.note_leader("other", 0, NotLeader("x", 2, 9))
-    assert leaders(scripted.known_topic("t")) == [(1, 5)]
-    scripted.note_leader("t", 0, NotLeader("x", 2, 5))
-    assert leaders(scripted.known_topic("t")) == [(2, 5)]
-
-
 def test_a_topic_is_made_alike_whoever_leads(scripted: Scripted) -> None:
     before = scripted.learn(topic_info(1, 1))
     assert before.is_made_as(scripted.learn(topic_info(2, 3, epoch=2)))
@@ -526,19 +401,6 @@ def test_one_attempt_is_bounded_and_the_broker_that_was_asked_is_doubted(scripte
     assert scripted.addresses_asked() == ["b:1", "b:2", "b:2"]
 
 
-def test_a_refusal_of_the_leader_is_raised_at_once(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1))
-    lead(scripted, InvalidRequest("no"))
-    with pytest.raises(InvalidRequest):
-        decide(scripted, Deadline(60_000))
-
-
-def test_a_partition_that_is_not_there_is_told(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1, 1))
-    with pytest.raises(UnknownPartition, match="no partition 2: it has 0 to 1"):
-        decide(scripted, Deadline(1_000), 2)
-
-
 def test_at_the_deadline_the_error_says_whether_it_may_have_happened(scripted: Scripted, clock: Clock) -> None:
     scripted.learn(topic_info(1))
     scripted._answered = "b:1"
@@ -556,21 +418,3 @@ def test_a_partition_that_nobody_leads_is_told_at_the_deadline(scripted: Scripte
     scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(0)))
     with pytest.raises(Unreachable, match="Decide of 't' partition 0: no leader was known within 3000 ms"):
         decide(scripted, Deadline(3_000))
-
-
-def test_while_nobody_tells_who_leads_the_leader_known_is_asked_again(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1), brokers=1)
-    scripted._answered = "b:1"
-    busy = iter([Overloaded("busy")])
-    scripted.brokers_say = {"b:1": lambda request: next(busy, InvalidRequest("no"))}
-    lead(scripted, OutcomeUnknown("late"), OutcomeUnknown("late"))
-    with pytest.raises(InvalidRequest):  # by asking for metadata a second time: the first time was no reason to end
-        decide(scripted, Deadline(1_000))
-
-
-def test_a_topic_that_a_broker_says_is_unknown_is_known_no_more(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1), topic_info(1, name="u"))
-    scripted.brokers_say = {"b:1": told(topic_info(1, name="u"), unknown=("t",))}
-    scripted.metadata(Deadline(1_000), topics=["t", "u"])
-    assert scripted.known_topic("t") is None
-    assert scripted.known_topic("u") is not None

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mq_client.admin import Admin
-from mq_client.cluster.connection import Connection, _brief, parse_bootstrap
+from mq_client.cluster.connection import Connection, parse_bootstrap
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.listening import refuses
 from mq_client.consumer import Consumer
@@ -147,9 +147,3 @@ def test_a_broker_that_says_who_leads_is_believed_if_it_is_news() -> None:
         view = connection.known_topic("t")
         assert view is not None
         assert connection.leader_address(view, 0) == believed
-
-
-def test_a_reason_of_grpc_is_told_without_the_brackets_around_it() -> None:
-    told = "failed to connect to all addresses; last error: UNKNOWN: dns: [errors: [Domain name not found]]"
-    assert _brief("UNKNOWN: DNS resolution failed [C-ares status: Domain name not found]") == "Domain name not found"
-    assert _brief(told) == "[Domain name not found]"

@@ -43,10 +43,6 @@ def test_waits_double_up_to_half_a_second_each_cut_by_at_most_half() -> None:
     assert backoff.next_ms() <= 20
 
 
-def test_two_clients_do_not_wait_alike() -> None:
-    assert [Backoff(random.Random(1)).next_ms()] != [Backoff(random.Random(2)).next_ms()]
-
-
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_timeout_must_be_positive(value: float) -> None:
     with pytest.raises(InvalidSetting, match="linger_ms"):

@@ -5,27 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from mq_client.errors import (
-    BatchTooLarge,
     InvalidRequest,
-    InvalidSetting,
-    InvalidTopicName,
-    OutcomeUnknown,
-    Overloaded,
-    SchemaMismatch,
-    UnknownPartition,
     UnknownTopic,
     Unreachable,
 )
-from mq_client.producing.accumulator import Answer
-from mq_client.producing.futures import BatchPlace
 from mq_client.producing.sender import Sender
 from mq_client.transactions import StagedPart, TransactionClient, TransactionKey
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import decode_batch
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
 from mq_protocol.sql.ddl import parse_schema
@@ -46,117 +35,6 @@ def client(scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tran
     made = TransactionClient(scripted, 20_000)
     yield made
     made.close()
-
-
-def rows(*values: bytes) -> pa.Table:
-    return pa.table({"value": list(values)})
-
-
-def waiting(client: TransactionClient) -> list[Any]:
-    return [batch for lane in client._sender.accumulator.busy() for batch in lane.batches]
-
-
-def staged_at(client: TransactionClient, *, error: Any = None) -> None:
-    """As if the brokers had answered for everything."""
-    accumulator = client._sender.accumulator
-    for lane in accumulator.busy():
-        while (taken := accumulator.take(lane, 0.0)) is not None:
-            batch, correlation, _ = taken
-            place = BatchPlace(batch.partition, 0, batch.record_count, 0, False)
-            answer = accumulator.answer(correlation, place)
-            assert answer is not None
-            (Answer(answer.outcome, None, error) if error else answer).tell()
-
-
-def test_rows_are_staged_under_fresh_uuids_and_named_by_partition(client: TransactionClient) -> None:
-    stage = client.open_stage(KEY, 7, "run")
-    stage.add("t", 1, rows(b"a", b"b"))
-    stage.add("t", 0, rows(b"c"))
-    stage.add("t", 1, rows(b"d"))
-    stage.add("t", 1, rows())
-    batches = waiting(client)
-    assert [batch.stage.batch_id for batch in batches] == [7, 7, 7]
-    assert {(b.stage.key.query_id, b.stage.key.sink, b.stage.run_id) for b in batches} == {("query", "sink", "run")}
-    uuids = {
-        value: b.uuid for b in batches for value in decode_batch(b.encoded(), b.schema).column("value").to_pylist()
-    }
-    staged_at(client)
-    assert stage.finish() == [
-        StagedPart("t", 1, (uuids[b"a"], uuids[b"d"]), 3, "x"),
-        StagedPart("t", 0, (uuids[b"c"],), 1, "x"),
-    ]
-    assert len(set(uuids.values())) == 3
-
-
-def test_large_tables_are_staged_in_several_batches(client: TransactionClient) -> None:
-    stage = client.open_stage(KEY, 0, "run")
-    stage.add("t", 0, rows(*[b"x" * 1_000] * 3_000))
-    assert len(waiting(client)) >= 3
-    assert sum(batch.record_count for batch in waiting(client)) == 3_000
-    staged_at(client)
-    [part] = stage.finish()
-    assert (part.row_count, len(part.uuids)) == (3_000, len(set(part.uuids)))
-
-
-def test_what_cannot_be_staged_is_the_error_of_finishing(client: TransactionClient) -> None:
-    stage = client.open_stage(KEY, 0, "run")
-    stage.add("t", 0, rows(b"a"))
-    staged_at(client, error=InvalidRequest("no"))
-    with pytest.raises(InvalidRequest):
-        stage.finish()
-
-
-def test_staging_that_is_not_acknowledged_in_time_says_what_to_do(
-    client: TransactionClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stage = client.open_stage(KEY, 0, "run")
-    stage.add("t", 0, rows(b"a"))
-    asked: list[float] = []
-
-    def result(timeout: float) -> None:
-        asked.append(timeout)
-        raise TimeoutError
-
-    monkeypatch.setattr(stage._outcome.future, "result", result)
-    with pytest.raises(OutcomeUnknown, match="not acknowledged within 20000 ms: run the task again"):
-        stage.finish()
-    with pytest.raises(OutcomeUnknown, match="within 500 ms"):
-        stage.finish(500)
-    assert asked == [21.0, 1.5]
-
-
-def test_rows_are_checked_before_they_are_staged(client: TransactionClient, scripted: Scripted) -> None:
-    stage = client.open_stage(KEY, 0, "run")
-    info = topic_info(1, name="small")
-    info.settings["record_bytes_max"] = "1024"
-    scripted.learn(info)
-    stage.add("small", 0, rows(b"x" * 1_024))
-    with pytest.raises(BatchTooLarge, match="record of 1025 bytes"):
-        stage.add("small", 0, rows(b"x" * 1_025))
-    with pytest.raises(SchemaMismatch):
-        stage.add("typed", 0, rows(b"a"))
-    with pytest.raises(UnknownPartition):
-        stage.add("t", -1, rows(b"a"))
-    for name in ("a/b", TRANSACTIONS_TOPIC):
-        with pytest.raises(InvalidTopicName):
-            stage.add(name, 0, rows(b"a"))
-    assert len(waiting(client)) == 1
-
-
-def test_staging_waits_for_room(client: TransactionClient, scripted: Scripted, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client._sender.progress, "wait", scripted.clock.sleep)
-    client._sender.accumulator.pending_bytes = 64 << 20
-    with pytest.raises(Overloaded, match="for 700 ms"):
-        client.open_stage(KEY, 0, "run").add("t", 0, rows(b"a"), timeout_ms=700)
-    assert scripted.clock.slept == [pytest.approx(0.7)]
-
-
-def test_many_batches_are_staged_and_waited_for_in_one_call(client: TransactionClient) -> None:
-    def batches() -> Iterator[pa.Table]:
-        yield from (rows(b"a"), rows(b"b"))
-        staged_at(client)
-
-    assert len(set(client.stage("t", 0, batches(), KEY, 0, "run"))) == 2
 
 
 def test_a_decision_names_what_was_staged_and_goes_to_its_coordinator(
@@ -277,20 +155,3 @@ def test_what_is_staged_is_asked_of_the_brokers_that_are_registered_by_then(
     scripted.brokers_say = {"b:1": told(unknown=("t",), brokers=1)}
     with pytest.raises(UnknownTopic):
         client.staged("t")
-
-
-def test_times_are_positive_and_a_call_may_have_its_own(client: TransactionClient, scripted: Scripted) -> None:
-    assert client.deadline(None).timeout_ms == 20_000
-    assert client.deadline(7).timeout_ms == 7
-    for make in (lambda: client.deadline(0), lambda: TransactionClient(scripted, 0)):
-        with pytest.raises(InvalidSetting):
-            make()  # type: ignore[no-untyped-call]
-    assert client._sender.accumulator.settings.delivery_s == 20.0
-
-
-def test_what_has_no_answer_when_the_client_is_closed_is_given_up(client: TransactionClient) -> None:
-    stage = client.open_stage(KEY, 0, "run")
-    stage.add("t", 0, rows(b"a"))
-    client.close()
-    with pytest.raises(Unreachable):
-        stage.finish()

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster import fetching, streams, tunnels, watching
+from mq_client.cluster import fetching, streams, tunnels
 from mq_client.cluster.channels import Client
-from mq_client.cluster.fetching import StreamFetch, open_fetch
+from mq_client.cluster.fetching import open_fetch
 from mq_client.cluster.tunnels import connect
-from mq_client.cluster.watching import open_watch_offsets
 from mq_client.errors import (
     InvalidRequest,
     NotYetWritten,
@@ -241,23 +240,6 @@ def test_kept_connections_have_a_bound_and_an_age(monkeypatch: pytest.MonkeyPatc
         assert len(lines) == 1
 
 
-def test_a_stream_port_that_is_not_reached_leaves_the_fetch_to_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(streams.VARIABLE)
-    asked: list[Any] = []
-    monkeypatch.setattr(fetching, "open_by_grpc", lambda *given: asked.append(given) or ["by", "gRPC"])
-    with socket.create_server((HOST, 0)) as taken:
-        closed = f"{HOST}:{taken.getsockname()[1]}"
-    call = open_fetch("b:1", pb.FetchRequest(), 1.0, stream_address=closed)
-    assert streams.usable(closed), "gRPC has not answered yet: the broker may be starting"
-    assert list(call) == ["by", "gRPC"]
-    assert not streams.usable(closed)
-    assert open_fetch("b:1", pb.FetchRequest(), 1.0, stream_address=closed) == ["by", "gRPC"]
-    assert asked[0][0] == "b:1"
-    monkeypatch.setenv(streams.VARIABLE, "stream")
-    with pytest.raises(Unreachable):
-        open_fetch("b:1", pb.FetchRequest(), 1.0, stream_address=closed)
-
-
 @pytest.mark.parametrize("refused", [InvalidRequest(f"{NO_METHOD} 'Fetch'"), QuotaExceeded("one connection too many")])
 def test_a_fetch_that_a_stream_port_does_not_take_goes_by_grpc_at_once(
     monkeypatch: pytest.MonkeyPatch, refused: TritonMQError
@@ -286,50 +268,3 @@ def test_a_fetch_that_a_stream_port_does_not_take_goes_by_grpc_at_once(
         assert (asked[0][0], instead.cancelled) == ("b:1", True)
         assert fetch(at) is instead, "nor is it tried again"
         assert at.connections == 1
-
-
-def test_a_watch_leaves_a_stream_port_alone_only_once_grpc_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(streams.VARIABLE)
-    answers: list[str] = []
-    monkeypatch.setattr(watching, "open_by_grpc", lambda *given: answers)
-    with socket.create_server((HOST, 0)) as taken:
-        closed = f"{HOST}:{taken.getsockname()[1]}"
-    for answered in ([], ["by", "gRPC"]):
-        answers[:] = answered
-        assert list(open_watch_offsets("b:1", pb.WatchOffsetsRequest(), stream_address=closed)) == answered
-        assert streams.usable(closed) is not bool(answered)
-
-
-def test_a_fetch_that_is_cancelled_while_grpc_is_given_it_is_cancelled_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(streams.VARIABLE)
-    cancelled = threading.Event()
-
-    class ByGrpc:
-        def __iter__(self) -> Iterator[Any]:
-            assert cancelled.is_set()
-            return iter(())
-
-        def cancel(self) -> None:
-            cancelled.set()
-
-    def refuse(connection: socket.socket, request: pb.FetchRequest) -> bool:
-        refused = to_wire(InvalidRequest(f"{NO_METHOD} 'Fetch'"))
-        connection.sendall(b"".join(say(Kind.ERROR, refused.SerializeToString())))
-        return False
-
-    with broker(refuse) as at:
-        call = fetch(at)
-
-        def cancel_first(*_: Any) -> ByGrpc:
-            call.cancel()
-            return ByGrpc()
-
-        monkeypatch.setattr(fetching, "open_by_grpc", cancel_first)
-        assert list(call) == []
-
-
-def test_a_fetch_is_a_stream_fetch_where_it_can_be() -> None:
-    with broker(two_chunks) as at:
-        call = fetch(at)
-        assert isinstance(call, StreamFetch)
-        call.cancel()

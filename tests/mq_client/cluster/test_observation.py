@@ -110,11 +110,6 @@ def test_every_broker_is_asked_once_and_the_leader_is_believed(admin: Admin, wat
     assert (found.silent, found.left_out, found.cluster_id) == ((), {}, "c")
 
 
-def test_without_a_leader_the_newest_epoch_is_believed(admin: Admin, watched: Watched) -> None:
-    answering(watched, b1=said(1), b2=said(2, epoch=9, end=99), b3=said(3))
-    assert [partition.told_by for partition in admin.observe("partitions").partitions] == [2]
-
-
 def test_what_leaders_say_of_a_topic_and_of_a_group_is_put_together(admin: Admin, watched: Watched) -> None:
     answering(watched, b1=said(1, leads=True, g=4), b2=said(2, leads=True, g=6, h=1), b3=said(3))
     found = admin.observe()
@@ -123,13 +118,6 @@ def test_what_leaders_say_of_a_topic_and_of_a_group_is_put_together(admin: Admin
         GroupObservation("g", "t", "spark", 2, 10, 100, 6, 102),
         GroupObservation("h", "t", "spark", 2, 1, 10, 1, 102, "h at 2"),
     )
-
-
-@pytest.mark.parametrize(("ones", "others"), [("", "orders"), ("orders", ""), ("before", "orders")])
-def test_a_group_is_called_as_the_leader_was_told_that_heard_of_it_last(ones: str, others: str) -> None:
-    one = GroupObservation("g", "t", "spark", 1, 1, 1, 1, 5, ones)
-    other = GroupObservation("g", "t", "spark", 1, 1, 1, 1, 6, others)
-    assert {observation._both_groups(*pair).label for pair in ((one, other), (other, one))} == {"orders"}
 
 
 def test_who_does_not_answer_is_named(admin: Admin, watched: Watched) -> None:
@@ -141,18 +129,6 @@ def test_who_does_not_answer_is_named(admin: Admin, watched: Watched) -> None:
     found = admin.observe()
     assert (found.silent, found.left_out) == (("b:2", "b:3"), {"groups": 3})
     assert watched.allowed_s[-2] <= 1.0
-
-
-def test_a_broker_that_says_nothing_at_all_is_given_up(
-    admin: Admin, watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(observation, "_BROKER_MS", 20.0)
-    monkeypatch.setattr(observation, "_CANCEL_MS", 20.0)
-    watched.mute = {"b:3"}
-    answering(watched, b1=said(1), b2=said(2))
-    found = admin.observe()
-    assert found.silent == ("b:3",)
-    assert sorted(watched.broken_off) == ["b:1", "b:2", "b:3"]
 
 
 def test_if_nobody_answers_that_is_an_error(admin: Admin, watched: Watched) -> None:
@@ -243,7 +219,3 @@ def test_each_partition_has_its_own_brokers_of_the_flat_lists() -> None:
     answer.partitions.MergeFrom(more)
     found = observation.put_together({"b:1": answer}).partitions
     assert [(each.replicas, each.isr) for each in found] == [((1, 2, 3), (1, 3)), ((2,), ())]
-
-
-def test_an_observation_of_nothing_has_nothing() -> None:
-    assert observation.put_together({}) == ClusterObservation("", ())

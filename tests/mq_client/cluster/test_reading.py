@@ -3,7 +3,6 @@ test's."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,6 @@ from mq_client import reader as reader_module
 from mq_client.errors import (
     CorruptBatch,
     InvalidRequest,
-    InvalidSetting,
     NotLeader,
     NotYetWritten,
     OffsetOutOfRange,
@@ -168,38 +166,6 @@ def test_a_batch_that_was_given_already_is_not_given_again(reader: Reader, logs:
     assert values(reader.read("t", 0, 0, 6)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_an_empty_range_asks_nobody_and_a_wrong_one_is_refused_at_once(reader: Reader, logs: Logs) -> None:
-    assert list(reader.read("t", 0, 4, 4)) == []
-    for start, end in ((5, 4), (-1, 4)):
-        with pytest.raises(InvalidRequest, match="give 0 <= start <= end"):
-            reader.read("t", 0, start, end)
-    with pytest.raises(InvalidSetting, match="max_bytes=0 must be positive"):
-        reader.read("t", 0, 0, 4, max_bytes=0)
-    assert logs.fetched == []
-
-
-def test_what_is_not_given_is_asked_for(reader: Reader, scripted: Scripted, logs: Logs) -> None:
-    logs.play = {"b:1": everything}
-    said = pb.PartitionOffsets(partition=0, log_start_offset=2, log_end_offset=6)
-    scripted.answers["ListOffsets"] = lambda address, request: pb.ListOffsetsResponse(partitions=[said])
-    assert values(reader.read("t", 0)) == [2, 3, 4, 5]
-    assert values(reader.read("t", 0, 4)) == [4, 5]
-    assert values(reader.read("t", 0, end=3)) == [2]
-    assert list(reader.read("t", 0, 9)) == []
-    assert reader.offsets("t") == {0: (2, 6)}
-
-
-def test_a_read_of_all_columns_looks_again_at_which_there_are(reader: Reader, scripted: Scripted, logs: Logs) -> None:
-    logs.play = {"b:1": everything}
-    reader.read("t", 0, 0, 1)
-    assert scripted.asked == []
-    scripted.clock.now += 1.0
-    reader.read("t", 0, 0, 1, columns=["value"])
-    assert scripted.asked == []
-    reader.read("t", 0, 0, 1)
-    assert len(scripted.asked) == 1
-
-
 # ---------------------------------------------------------------- another replica
 
 
@@ -228,11 +194,6 @@ def test_one_stream_of_several_is_given_half_of_the_time_and_the_last_all(reader
     long._replicas = reader._replicas
     list(long.read("t", 0, 0, 5))
     assert logs.allowed_s == [10.0, 10.0, 60.0]
-
-
-def test_a_stream_that_ends_without_a_batch_is_no_answer(reader: Reader, logs: Logs) -> None:
-    logs.play = {"b:1": lambda request: [], "b:2": everything}
-    assert values(reader.read("t", 0, 0, 2)) == [0, 1]
 
 
 def test_after_the_last_replica_it_waits_and_looks_at_who_leads(
@@ -317,14 +278,6 @@ def test_a_topic_made_anew_is_not_read_on(reader: Reader, scripted: Scripted, lo
         next(found)
 
 
-def test_a_topic_made_anew_before_anything_was_read_is_read(reader: Reader, scripted: Scripted, logs: Logs) -> None:
-    logs.play = dict.fromkeys(
-        ("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()]
-    )
-    scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(1, topic_id="another")))
-    assert values(reader.read("t", 0, 0, 2)) == [0, 1]
-
-
 def test_a_replica_that_knows_the_leader_is_believed(reader: Reader, scripted: Scripted, logs: Logs) -> None:
     logs.play = dict.fromkeys(
         ("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()]
@@ -333,15 +286,6 @@ def test_a_replica_that_knows_the_leader_is_believed(reader: Reader, scripted: S
     assert values(reader.read("t", 0, 0, 2)) == [0, 1]
     assert [address for address, _ in logs.fetched] == ["b:1", "b:2", "b:3", "b:3"]
     assert logs.requests[-1].leader_epoch == 4
-
-
-def test_without_a_live_replica_it_waits_for_one(reader: Reader, scripted: Scripted, logs: Logs, clock: Clock) -> None:
-    scripted.learn(topic_info(0), brokers=0)
-    scripted._brokers.clear()
-    scripted._answered = "b:1"
-    logs.play = {"b:1": everything}
-    assert values(reader.read("t", 0, 0, 2)) == [0, 1]
-    assert clock.slept
 
 
 # ---------------------------------------------------------------- the end of the log
@@ -396,23 +340,6 @@ def test_a_read_is_ended_by_its_bytes(reader: Reader, logs: Logs) -> None:
     assert values(reader.read("t", 0, 0, 10, max_bytes=2 * size)) == [0, 1, 2, 3]
     assert values(reader.read("t", 0, 0, 10, max_bytes=1)) == [0]
     assert values(reader.read("t", 0, 0, 10, max_bytes=limits.MESSAGE_BYTES_MAX)) == list(range(10))
-
-
-def test_a_read_waits_for_ever_if_it_is_told_to(scripted: Scripted) -> None:
-    assert Reader(scripted, math.inf)._timeout_ms < math.inf
-    with pytest.raises(InvalidSetting):
-        Reader(scripted, 0)
-    with pytest.raises(InvalidSetting, match="read_from='all'"):
-        Reader(scripted, read_from="all")
-
-
-def test_an_offset_before_one_that_is_kept_is_raised_at_once_even_if_that_is_the_first_of_all(
-    reader: Reader, logs: Logs
-) -> None:
-    logs.play = {"b:1": lambda request: [refused(OffsetOutOfRange("gone", 0))]}
-    with pytest.raises(OffsetOutOfRange):
-        list(reader.read("t", 0, 5, 6))
-    assert len(logs.fetched) == 1
 
 
 def test_waits_are_short_again_after_progress(reader: Reader, logs: Logs, clock: Clock) -> None:

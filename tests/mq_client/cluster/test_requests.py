@@ -13,14 +13,12 @@ from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import ask_leaders, ask_offsets, delete_group, move_cursors, purge, topic_with
 from mq_client.errors import (
     InvalidRequest,
-    InvalidSetting,
     NotLeader,
     OutcomeUnknown,
     Overloaded,
     PartitionUnavailable,
     SchemaMismatch,
     UnknownPartition,
-    UnknownTopic,
     Unreachable,
 )
 from mq_protocol import mq_pb2 as pb
@@ -198,15 +196,6 @@ def answered(scripted: Scripted, method: str, response: type, field: str = "part
     scripted.answers[method] = answer  # type: ignore[assignment]
 
 
-def test_a_time_is_asked_for_only_if_one_is_given(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1))
-    answered(scripted, "ListOffsets", pb.ListOffsetsResponse)
-    ask_offsets(scripted, "t", Deadline(MINUTE))
-    ask_offsets(scripted, "t", Deadline(MINUTE), timestamp_us=0)
-    assert [request.HasField("timestamp_us") for _, _, request in scripted.asked] == [False, True]
-    assert [list(request.partitions) for _, _, request in scripted.asked] == [[0], [0]]
-
-
 def test_a_purge_says_where_each_log_starts_now(scripted: Scripted) -> None:
     scripted.learn(topic_info(1, 2, 2))
     answered(scripted, "Purge", pb.PurgeResponse)
@@ -276,13 +265,6 @@ def test_a_partition_that_was_just_added_is_asked_for_before_it_is_an_error(scri
     assert clock.now - began == pytest.approx(1.0)
 
 
-def test_a_partition_below_zero_is_refused_at_once(scripted: Scripted) -> None:
-    scripted.learn(topic_info(1))
-    with pytest.raises(UnknownPartition, match="no partition -1"):
-        topic_with(scripted, "t", [0, -1], Deadline(MINUTE))
-    assert scripted.asked == []
-
-
 def test_a_column_that_was_just_added_is_asked_for_and_a_wrong_one_is_named(scripted: Scripted, clock: Clock) -> None:
     scripted.learn(topic_info(1, schema=ONE))
     clock.now += 1
@@ -290,18 +272,6 @@ def test_a_column_that_was_just_added_is_asked_for_and_a_wrong_one_is_named(scri
     assert topic_with(scripted, "t", [0], Deadline(MINUTE), columns=["a", "b"]).schema == TWO
     with pytest.raises(SchemaMismatch, match=r"no column 'bb'.*did you mean 'b'"):
         topic_with(scripted, "t", [], Deadline(MINUTE), columns=["bb"])
-
-
-def test_a_check_that_fails_for_now_is_made_again_of_what_is_heard(scripted: Scripted, clock: Clock) -> None:
-    scripted.learn(topic_info(1))
-    clock.now += 1
-    live(scripted, topic_info(1, 1))
-
-    def check(view: TopicView) -> None:
-        if view.partitions < 2:
-            raise InvalidSetting("too few")
-
-    assert topic_with(scripted, "t", [], Deadline(MINUTE), check=check).partitions == 2
 
 
 def test_if_nobody_answers_a_second_time_the_first_word_stands(scripted: Scripted, clock: Clock) -> None:
@@ -314,19 +284,3 @@ def test_if_nobody_answers_a_second_time_the_first_word_stands(scripted: Scripte
         topic_with(scripted, "t", [1], Deadline(3_000))
     with pytest.raises(Unreachable):  # nobody has said a word since it was asked
         topic_with(scripted, "t", [1], Deadline(3_000))
-
-
-def test_a_topic_that_is_gone_by_then_says_so(scripted: Scripted, clock: Clock) -> None:
-    scripted.learn(topic_info(1), brokers=1)
-    clock.now += 1
-    said = iter([told(topic_info(1), brokers=1)])
-    scripted.brokers_say = {"b:1": lambda request: next(said, told(unknown=("t",), brokers=1))}
-    with pytest.raises(UnknownTopic):
-        topic_with(scripted, "t", [1], Deadline(3_000))
-
-
-def test_a_partition_that_was_just_added_may_be_named_beside_the_first(scripted: Scripted, clock: Clock) -> None:
-    scripted.learn(topic_info(1))
-    clock.now += 1
-    live(scripted, topic_info(1, 1))
-    assert topic_with(scripted, "t", [0, 1], Deadline(MINUTE)).partitions == 2

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,10 @@ from mq_client.cluster import stream_calls, streams
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.stream_calls import StreamCall, dial
 from mq_client.cluster.streams import NoStreamPort
-from mq_client.consuming import push_calls
-from mq_client.errors import InvalidRequest, NotLeader, QuotaExceeded, TritonMQError, Unreachable
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import to_wire
+from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol.framing import STREAM, Receiver, preamble
 from mq_protocol.pem import context, files_of_broker, read
-from mq_protocol.streams import NO_METHOD, PREAMBLE, Kind, said, say, say_envelope
+from mq_protocol.streams import PREAMBLE, Kind, said, say
 from tests.securing import Certs
 
 HOST = "127.0.0.1"
@@ -181,21 +176,6 @@ def test_a_broker_that_reads_nothing_is_waited_for() -> None:
     run(scenario)
 
 
-def test_an_error_of_the_broker_is_raised_as_it_was_after_what_came_before_it() -> None:
-    async def scenario() -> None:
-        async with port() as at, called(at) as (call, broker):
-            refused = say(Kind.ERROR, to_wire(NotLeader("ask 3", 3, 17)).SerializeToString())
-            broker.say(say(Kind.MESSAGE, b"one"), refused)
-            broker.writer.close()
-            message = await call.read()
-            assert message is not None
-            assert message.body == b"one"
-            with pytest.raises(NotLeader, match="ask 3"):
-                await call.read()
-
-    run(scenario)
-
-
 @pytest.mark.parametrize(
     "said_", [b"", b"".join(say(Kind.MESSAGE, b"x" * 100))[:50], b"\xff" * 8, b"\0\0\0\1\0\0\0\0\x63"]
 )
@@ -285,94 +265,3 @@ def test_a_port_that_refuses_and_one_that_speaks_no_tls_are_none(tmp_path: Path)
 
 
 # ---------------------------------------------------------------- over a stream port, or by gRPC
-
-
-class ByGrpc:
-    """In the place of gRPC."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.stream_calls: Counter[str] = Counter()
-        self.answers: list[Any] = [Envelope(pb.BatchesHeader(), (b"by gRPC",)), push_calls.EOF]
-
-    def channel(self, address: str, client: Client) -> Any:
-        self.calls += 1
-        return contextlib.nullcontext(self)
-
-    def stream_stream(self, *_: object) -> Callable[..., ByGrpc]:
-        return lambda **_: self
-
-    async def read(self) -> Any:
-        return self.answers.pop(0)
-
-    def cancel(self) -> None:
-        pass
-
-
-def opened(grpc: ByGrpc, stream_address: str) -> Any:
-    return push_calls.opened(grpc, "Subscribe", pb.BatchesHeader, "b:1", NOBODY, stream_address)
-
-
-def test_a_call_goes_over_the_stream_port_that_there_is() -> None:
-    async def scenario() -> None:
-        grpc = ByGrpc()
-        async with port() as at, opened(grpc, at.address) as call:
-            broker = await at.brokers.get()
-            broker.say(say_envelope(Envelope(pb.BatchesHeader(leader_epoch=7), (b"payload",))), say(Kind.END))
-            message = await call.read()
-            assert (message.header.leader_epoch, bytes(message.payload)) == (7, b"payload")
-            assert await call.read() is None
-            broker.writer.transport.abort()
-        assert grpc.calls == 0
-
-    run(scenario)
-
-
-def test_a_stream_port_that_is_not_reached_is_left_alone_once_grpc_has_answered() -> None:
-    async def scenario() -> None:
-        grpc = ByGrpc()
-        with socket.create_server((HOST, 0)) as taken:
-            closed = f"{HOST}:{taken.getsockname()[1]}"
-        async with opened(grpc, closed) as call:
-            assert streams.usable(closed)  # the broker may be gone
-            assert bytes((await call.read()).payload) == b"by gRPC"
-        assert not streams.usable(closed)
-        assert grpc.calls == 1
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("refused", [InvalidRequest(f"{NO_METHOD} 'Subscribe'"), QuotaExceeded("one too many")])
-def test_a_call_that_the_stream_port_does_not_take_goes_by_grpc_next(refused: TritonMQError) -> None:
-    async def scenario() -> None:
-        grpc = ByGrpc()
-        async with port() as at:
-            async with opened(grpc, at.address) as call:
-                broker = await at.brokers.get()
-                broker.say(say(Kind.ERROR, to_wire(refused).SerializeToString()))
-                with pytest.raises(Unreachable) as raised:  # which has the call made again
-                    await call.read()
-                assert str(refused) in str(raised.value)
-                broker.writer.transport.abort()
-            async with opened(grpc, at.address) as call:
-                assert bytes((await call.read()).payload) == b"by gRPC"
-
-    run(scenario)
-
-
-def test_a_process_has_so_many_connections_and_what_is_above_goes_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(push_calls, "CALLS_MAX", 1)
-
-    async def scenario() -> None:
-        grpc = ByGrpc()
-        async with port() as at:
-            async with opened(grpc, at.address):
-                broker = await at.brokers.get()
-                async with opened(grpc, at.address) as another:
-                    assert bytes((await another.read()).payload) == b"by gRPC"
-                broker.writer.transport.abort()
-            async with opened(grpc, at.address):  # there is room again
-                (await at.brokers.get()).writer.transport.abort()
-        assert grpc.calls == 1
-
-    run(scenario)

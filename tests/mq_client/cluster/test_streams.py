@@ -10,21 +10,19 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from mq_client.cluster import streams
 from mq_client.cluster.channels import NOBODY, Client
-from mq_client.cluster.streams import Duplex, NoStreamPort, avoid, dial, is_for_grpc, usable
-from mq_client.errors import InvalidRequest, InvalidSetting, NotLeader, QuotaExceeded, Unreachable
+from mq_client.cluster.streams import Duplex, NoStreamPort, dial
+from mq_client.errors import NotLeader, Unreachable
 from mq_client.security import Security
 from mq_protocol.error_messages import to_wire
 from mq_protocol.framing import STREAM, Receiver, preamble
 from mq_protocol.pem import CA_FILE, context, files_of_broker, read
 from mq_protocol.secrets import new_api_token
-from mq_protocol.streams import NO_METHOD, PREAMBLE, Kind, Said, said, say
-from mq_protocol.transport import MethodUnknown
+from mq_protocol.streams import PREAMBLE, Kind, said, say
 from tests.securing import Certs
 
 HOST = "127.0.0.1"
@@ -92,19 +90,6 @@ def heard(broker: socket.socket, count: int) -> list[tuple[Kind, bytes, bytes]]:
             kind, body, payload = said(message)
             found.append((kind, body, bytes(payload)))
     return found
-
-
-def test_messages_go_both_ways(port: Port) -> None:
-    duplex, broker = connection(port)
-    duplex.send(streams.open_message("Produce"))
-    duplex.send(say(Kind.MESSAGE, b"header", [b"ab", b"", memoryview(b"cd")]))
-    opened, message = heard(broker, 2)
-    assert opened[0] is Kind.OPEN
-    assert message == (Kind.MESSAGE, b"header", b"abcd")
-    broker.sendall(b"".join(say(Kind.MESSAGE, b"one") + say(Kind.PING) + say(Kind.END)))
-    assert duplex.receive().body == b"one"
-    assert duplex.receive().kind is Kind.END
-    duplex.release()
 
 
 @pytest.mark.parametrize("secured", [False, True])
@@ -192,51 +177,6 @@ def test_a_broker_that_has_stopped_is_noticed_and_one_that_answers_is_not(
     duplex.release()
 
 
-def test_a_broker_that_takes_nothing_for_long_and_says_that_it_lives_is_not_given_up(
-    port: Port, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As one does whose client is above a quota. Hours pass by the client's clock, which the test moves."""
-    monkeypatch.setattr(streams, "PING_S", 600.0)
-    monkeypatch.setattr(streams, "SILENCE_S", 3_600.0)
-    passed_s = 0.0
-    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + passed_s))
-    duplex, broker = connection(port)
-    heard_: list[Said | Exception] = []
-
-    def receive() -> None:
-        try:
-            heard_.append(duplex.receive())
-        except Unreachable as error:
-            heard_.append(error)
-
-    receiving = threading.Thread(target=receive, daemon=True)
-    receiving.start()
-    payload = bytes(30 << 20)  # more than TCP holds
-    duplex.send(say(Kind.MESSAGE, b"h", [payload]))
-    for _ in range(10):
-        passed_s += streams.SILENCE_S / 2
-        now = streams.time.monotonic()
-        broker.sendall(b"".join(say(Kind.PONG)))
-        until = time.monotonic() + 3 * WAIT_S
-        while duplex._heard_at < now:
-            assert heard_ == []
-            assert time.monotonic() < until
-            time.sleep(0.01)
-    found: list[tuple[Kind, bytes, bytes]] = []
-    reading = threading.Thread(target=lambda: found.extend(heard(broker, 1)), daemon=True)
-    reading.start()
-    until = time.monotonic() + 3 * WAIT_S
-    while reading.is_alive():
-        assert time.monotonic() < until
-        broker.sendall(b"".join(say(Kind.PONG)))
-        reading.join(0.1)
-    assert [len(payload) for _, _, payload in found] == [30 << 20]
-    broker.sendall(b"".join(say(Kind.MESSAGE, b"taken")))
-    receiving.join(WAIT_S)
-    assert [each.body if isinstance(each, Said) else each for each in heard_] == [b"taken"]
-    duplex.release()
-
-
 @pytest.mark.parametrize(
     "greeting",
     [b"\x00\x00\x06\x04\x00\x00\x00\x00\x00\x00\x05", b"HTTP/1.1 400 Bad Request\r\n\r\n", preamble(), b"", b"\x93TMS"],
@@ -256,52 +196,6 @@ def test_a_port_that_refuses_and_one_of_another_kind_are_none(tmp_path: Path, po
     certs = Certs(tmp_path / "certs", 1)
     with pytest.raises(NoStreamPort):  # it speaks plain text
         dial(port.address, Client((), certs.user("etl")), 1.0)
-
-
-def test_a_port_that_was_not_reached_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert usable("b:1")
-    assert not usable("")
-    avoid("b:1")
-    assert not usable("b:1")
-    assert usable("b:2")
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + streams.AVOID_S + 1)
-    assert usable("b:1")
-
-
-def test_a_method_that_a_stream_port_does_not_serve_is_left_to_grpc_for_a_while_and_others_are_not(port: Port) -> None:
-    duplex, broker = connection(port)
-    said_ = InvalidRequest(f"{NO_METHOD} 'Subscribe': ask it by gRPC, at the address for clients")
-    broker.sendall(b"".join(say(Kind.ERROR, to_wire(said_).SerializeToString())))
-    with pytest.raises(MethodUnknown) as raised:
-        duplex.receive()
-    duplex.release()
-    assert is_for_grpc(raised.value, "b:1", "Subscribe")
-    assert not usable("b:1", "Subscribe")
-    assert usable("b:1", "Produce")
-    assert usable("b:2", "Subscribe")
-
-
-def test_a_call_that_was_refused_for_itself_is_not_made_again_by_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not is_for_grpc(InvalidRequest("no such offset"), "b:1", "Fetch")
-    assert usable("b:1", "Fetch")
-    assert is_for_grpc(QuotaExceeded("2 connections are open"), "b:1", "Fetch")
-    monkeypatch.setenv(streams.VARIABLE, "stream")
-    assert not is_for_grpc(QuotaExceeded("2 connections are open"), "b:1", "Fetch")
-
-
-def test_the_environment_forbids_stream_ports_or_insists_on_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(streams.VARIABLE, "grpc")
-    assert not usable("b:1")
-    monkeypatch.setenv(streams.VARIABLE, "stream")
-    assert usable("b:1")
-    with pytest.raises(Unreachable, match="tells no stream port"):
-        usable("")
-    with pytest.raises(Unreachable, match="cannot be reached"):
-        avoid("b:1")
-    monkeypatch.setenv(streams.VARIABLE, "pigeon")
-    with pytest.raises(InvalidSetting, match="pigeon"):
-        usable("b:1")
 
 
 def test_a_token_is_sent_to_no_stream_port(tmp_path: Path, port: Port) -> None:

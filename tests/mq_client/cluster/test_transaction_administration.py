@@ -16,7 +16,7 @@ from mq_client.errors import (
 )
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.administrating import GONE, answers, say
-from tests.mq_client.cluster.scripted import Scripted, told, topic_info
+from tests.mq_client.cluster.scripted import Scripted, topic_info
 
 
 @pytest.fixture
@@ -94,16 +94,6 @@ def test_a_query_that_only_a_silent_broker_may_know_is_not_said_to_be_unknown(ad
     assert admin.transactions("q") == []
 
 
-def test_a_broker_of_several_has_three_seconds_to_tell_of_transactions(admin: Admin, scripted: Scripted) -> None:
-    transactions(scripted, {})
-    admin.transactions()
-    assert scripted.allowed_s[-3:] == [3.0, 3.0, 3.0]
-    scripted.brokers_say = {"b:1": told(topic_info(1), brokers=1)}
-    scripted.learn(topic_info(1), brokers=1)
-    admin.transactions()
-    assert scripted.allowed_s[-1] == pytest.approx(20.0)
-
-
 def test_a_query_is_aborted_at_a_broker_that_knows_of_it(admin: Admin, scripted: Scripted) -> None:
     transactions(scripted, {"b:2": pb.TransactionsResponse(known=[known(batch_id=7)], staged=[staged()])})
     done = pb.AbortTransactionResponse(known=True, batch_id=7, published=True, discarded=3, unreached=["b:9"])
@@ -119,13 +109,6 @@ def test_a_query_is_aborted_at_a_broker_that_knows_of_it(admin: Admin, scripted:
     )
     assert (requests[0].query, requests[0].sink, requests[0].timeout_ms) == ("q", "s", 18_000)
     assert scripted.addresses_asked()[-1] == "b:2"
-
-
-def test_what_only_one_broker_has_staged_is_aborted_there(admin: Admin, scripted: Scripted) -> None:
-    transactions(scripted, {"b:3": pb.TransactionsResponse(staged=[staged()])})
-    answers(scripted, "AbortTransaction", pb.AbortTransactionResponse(known=True))
-    admin.abort_transaction("q")
-    assert scripted.addresses_asked()[-1] == "b:3"
 
 
 def test_an_abort_is_asked_for_again_until_it_is_done_or_its_time_is_over(admin: Admin, scripted: Scripted) -> None:
@@ -159,14 +142,6 @@ def test_an_abort_says_which_query_is_meant(admin: Admin, scripted: Scripted) ->
     with pytest.raises(InvalidRequest, match="name the query to abort"):
         admin.abort_transaction("")
     assert transaction_admin.TransactionDescription("q", "").since_us == 0
-
-
-def test_a_query_of_which_something_is_staged_is_told_although_a_broker_is_silent(
-    admin: Admin, scripted: Scripted
-) -> None:
-    transactions(scripted, {"b:1": pb.TransactionsResponse(staged=[staged()]), "b:3": GONE})
-    [found] = admin.transactions("q")
-    assert (found.batches, found.silent) == (1, ("b:3",))
 
 
 def test_a_key_is_given_at_a_broker_that_knows_of_it_and_asked_for_until_it_is(

@@ -8,16 +8,13 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mq_client import Admin, Producer, Reader, Unreachable
-from mq_client.cluster import fetching, handshake, stream_calls, streams, tunnels, watching
-from mq_client.cluster.channels import Client, call_unary
+from mq_client.cluster import tunnels
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_client.cluster.fetching import open_fetch
 from mq_client.cluster.tunnels import (
     TunnelFault,
     What,
@@ -27,17 +24,13 @@ from mq_client.cluster.tunnels import (
     fault,
     fault_of_all,
     given_via,
-    named,
 )
-from mq_client.cluster.watching import open_watch_offsets
-from mq_client.errors import InvalidSetting, NotLeader
-from mq_protocol import mq_pb2 as pb
+from mq_client.errors import InvalidSetting
 
 HOST = "127.0.0.1"
 BROKER = "broker-1.hidden:7400"
 """Nobody here knows it: whoever dials it directly is found out."""
 
-PORT = "broker-1.hidden:1"
 """Its stream port."""
 
 WAIT_S = 30.0
@@ -146,24 +139,6 @@ def test_one_that_is_dead_one_of_no_host_and_one_that_is_silent(
     assert "something listens there, and has not answered" in str(silent)
 
 
-def test_through_one_that_works_bytes_go_both_ways() -> None:
-    with socket.create_server((HOST, 0)) as listener:
-
-        def serve() -> None:
-            accepted, _ = listener.accept()
-            with accepted:
-                accepted.recv(4096)
-                accepted.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-                accepted.sendall(accepted.recv(5)[::-1])
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with connect(BROKER, f"{HOST}:{listener.getsockname()[1]}", WAIT_S) as connection:
-            connection.sendall(b"hello")
-            assert connection.recv(5) == b"olleh"
-        thread.join(WAIT_S)
-
-
 def test_brokers_are_blamed_if_the_tunnel_says_so_and_else_the_tunnel_once(
     listen: Callable[[bytes | None], Listener], nowhere: str
 ) -> None:
@@ -208,93 +183,6 @@ def test_every_client_names_a_tunnel_that_is_dead(nowhere: str) -> None:
         assert str(raised.value).startswith(f"no broker was asked: the tunnel at {nowhere} cannot be reached: ")
 
 
-def test_a_broker_that_the_tunnel_does_not_reach_is_named_as_such(listen: Callable[[bytes | None], Listener]) -> None:
-    via = listen(b"HTTP/1.1 502 Bad Gateway\r\n\r\n").via
-    with Admin(BROKER, 30_000, via=via) as admin, pytest.raises(Unreachable) as raised:
-        admin.describe_cluster()
-    assert f"{BROKER}: the tunnel at {via} does not reach the broker at {BROKER}" in str(raised.value)
-
-
-def test_what_grpc_says_is_told_of_the_tunnel(listen: Callable[[bytes | None], Listener], nowhere: str) -> None:
-    for via, text in (
-        (listen(b"HTTP/1.1 403 Forbidden\r\n\r\n").via, f"refuses {BROKER}"),
-        (nowhere, "cannot be reached: connection refused. Start it"),
-    ):
-        client = Client((BROKER,), None, via)
-        with pytest.raises(Unreachable) as raised:
-            call_unary(BROKER, "Metadata", pb.MetadataRequest(), pb.MetadataResponse, WAIT_S, client)
-        assert str(raised.value).startswith(f"the tunnel at {via} ")
-        assert text in str(raised.value)
-
-
-def test_what_a_broker_itself_says_stays_as_it_is() -> None:
-    for error in (NotLeader("b says so"), Unreachable("broker 3 is gone")):
-        assert named(error, BROKER, "t:1") is error
-
-
-def test_a_stream_port_is_not_given_up_since_the_tunnel_was_down(
-    listen: Callable[[bytes | None], Listener], nowhere: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class ByGrpc(list[str]):
-        def cancel(self) -> None:
-            self.clear()
-
-    monkeypatch.delenv(streams.VARIABLE, raising=False)
-    for module, call in (
-        (fetching, lambda client: open_fetch(BROKER, pb.FetchRequest(), 0.1, client, PORT)),
-        (watching, lambda client: open_watch_offsets(BROKER, pb.WatchOffsetsRequest(), client, PORT)),
-    ):
-        monkeypatch.setattr(module, "open_by_grpc", lambda *_: ByGrpc(["one", "two"]))
-        for via, given_up in ((nowhere, False), (listen(b"HTTP/1.1 403 Forbidden\r\n\r\n").via, True)):
-            monkeypatch.setattr(streams, "_avoided", {})
-            client = Client((BROKER,), None, via)
-            call(client).cancel()
-            assert not streams._avoided, "gRPC has not answered: it may be the broker that is gone"
-            assert list(call(client)) == ["one", "two"]
-            assert bool(streams._avoided) is given_up
-        monkeypatch.setenv(streams.VARIABLE, "stream")
-        with pytest.raises(Unreachable, match=PORT):
-            call(client)
-        monkeypatch.delenv(streams.VARIABLE)
-
-
-def test_many_connections_through_a_silent_tunnel_are_waited_for_at_once_and_none_is_left(
-    listen: Callable[[bytes | None], Listener],
-) -> None:
-    there = listen(None)
-
-    async def scenario() -> None:
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        client = Client((BROKER,), None, there.via)
-        dialling = [asyncio.create_task(stream_calls.dial(PORT, BROKER, client)) for _ in range(20)]
-        async with asyncio.timeout(WAIT_S):
-            while len(there.kept) < len(dialling):  # noqa: ASYNC110 - of the listener's thread nothing tells
-                await asyncio.sleep(0.01)
-        for each in dialling:
-            each.cancel()
-        await asyncio.gather(*dialling, return_exceptions=True)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tunnels, "PROBE_S", 4 * WAIT_S)
-        asyncio.run(scenario())
-    for each in there.kept:
-        while each.recv(4096):  # the request, then the end
-            pass
-
-
-def test_all_addresses_of_a_host_are_tried(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server((HOST, 0)) as listener:
-        found = [
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", (HOST, port))
-            for port in (int(nowhere.partition(":")[2]), listener.getsockname()[1])
-        ]
-        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-        asyncio.run(connect_on_loop("b.hidden:1", "", WAIT_S)).close()
-        found.pop()
-        with pytest.raises(ConnectionRefusedError):
-            asyncio.run(connect_on_loop("b.hidden:1", "", WAIT_S))
-
-
 def test_where_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(tunnels.VARIABLE, " gateway:7490 ")
     assert given_via(None) == "gateway:7490"
@@ -313,22 +201,9 @@ def test_what_is_no_address_is_refused(wrong: object) -> None:
         checked_via(wrong)
 
 
-def test_clients_of_different_tunnels_share_no_connection() -> None:
-    assert Client((BROKER,), None, "a:1") != Client((BROKER,), None, "b:1")
-    assert tunnels.target(BROKER, "", ()) == (BROKER, [])
-    assert tunnels.target(BROKER, "a:1", ())[0] == "a:1"
-
-
 def test_a_question_ends_in_time_though_the_tunnel_is_silent(listen: Callable[[bytes | None], Listener]) -> None:
     connection = Connection(BROKER, via=listen(None).via)
     with pytest.raises(Unreachable):
         connection.metadata(Deadline(500))
     with pytest.raises(TunnelFault):
         connect(BROKER, connection.client.via, 0.1)
-
-
-def test_what_was_found_wrong_through_one_tunnel_is_not_told_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "_told", {})
-    monkeypatch.setattr(handshake, "_of_plain", lambda address, via: f"{address} by {via}")
-    told = [handshake.fault(BROKER, None, via) for via in ("one:1", "two:2", "", "one:1")]
-    assert told == [f"{BROKER} by {via}" for via in ("one:1", "two:2", "", "one:1")]
