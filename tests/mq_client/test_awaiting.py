@@ -38,25 +38,6 @@ def test_a_future_is_awaited_before_and_after_it_is_settled_and_again() -> None:
     assert futures[0].result(0).offset == 100
 
 
-def test_one_future_is_awaited_in_loops_of_several_threads() -> None:
-    outcome, found = BatchOutcome("t"), list[int]()
-    future = RecordFuture(outcome, 1)
-    waiting = threading.Barrier(3)
-
-    async def wait() -> None:
-        asyncio.get_running_loop().call_soon(waiting.wait)
-        found.append((await future).offset)
-
-    threads = [threading.Thread(target=asyncio.run, args=(wait(),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    waiting.wait(DEADLINE_S)
-    outcome.settle(PLACE, None)
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert found == [101, 101]
-
-
 def test_an_error_is_raised_where_it_is_awaited_and_counts_as_seen() -> None:
     outcome = BatchOutcome("t")
     future = RecordFuture(outcome, 0)
@@ -83,21 +64,6 @@ def test_who_is_cancelled_waits_no_longer_and_the_record_goes_its_way() -> None:
         assert (await future).offset == 100
 
     asyncio.run(scene())
-
-
-def test_a_loop_that_has_ended_does_not_disturb_who_settles(caplog: pytest.LogCaptureFixture) -> None:
-    outcome = BatchOutcome("t")
-    future = RecordFuture(outcome, 0)
-
-    async def scene() -> None:
-        task = asyncio.ensure_future(asyncio.wait_for(future, DEADLINE_S))
-        await asyncio.sleep(0)
-        task.cancel()
-
-    asyncio.run(scene())
-    outcome.settle(PLACE, None)
-    assert future.result(0).offset == 100
-    assert [record for record in caplog.records if record.thread == threading.get_ident()] == []
 
 
 def test_a_table_is_awaited_too() -> None:
@@ -225,24 +191,6 @@ def test_other_tasks_get_their_turn_although_there_is_always_something() -> None
         task.cancel()
 
     asyncio.run(scene())
-
-
-def test_a_loop_that_has_ended_is_forgotten_by_who_wakes() -> None:
-    box = Box()
-    loop = asyncio.new_event_loop()
-    waiting = loop.create_task(anext(box.taken()))  # type: ignore[arg-type]
-
-    async def waits() -> None:
-        async with asyncio.timeout(DEADLINE_S):
-            while not box.changed.wakers:  # noqa: ASYNC110 - no event says so
-                await asyncio.sleep(0.001)
-
-    loop.run_until_complete(waits())
-    loop.close()
-    box.put(1)
-    assert box.changed.wakers == set()
-    assert list(box.items) == [1]
-    waiting._log_destroy_pending = False  # asyncio would say that it was never ended, as is meant here
 
 
 # ------------------------------------------------------------------ blocks

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import ephemeral
 from mq_client import Admin, Consumer, GroupInUse, InvalidRequest, InvalidSetting, Producer, UnknownGroup
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import move_cursors
 from tests.cluster.harness import wait_until
-from tests.mq_broker.broker.cluster import until
-from tests.mq_broker.broker.test_three_brokers import three
 
 
 def publish(bootstrap: str, topic: str, *values: str) -> None:
@@ -99,51 +94,3 @@ def test_all_members_of_a_group_say_alike_whether_it_ends_with_them(admin: Admin
     assert [cursor.kind for cursor in admin.describe_group(topic + "e").cursors] == ["ephemeral"]
     with pytest.raises(InvalidRequest, match="ends with its last member: give ephemeral=True"):
         consume(bootstrap, topic, 1, group=topic + "e")
-
-
-def test_an_ephemeral_group_survives_a_failover_and_ends_with_its_last_member(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ephemeral, "GRACE_S", 60.0)
-
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3, schema=None)
-            former = await cluster.leader("t", at=1)
-            bootstrap = ",".join(cluster[broker].address for broker in (1, 2, 3) if broker != former)
-            admin = Admin(bootstrap)
-            await asyncio.to_thread(publish, bootstrap, "t", "a", "b")
-            for group, lasting in (("fleeting", False), ("lasting", True), ("deleted", True)):
-                given = await asyncio.to_thread(consume, bootstrap, "t", 1, group=group, ephemeral=not lasting)
-                assert given == [b"a"]
-            await asyncio.to_thread(admin.delete_group, "deleted")
-
-            await cluster[former].abandon()
-            leader = await cluster.leader("t", at=1 + former % 3, not_=former)
-            await until(lambda: cluster[leader].end("t"))
-
-            async def two() -> bool:  # the other follower hears of the deletion from the new leader
-                return await asyncio.to_thread(admin.list_groups) == ["fleeting", "lasting"]
-
-            await until(two)
-            assert await asyncio.to_thread(consume, bootstrap, "t", 1, group="fleeting", ephemeral=True) == [b"b"]
-
-            consumer = await asyncio.to_thread(member, bootstrap)
-            monkeypatch.setattr(ephemeral, "GRACE_S", 0.2)
-            await asyncio.sleep(1.5)  # several times as long: a group that has a member does not end
-            assert await asyncio.to_thread(admin.list_groups) == ["fleeting", "lasting"]
-            await asyncio.to_thread(consumer.stop)
-
-            async def over() -> bool:
-                return await asyncio.to_thread(admin.list_groups) == ["lasting"]
-
-            await until(over)
-
-    asyncio.run(scenario())
-
-
-def member(bootstrap: str) -> Consumer:
-    consumer = Consumer(bootstrap, group="fleeting", ephemeral=True)
-    consumer.subscribe("t")
-    consumer.start()
-    return consumer

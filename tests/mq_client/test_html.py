@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from html.parser import HTMLParser
 
 import pyarrow as pa
@@ -11,7 +10,7 @@ import pytest
 from mq_client import ClusterDescription, GroupDescription, PartitionDescription, PartitionMove, TopicDescription
 from mq_client.admin import BrokerDescription
 from mq_client.group_descriptions import GroupCursor
-from mq_client.html import as_text, table
+from mq_client.html import table
 from mq_client.topic_descriptions import PartitionMoves
 
 HOSTILE = "<script>alert('1')</script>&\"<img src=x onerror=y>"
@@ -61,20 +60,6 @@ def test_a_group_tells_its_lag() -> None:
     assert "did not answer" not in html
 
 
-def test_moves_are_a_list_still() -> None:
-    moves = PartitionMoves([PartitionMove("t", 0, (1, 2), (2, 3))])
-    assert moves == [PartitionMove("t", 0, (1, 2), (2, 3))]
-    assert "1, 2</td><td>2, 3</td><td>none" in moves._repr_html_()
-
-
 def test_a_cell_is_short_however_long_the_value_is() -> None:
     for value in ("x" * 10**6, b"x" * 10**6, b"\xff" * 10**6, list(range(10**6)), {"k": "x" * 10**6}, 10**4000):
         assert len(table("", ["v"], [[value]])) < 2_000
-
-
-def test_bytes_are_text_where_they_are_some() -> None:
-    assert as_text("é".encode()) == "é"
-    assert as_text(b"\xe9") == "0xe9"
-    assert as_text(b"") == ""
-    assert as_text(None) == "null"
-    assert re.fullmatch("a€+…", as_text(b"a" + "€".encode() * 1_000))

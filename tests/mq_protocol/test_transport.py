@@ -3,17 +3,14 @@ connections."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import grpc
 import pytest
 
-from mq_broker.rpc import calls, links, server, status
-from mq_client.cluster import channels, credentials
+from mq_client.cluster import channels
 from mq_client.cluster.channels import NOBODY, Client
-from mq_client.consuming import push_streams
-from mq_protocol import errors, transport
+from mq_protocol import errors
 from mq_protocol.errors import InternalError, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
 from mq_protocol.transport import ERROR_METADATA, MEANINGS, MethodUnknown, from_call, to_call
 from tests.securing import Certs
@@ -78,13 +75,6 @@ def test_an_error_that_cannot_be_read_leaves_the_status() -> None:
     assert type(from_call(known, "host:1")) is NotLeader
 
 
-def test_both_ends_use_the_one_table_and_the_same_options() -> None:
-    assert calls.from_call is links.from_call is channels.from_call is transport.from_call  # type: ignore[attr-defined]
-    assert status.to_call is transport.to_call  # type: ignore[attr-defined]
-    options = [module.CHANNEL_OPTIONS for module in (server, channels, push_streams)]  # type: ignore[attr-defined]
-    assert all(each is transport.CHANNEL_OPTIONS for each in options)
-
-
 @pytest.fixture(scope="module")
 def certs(tmp_path_factory: pytest.TempPathFactory) -> Certs:
     return Certs(tmp_path_factory.mktemp("cluster") / "certs")
@@ -97,37 +87,3 @@ def test_clients_with_other_credentials_share_no_connection(certs: Certs) -> Non
     assert channels.channel("127.0.0.1:1", Client(("127.0.0.1:1",), mine)) is opened
     others = [Client(("127.0.0.1:1",), theirs), Client(("127.0.0.1:1",)), NOBODY]
     assert opened not in [channels.channel("127.0.0.1:1", other) for other in others]
-
-
-def test_a_replaced_certificate_has_another_connection_and_the_former_ends_later(
-    certs: Certs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(credentials, "LOOK_S", 0.0)
-    monkeypatch.setattr(channels, "_replaced", [])
-    me = Client(("127.0.0.1:1",), certs.user("renewed"))
-    opened = channels.channel("127.0.0.1:1", me)
-    certs.authority.client("renewed").write(certs.path, "client.renewed")
-    assert channels.channel("127.0.0.1:1", me) is not opened
-    assert [former for _, former in channels._replaced] == [opened]
-    channels._replaced[:] = [(0.0, opened)]
-    channels.channel("127.0.0.1:1", me)
-    assert channels._replaced == []
-    with pytest.raises(ValueError, match="closed"):
-        opened.unary_unary("/x")(b"")
-
-
-def test_pushes_to_clients_with_other_credentials_share_no_connection(certs: Certs) -> None:
-    loop = push_streams.this_process()
-    mine, theirs = certs.user("mine"), certs.user("theirs")
-
-    async def opened() -> list[Any]:
-        clients = [Client(("b:1",), mine), Client(("b:1",), mine), Client(("b:1",), theirs), NOBODY]
-        found = []
-        for client in clients:
-            with loop.channel("127.0.0.1:1", client) as channel:
-                found.append(channel)
-        return found
-
-    same, again, other, nobody = asyncio.run_coroutine_threadsafe(opened(), loop._loop).result(30)
-    assert same is again
-    assert len({id(same), id(other), id(nobody)}) == 3
