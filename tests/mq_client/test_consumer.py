@@ -23,11 +23,18 @@ from mq_client import (
     Producer,
     UnknownTopic,
 )
+from mq_client.consuming import subscription
 from mq_client.consuming.push_streams import PushStream
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
 from tests.cluster.harness import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _looked_at_only_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be opened at once is not opened by the look at the leaders that comes in any case."""
+    monkeypatch.setattr(subscription, "_REFRESH_S", 3_600.0)
 
 
 def publish(bootstrap: str, topic: str, numbers: range, partitions: int = 1) -> None:

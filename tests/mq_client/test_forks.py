@@ -19,10 +19,10 @@ over = threading.Event()
 
 def work(producer):
     while not over.wait(0.001):
-        for _ in range(200):
+        for _ in range(20):
             producer.publish(topic, b"x" * 100)
 
-with Producer(bootstrap) as producer:
+with Producer(bootstrap, timeout_ms=600_000) as producer:
     busy = threading.Thread(target=work, args=(producer,))
     busy.start()
     try:  # as PySpark starts Java

@@ -20,6 +20,12 @@ from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
 
 
+@pytest.fixture(autouse=True)
+def _looked_at_only_when_it_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to be watched at once is not watched by the look at the leaders that comes in any case."""
+    monkeypatch.setattr(offsets, "_REFRESH_S", 3_600.0)
+
+
 def eventually(condition: Callable[[], bool], deadline_s: float = 20) -> None:
     deadline = time.monotonic() + deadline_s
     while not condition():

@@ -81,6 +81,17 @@ def test_a_batch_of_records_with_uuids_closes_at_the_most_that_a_broker_takes() 
     assert [batch.record_count for batch, _, _ in take_all(made, 0.0)] == [4_000, 1]
 
 
+def test_a_batch_names_the_span_of_its_first_record_that_has_one() -> None:
+    made, spans = accumulator(), iter([b"", b"first", b"second"])
+    made.traceparent = lambda: next(spans)
+    target = made.add_target(view())
+    for _ in range(3):
+        add(made, target, b"x", now=1.0)
+    made.close_all(1.0)
+    [(batch, _, _)] = take_all(made, 1.0)
+    assert batch.traceparent == b"first"
+
+
 def test_a_batch_closes_when_it_has_lingered() -> None:
     made = accumulator()
     target = made.add_target(view())

@@ -75,6 +75,16 @@ def test_a_partition_whose_batches_are_all_on_their_way_keeps_up() -> None:
     assert turns(made, target, 65) == [(target.first, 64), (after, 1)]
 
 
+def test_records_and_rows_with_a_partition_of_their_own_change_nobodys_turn() -> None:
+    made = accumulator(batch_bytes_max=1 << 20)
+    target, typed = made.add_target(view(3)), made.add_target(replace(typed_view(), name="u"))
+    before = target.sticky, typed.sticky
+    for number in range(64):
+        add(made, target, b"x", now=1.0, partition=before[0])
+        add_row(made, typed, number, partition=before[1])
+    assert (target.sticky, typed.sticky) == before
+
+
 def test_tables_take_turns_among_the_partitions_that_keep_up() -> None:
     made = accumulator()
     target = made.add_target(view(3))
@@ -182,6 +192,23 @@ def test_rows_have_uuids_of_their_own_each_once_in_a_batch() -> None:
     batches = [batch for batch, _, _ in take_all(made, 1.0)]
     assert [(batch.record_count, batch.record_uuids) for batch in batches] == [(2, b"a" * 16 + b"b" * 16), (1, b"")]
     assert batches[1].uuid == b"a" * 16
+
+
+def test_a_row_that_a_signal_broke_off_leaves_nothing_to_the_next() -> None:
+    made = accumulator()
+    target = made.add_target(typed_view())
+    add_row(made, target, 1, uuid=b"a" * 16)
+    batch = made._open[target, 0]
+
+    class Interrupted(list[Any]):
+        def append(self, row: Any) -> None:
+            super().append(row)
+            raise KeyboardInterrupt
+
+    batch.rows = Interrupted(batch.rows)
+    with pytest.raises(KeyboardInterrupt):
+        add_row(made, target, 2, uuid=b"b" * 16)
+    assert (list(batch.rows), list(batch.uuids)) == ([[1]], [b"a" * 16])
 
 
 # ---------------------------------------------------------------- targets

@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InvalidRequest, InvalidSetting
-from mq_client.producing import scheduling
 from mq_client.producing.lanes import NOT_SCHEDULED, Due
-from mq_client.producing.scheduling import Cancellation, cancel, due_of
-from mq_protocol import mq_pb2 as pb
+from mq_client.producing.scheduling import due_of
 from mq_protocol.limits import DELAY_MS_MAX
 
 
@@ -44,27 +41,3 @@ def test_a_time_that_cannot_be_meant_is_refused_by_its_name(time: Any, why: str)
 def test_a_time_that_is_past_is_at_once() -> None:
     assert due_of(1, None) == Due(at_us=1)
     assert due_of(1_795_508_877_000_000, None) == Due(at_us=1_795_508_877_000_000)
-
-
-@pytest.mark.parametrize(
-    ("answer", "told"),
-    [
-        (pb.CancelScheduledResponse(cancelled=True), Cancellation(True, False, -1)),
-        (pb.CancelScheduledResponse(published=True, offset=7), Cancellation(False, True, 7)),
-        (pb.CancelScheduledResponse(), Cancellation(False, False, -1)),
-    ],
-)
-def test_only_a_batch_that_is_published_has_an_offset(
-    monkeypatch: pytest.MonkeyPatch, answer: pb.CancelScheduledResponse, told: Cancellation
-) -> None:
-    class Leader:
-        def ask(self, _: str, method: str, request: pb.CancelScheduledRequest, *__: Any) -> pb.CancelScheduledResponse:
-            assert (method, request.topic, request.partition, request.uuid) == ("CancelScheduled", "t", 3, b"u" * 16)
-            return answer
-
-    def ask_leaders(_: Any, __: str, partitions: list[int], ask: Any, deadline: Deadline) -> None:
-        ask("leader", partitions, deadline)
-
-    monkeypatch.setattr(scheduling, "ask_leaders", ask_leaders)
-    leader: Any = Leader()
-    assert cancel(leader, "t", 3, b"u" * 16, Deadline(1_000)) == told

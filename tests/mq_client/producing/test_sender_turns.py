@@ -87,6 +87,9 @@ def test_a_request_says_what_the_broker_must_know(turns: Turns) -> None:
     assert first.schema_fingerprint == view.fingerprint
     assert first.acks == pb.ALL
     assert not first.HasField("stage")
+    turns.accumulator.traceparent = lambda: b"span"
+    turns.publish()
+    assert [header.traceparent for header in turns.turn()[0]] == [b"span"]
 
 
 def test_a_broker_is_given_the_time_that_is_left_within_bounds(made: type[Turns]) -> None:
@@ -170,6 +173,11 @@ def test_it_looks_again_when_a_batch_has_lingered(made: type[Turns]) -> None:
     turns.accumulator.add(target, 0, None, b"x", None, None, 1, 0, T0)
     assert turns.turn(T0) == ([], [], T0 + 0.5)
     assert len(turns.turn(T0 + 0.5)[0]) == 1
+
+
+def test_it_looks_at_its_topics_at_least_as_often_as_they_may_be_old(made: type[Turns]) -> None:
+    assert made(metadata_age_s_max=0.25).turn(T0)[2] == T0 + 0.25
+    assert made(metadata_age_s_max=60.0).turn(T0)[2] == T0 + sender_module._IDLE_S
 
 
 # ---------------------------------------------------------------- what ends
