@@ -193,6 +193,24 @@ def test_other_tasks_get_their_turn_although_there_is_always_something() -> None
     asyncio.run(scene())
 
 
+def test_a_loop_that_has_ended_is_forgotten_by_who_wakes() -> None:
+    box = Box()
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(anext(box.taken()))  # type: ignore[arg-type]
+
+    async def waits() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            while not box.changed.wakers:  # noqa: ASYNC110 - no event says so
+                await asyncio.sleep(0.001)
+
+    loop.run_until_complete(waits())
+    loop.close()
+    box.put(1)
+    assert box.changed.wakers == set()
+    assert list(box.items) == [1]
+    waiting._log_destroy_pending = False  # asyncio would say that it was never ended, as is meant here
+
+
 # ------------------------------------------------------------------ blocks
 
 

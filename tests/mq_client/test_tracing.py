@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-from mq_client import tracing
+from mq_client import Admin, OutgoingRecord, Producer, Reader, producer, tracing
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import NotLeader
 from mq_client.producing.futures import BatchMetadata, BatchOutcome, BatchPlace, RecordFuture
@@ -165,3 +165,26 @@ def test_a_header_that_names_no_span_begins_a_trace_of_its_own(traced: Traced, v
         pass
     done = traced.spans["process t"]
     assert (done.parent, done.links) == (None, ())
+
+
+def test_a_producer_names_the_span_of_each_record_behind_what_interceptors_made_of_it(
+    traced: Traced, admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producer, "sending", lambda: traced.sending)
+    seen: list[OutgoingRecord] = []
+
+    def see(record: OutgoingRecord) -> OutgoingRecord:
+        seen.append(record)
+        return record._replace(headers={"a": b"1"})
+
+    admin.create_topic(topic)
+    with Producer(bootstrap, interceptors=[see]) as made, traced.tracer.start_as_current_span("order"):
+        made.publish(topic, b"v").result(30)
+    assert [record.headers for record in seen] == [None]
+    with Reader(bootstrap) as reader:
+        [row] = [row for batch in reader.read(topic, 0) for row in batch.to_pylist()]
+    given, (name, text) = [(pair["key"], pair["value"]) for pair in row["headers"]]
+    assert (given, name) == (("a", b"1"), HEADER)
+    named = from_text(text)
+    assert named is not None
+    assert named.span_id == traced.spans[f"send {topic}"].context.span_id

@@ -10,6 +10,7 @@ import pytest
 
 from mq_client import (
     Admin,
+    BatchTooLarge,
     FencedRun,
     InvalidRequest,
     Reader,
@@ -123,8 +124,9 @@ def test_a_large_table_is_staged_as_several_batches(
 
 
 def test_what_does_not_fit_is_refused_when_it_is_added(
-    client: TransactionClient, topic: str, key: TransactionKey
+    client: TransactionClient, admin: Admin, topic: str, key: TransactionKey
 ) -> None:
+    admin.create_topic(f"{topic}-small", record_bytes_max=1_024)
     with client:
         stage = client.open_stage(key, 0, "r")
         with pytest.raises(SchemaMismatch, match="'n'"):
@@ -133,4 +135,6 @@ def test_what_does_not_fit_is_refused_when_it_is_added(
             stage.add(topic, 2, rows(1))
         with pytest.raises(UnknownTopic):
             stage.add(topic + "x", 0, rows(1))
+        with pytest.raises(BatchTooLarge, match="record of 1025 bytes"):
+            stage.add(f"{topic}-small", 0, pa.table({"value": [bytes(1_025)]}))
         assert stage.finish() == []

@@ -353,6 +353,14 @@ def test_columns_from_the_first_version_on_were_added(scripted: Scripted) -> Non
     assert scripted.learn(info).first_columns == 2
 
 
+def test_a_topic_that_a_broker_says_is_unknown_is_known_no_more(scripted: Scripted) -> None:
+    scripted.learn(topic_info(1), topic_info(1, name="u"))
+    scripted.brokers_say = {"b:1": told(topic_info(1, name="u"), unknown=("t",))}
+    scripted.metadata(Deadline(1_000), topics=["t", "u"])
+    assert scripted.known_topic("t") is None
+    assert scripted.known_topic("u") is not None
+
+
 # ---------------------------------------------------------------- the leader
 
 

@@ -142,7 +142,7 @@ def test_an_older_leadership_is_not_believed() -> None:
 def test_a_broker_that_says_who_leads_is_believed_if_it_is_news() -> None:
     connection = Connection("b:1")
     connection._learn(_told(1, 5))
-    for leader, epoch, believed in ((2, 4, "b:1"), (9, 6, "b:1"), (0, 6, "b:1"), (2, 6, "b:2")):
+    for leader, epoch, believed in ((2, 4, "b:1"), (9, 6, "b:1"), (0, 6, "b:1"), (2, 5, "b:2"), (1, 6, "b:1")):
         connection.note_leader("t", 0, NotLeader("ask there", leader, epoch))
         view = connection.known_topic("t")
         assert view is not None

@@ -188,6 +188,15 @@ def test_an_answer_to_a_former_opening_leaves_nobody_where_the_stream_is_not(wor
     assert (0, 5) in opens(world.stream(early))
 
 
+def test_credit_of_the_stream_for_all_is_given_again_though_nobody_has_taken_anything(world: World) -> None:
+    world._monkeypatch.setattr(feeds_module, "CREDIT_BYTES", 1_000)
+    first, _, stream = world.met()
+    assert [credit.bytes for credit in stream.take("credit")] == [1_000]
+    size = first.push(stream, 0, 5, 1)
+    assert size * 4 >= 1_000
+    assert [credit.bytes for credit in stream.take("credit")] == [size]
+
+
 def test_a_batch_that_does_not_follow_is_not_taken(world: World) -> None:
     first, _, stream = world.met()
     first.push(stream, 0, 6, 1)

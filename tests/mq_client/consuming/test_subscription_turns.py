@@ -17,6 +17,7 @@ from mq_client.errors import (
     OffsetOutOfRange,
     OutcomeUnknown,
     Overloaded,
+    PermissionDenied,
     UnknownTopic,
     Unreachable,
 )
@@ -281,6 +282,27 @@ def test_a_stream_that_breaks_is_logged_unless_it_was_to_end(client: Client, cap
     client.look()
     client.stream(1).over(Unreachable("connection reset"))
     assert [text[:26] for text in said_here(caplog)] == ["subscription at b:1 ended:"]
+
+
+def test_a_stream_that_is_refused_for_want_of_a_right_ends_the_topics_that_were_on_it(client: Client) -> None:
+    client.stream(2).over(PermissionDenied("no right to read"))
+    with pytest.raises(PermissionDenied):
+        client.subscriptions.queues["t"].get_nowait()
+    client.look()
+    assert len(client.streams) == 2, "no other broker would grant it"
+
+
+def test_a_member_asks_for_what_it_is_not_done_with(member: Client) -> None:
+    """A leader that died before the group had a place leaves this to the member."""
+    stream = member.stream(1)
+    member.opened(stream, 0, 0)
+    member.push(stream, 0, 0, 3)
+    assert member.subscriptions.queues["t"].get_nowait().offset == 0
+    assert member.subscriptions.queues["t"].get_nowait().offset == 1
+    stream.over(None)
+    member.look()
+    [opening] = member.stream(1).take("open")
+    assert opening.partitions[0].offset == 1
 
 
 # ---------------------------------------------------------------- columns that were added

@@ -183,6 +183,16 @@ def test_rows_become_batches_of_the_topics_schema() -> None:
     assert first[0].fingerprint == target.view.fingerprint
 
 
+def test_rows_without_a_key_take_turns_too() -> None:
+    made = accumulator(batch_bytes_max=1 << 20)
+    target = made.add_target(typed_view(2))
+    first = target.sticky
+    for number in range(64):
+        assert target.sticky == first
+        add_row(made, target, number, partition=None)
+    assert target.sticky != first
+
+
 def test_rows_have_uuids_of_their_own_each_once_in_a_batch() -> None:
     made = accumulator()
     target = made.add_target(typed_view())
