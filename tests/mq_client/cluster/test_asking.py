@@ -18,6 +18,7 @@ from mq_client.errors import (
     NotLeader,
     OutcomeUnknown,
     Overloaded,
+    UnknownPartition,
     UnknownTopic,
     Unreachable,
 )
@@ -104,6 +105,24 @@ def test_certificates_that_fail_everywhere_are_told_soon_where_nobody_has_ever_a
         with pytest.raises(NotAuthenticated, match="b:1: expired"):
             scripted.metadata(Deadline(1e6))
         assert clock.now - began < 3.0
+
+
+def test_an_address_that_is_silent_is_waited_for_while_another_refuses(clock: Clock) -> None:
+    scripted = Scripted(clock, "b:1,b:2", refused_s=2.0)
+    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
+    scripted.refusing = {"b:1"}
+    began = clock.now
+    with pytest.raises(Unreachable, match="no broker answered within"):
+        scripted.metadata(Deadline(1e6))
+    assert clock.now - began == pytest.approx(limits.CONNECT_TIMEOUT_MS / 1000)
+
+
+def test_one_broker_that_may_be_back_soon_is_waited_for_whatever_is_wrong_at_another(clock: Clock) -> None:
+    scripted = Scripted(clock, "b:1,b:2", refused_s=PATIENT)
+    scripted.brokers_say = {"b:1": GONE, "b:2": GONE}
+    scripted.faulty = {"b:1": "expired"}
+    with pytest.raises(Unreachable, match="no broker answered within"):
+        scripted.metadata(Deadline(20_000))
 
 
 def test_a_cluster_that_has_answered_before_is_asked_until_the_deadline(scripted: Scripted, clock: Clock) -> None:
@@ -419,6 +438,29 @@ def test_at_the_deadline_the_error_says_whether_it_may_have_happened(scripted: S
         with pytest.raises(raised):
             decide(scripted, Deadline(10_000))
         assert clock.now - began == pytest.approx(10.0)
+
+
+def test_a_refusal_of_the_leader_is_raised_at_once(scripted: Scripted) -> None:
+    scripted.learn(topic_info(1))
+    lead(scripted, InvalidRequest("no"))
+    with pytest.raises(InvalidRequest):
+        decide(scripted, Deadline(60_000))
+
+
+def test_a_partition_that_is_not_there_is_told(scripted: Scripted) -> None:
+    scripted.learn(topic_info(1, 1))
+    with pytest.raises(UnknownPartition, match="no partition 2: it has 0 to 1"):
+        decide(scripted, Deadline(1_000), 2)
+
+
+def test_while_nobody_tells_who_leads_the_leader_known_is_asked_again(scripted: Scripted) -> None:
+    scripted.learn(topic_info(1), brokers=1)
+    scripted._answered = "b:1"
+    busy = iter([Overloaded("busy")])
+    scripted.brokers_say = {"b:1": lambda request: next(busy, InvalidRequest("no"))}
+    lead(scripted, OutcomeUnknown("late"), OutcomeUnknown("late"))
+    with pytest.raises(InvalidRequest):  # by asking for metadata a second time: the first time was no reason to end
+        decide(scripted, Deadline(1_000))
 
 
 def test_a_partition_that_nobody_leads_is_told_at_the_deadline(scripted: Scripted) -> None:

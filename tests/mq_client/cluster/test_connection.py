@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -54,11 +53,9 @@ def test_an_address_that_is_no_text_is_refused(bootstrap: Any) -> None:
         parse_bootstrap(bootstrap)
 
 
-def test_nobody_there_is_told_with_every_address_tried_within_the_deadline(refused: str, silent: str) -> None:
-    began = time.monotonic()
+def test_nobody_there_is_told_with_every_address_tried(refused: str, silent: str) -> None:
     with pytest.raises(Unreachable) as caught:
-        Connection([refused, silent]).metadata(Deadline(700))
-    assert time.monotonic() - began >= 0.5
+        Connection([refused, silent]).metadata(Deadline(3_000))
     assert refused in str(caught.value)
     assert silent in str(caught.value)
     assert "start one (`tritonmq dev`" in str(caught.value)
