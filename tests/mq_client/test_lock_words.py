@@ -105,6 +105,15 @@ def test_a_broker_that_falls_silent_is_given_up(loop: Loop, monkeypatch: pytest.
     assert loop.broker.cancelled.wait(WAIT_S)
 
 
+def test_a_place_that_is_not_first_in_time_is_cancelled(loop: Loop) -> None:
+    one = place()
+    loop.say(pb.LockResponse(silence_ms=60_000))
+    with pytest.raises(Unreachable, match="broker at b:1 has not said in time whether lock 'night' is free"):
+        one.wait_first(Deadline(1))
+    assert loop.broker.cancelled.wait(WAIT_S)
+    assert one.loss is None
+
+
 # ---------------------------------------------------------------- which broker next
 
 

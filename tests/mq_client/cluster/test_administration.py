@@ -200,6 +200,16 @@ def test_a_leadership_that_was_handed_over_is_asked_for_anew(admin: Admin, scrip
     assert scripted.known_topic("t") is None
 
 
+def test_a_recovery_says_what_it_kept(admin: Admin, scripted: Scripted) -> None:
+    kept = pb.RecoverResponse(offset_floor=9, given_up=[3])
+    kept.kept.broker, kept.kept.next_offset = 2, 7
+    requests = answers(scripted, "Recover", kept)
+    found = admin.recover_partition("t", 0, from_broker=2, force=True)
+    assert (found.broker, found.next_offset, found.offset_floor, found.given_up) == (2, 7, 9, (3,))
+    admin.recover_partition("t", 0)
+    assert [(request.from_broker, request.force) for request in requests] == [(2, True), (0, False)]
+
+
 def test_a_recovery_that_is_refused_after_a_lost_answer_may_have_been_done(admin: Admin, scripted: Scripted) -> None:
     answers(scripted, "Recover", InvalidRequest("in sync"))
     with pytest.raises(InvalidRequest):
