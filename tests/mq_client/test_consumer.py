@@ -203,6 +203,8 @@ def test_topics_can_be_added_and_left_while_running(admin: Admin, bootstrap: str
     consumer = Consumer(bootstrap)
     consumer.subscribe(one)
     with consumer:
+        publish(bootstrap, one, range(1))
+        take(consumer, 1)  # nothing is left to be opened by then
         consumer.subscribe([two])
         assert consumer.subscription() == {one, two}
         publish(bootstrap, two, range(3))

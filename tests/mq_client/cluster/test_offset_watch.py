@@ -47,8 +47,13 @@ def test_topics_can_be_watched_later_and_no_longer(admin: Admin, bootstrap: str,
     admin.create_topic(topic + "2")
     with OffsetWatch(bootstrap, [topic]) as watch:
         watch.wait_first(Deadline(10_000))
-        watch.watch([topic + "2"])
-        assert watch.wait_first(Deadline(10_000)) == {topic + "2": {0: (0, 0)}}
+        with Producer(bootstrap) as producer:
+            producer.publish(topic, b"x").result(30)
+            eventually(lambda: watch.latest() == {topic: {0: (0, 1)}})  # no look at the leaders is due by then
+            watch.watch([topic + "2"])
+            assert watch.wait_first(Deadline(10_000)) == {topic + "2": {0: (0, 0)}}
+            producer.publish(topic + "2", b"x").result(30)
+        eventually(lambda: watch.latest() == {topic + "2": {0: (0, 1)}})
 
 
 def test_of_a_topic_only_some_partitions_may_be_watched(admin: Admin, bootstrap: str, topic: str) -> None:
