@@ -32,9 +32,7 @@ def give(session: Session, records: int, *, watch: bool = True, recall: bool = F
 
 def told(session: Session) -> list[News]:
     """What is new for the member."""
-    news = list(session.told)
-    session.told.clear()
-    return news
+    return [session.next_news() for _ in range(len(session.told))]
 
 
 def acks(lease: LeaseId, *ranges: Ranges) -> list[Settle]:
@@ -153,3 +151,49 @@ def test_more_settles_than_may_wait_for_their_answers_are_refused_by_number(monk
         assert [(each.number, each.answer.error) for each in answers] == [(1, None), (2, None), (4, None)]
 
     test()
+
+
+@scenario
+async def test_a_session_that_does_not_read_is_lent_no_more_until_it_does() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_module, "UNREAD_MAX", 4)
+        group = Group(0)
+        session = await opened(group)
+        give(session, 1_000, watch=False)
+        for _ in range(20):
+            group.led.append(1)
+            group.gathering.wake()
+            await rounds()
+        assert group.state.leased < 10, "what it has not read takes memory"
+        lent = 0
+        while lent < 20:
+            news = told(session)
+            assert news
+            lent += sum(run.end - run.first for each in news if isinstance(each, Lent) for run in each.runs)
+            await rounds()
+
+
+@scenario
+async def test_what_waits_for_an_answer_counts_by_ranges() -> None:
+    """One settle may name 8,000, and each takes memory while entries before it are written."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_module, "UNANSWERED_MAX", 30)
+        session = await opened(Group(50))
+        told(session)
+        [wide] = acks(UNKNOWN, tuple((at, at + 1) for at in range(0, 40, 2)))
+        session.settle([wide, wide])
+        refused = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
+        assert [type(answer.error) for answer in refused] == [Overloaded, Overloaded]
+        session.settle([wide])
+        await rounds()
+        [answer] = [each.answer for each in told(session) if isinstance(each, NumberedAnswer)]
+        assert answer.lost == wide.ranges, "the others are not counted any more"
+
+
+@scenario
+async def test_leases_that_wait_to_be_compared_are_bounded() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session_module, "LEASES_HELD_MAX", 50)
+        session = await opened(Group(10))
+        with pytest.raises(Overloaded):
+            session.check(LeaseId(EPOCH, entry, 0) for entry in range(1, 61))
