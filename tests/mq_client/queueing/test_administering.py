@@ -17,7 +17,6 @@ from mq_client.errors import (
     InvalidSetting,
     OffsetOutOfRange,
     OutcomeUnknown,
-    Overloaded,
     TritonMQError,
     UnknownQueue,
 )
@@ -85,36 +84,6 @@ def test_a_queue_that_is_there_is_not_waited_for(scripted: Scripted) -> None:
     assert asked == []
 
 
-def test_a_queue_whose_answer_was_lost_may_have_been_made_by_this_call(scripted: Scripted) -> None:
-    for error, may_have in ((OutcomeUnknown("no answer"), True), (Overloaded("busy"), False)):
-        requests = answers(scripted, "AlterQueue", error, pb.AlterQueueResponse(queue=INFO))
-        assert asking.declare(scripted, "t", "g", "earliest", {}, Deadline(5_000))[1] == may_have
-        assert len(requests) == 2
-
-
-def test_partitions_that_do_not_begin_are_waited_for_ten_seconds_at_most(scripted: Scripted) -> None:
-    answers(scripted, "AlterQueue", pb.AlterQueueResponse(queue=INFO, made=True))
-    described(scripted, False)
-    before = scripted.clock.now
-    asking.declare(scripted, "t", "g", "earliest", {}, Deadline(60_000))
-    assert 9.9 < scripted.clock.now - before < 11
-
-
-def test_settings_that_are_left_out_are_the_default_again(scripted: Scripted) -> None:
-    requests = answers(scripted, "AlterQueue", pb.AlterQueueResponse(queue=INFO))
-    admin = Administrator(scripted)
-    admin.alter_queue("t", "g", lease_ms=None, retry_ms="1s")
-    admin.pause_queue("t", "g")
-    admin.resume_queue("t", "g")
-    assert [dict(request.settings) for request in requests] == [
-        {"lease_ms": "", "retry_ms": "1s"},
-        {"paused": "true"},
-        {"paused": ""},
-    ]
-    with pytest.raises(InvalidRequest, match="which setting to change"):
-        admin.alter_queue("t", "g")
-
-
 def test_deleting_what_is_gone_is_an_error_unless_an_answer_was_lost(scripted: Scripted) -> None:
     answers(scripted, "AlterQueue", UnknownQueue("no such queue"))
     with pytest.raises(UnknownQueue):
@@ -169,21 +138,6 @@ def test_runs_are_asked_for_in_parts_and_no_more_than_wanted(scripted: Scripted)
     assert len(requests) == 2
     answers(scripted, "DescribeQueue", part(more=True))
     assert Administrator(scripted).queue_records("t", "g", 1) == []
-
-
-def test_a_sweep_counts_the_records_of_each_partition(scripted: Scripted) -> None:
-    def answer(_: str, request: pb.SweepQueueRequest) -> pb.SweepQueueResponse:
-        requests.append(request)
-        swept = [pb.SweptPartition(partition=number, records=10 + number) for number in request.partitions]
-        return pb.SweepQueueResponse(partitions=swept)
-
-    requests: list[pb.SweepQueueRequest] = []
-    scripted.answers["SweepQueue"] = answer
-    admin = Administrator(scripted)
-    assert admin.purge_queue("t", "g") == {0: 10, 1: 11}
-    assert admin.redrive_queue("t", "g") == {0: 10, 1: 11}
-    assert [request.redrive for request in requests] == [False, False, True, True]
-    assert all(0 < request.timeout_ms <= 5_001 for request in requests)
 
 
 # ---------------------------------------------------------------- browsing
@@ -255,12 +209,6 @@ def test_ready_records_are_taken_from_one_partition_after_another(scripted: Scri
     requests = answers(scripted, "Lease", pb.LeaseResponse(ranges=[3, 2]))
     assert len(Administrator(scripted).pop_queue("t", "g", 2)) == 2
     assert len(requests) == 1, "who has enough asks nobody"
-
-
-def test_records_that_retention_dropped_meanwhile_are_passed_over(scripted: Scripted, stored: type[Stored]) -> None:
-    stored.start = 5
-    answers(scripted, "Lease", pb.LeaseResponse(ranges=[3, 4]), pb.LeaseResponse())
-    assert Administrator(scripted).pop_queue("t", "g", 4) == [(0, 5), (0, 6)]
 
 
 # ---------------------------------------------------------------- refused before anybody is asked

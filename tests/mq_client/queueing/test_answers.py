@@ -10,7 +10,6 @@ from mq_client.errors import (
     InvalidRequest,
     LeaseLost,
     NotEnoughReplicas,
-    NotLeader,
     OutcomeUnknown,
     Overloaded,
     TritonMQError,
@@ -46,22 +45,6 @@ def test_a_lease_that_cannot_be_ends_the_queue_and_is_not_taken(
     played.lend_unread(lease)
     assert isinstance(played.keeper.error, InternalError)
     assert played.keeper.holdings.held == 0
-
-
-def test_until_its_rows_are_read_a_lease_counts_as_much_as_its_leader_says_or_as_records_took_so_far(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch, in_flight_max=10, bytes_max=1_000)
-    played.tell(lease=lent(1, 0, 4), lent_bytes=1_000)
-    played.rest()
-    assert played.keeper.holdings.held_bytes == 1_000
-    played.read()
-    assert played.keeper.holdings.held_bytes == 40
-    for _ in range(4):
-        played.take()
-    played.tell(lease=lent(2, 10, 2), lent_bytes=960)
-    played.rest()
-    assert played.keeper.holdings.held_bytes == 40 + 2 * 10
 
 
 def test_rows_that_come_with_a_lease_are_handed_out_and_weigh_what_they_took(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +85,6 @@ def test_what_passes_is_asked_again_after_a_pause_and_what_does_not_ends_the_que
     assert played.place.ask_after > played.clock.now
     played.clock.now = played.place.ask_after
     assert any(request.HasField("open") for request in played.said()) == asked_again
-
-
-def test_a_leader_that_is_named_is_asked_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    played.refuse(NotLeader("another", leader=2, leader_epoch=2))
-    played.clock.now = played.place.ask_after
-    assert any(request.HasField("open") for request in played.said("b:2"))
 
 
 def test_a_group_that_is_not_known_is_one_that_was_declared_lately_or_one_that_is_gone(
@@ -165,22 +141,6 @@ def test_what_is_lost_is_told_whether_it_was_said_before_or_not(
     assert isinstance(future.exception(0), LeaseLost), "said for the first time, it was not this member's"
 
 
-def test_after_an_answer_the_next_failure_pauses_as_briefly_as_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(4)
-    played.keeper.settle(lease, places(0), ACK)
-    asked = played.one()
-    for _ in range(6):
-        asked.refuse(Overloaded("busy"))
-        played.rest()
-        played.clock.now = played.place.settle_after
-        [asked] = played.sayings()
-    long_s = played.place.settle_backoff.next_ms()
-    asked.done()
-    played.rest()
-    assert played.place.settle_backoff.next_ms() < long_s
-
-
 # ---------------------------------------------------------------- extensions
 
 
@@ -195,32 +155,3 @@ def test_what_could_not_be_extended_is_lost_unless_it_has_an_outcome(monkeypatch
     with pytest.raises(LeaseLost, match=r"1 of these records .*\(offset 0\)"):
         extension.result(0)
     assert [lease.state(index) for index in range(4)] == [5, 3, 0, 0]
-
-
-def test_an_extension_that_can_never_be_is_told_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(4)
-    extension = played.keeper.extend(lease, places(0))
-    played.one().refuse(InvalidRequest("never"))
-    played.rest()
-    assert isinstance(extension.exception(0), InvalidRequest)
-    assert lease.open == 4
-    extension = played.keeper.extend(lease, places(0))
-    played.one().refuse(Overloaded("busy"))
-    played.rest()
-    assert not extension.done()
-    played.clock.now = played.place.extend_after
-    played.one().done()
-    played.rest()
-    assert extension.result(0) is None
-
-
-def test_lost_records_that_nobody_named_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    for gaps in ((2, 1), (7, 0), (1 << 62, 5), (3,)):
-        played = Played(monkeypatch)
-        lease = played.lend(4)
-        future = played.keeper.settle(lease, places(0), ACK)
-        played.one().done(*gaps)
-        played.rest()
-        assert future.result(0) is None
-        assert lease.open == 3

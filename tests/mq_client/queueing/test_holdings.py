@@ -11,7 +11,7 @@ import pytest
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import DONE, LOST, SETTLING, HeldLease, LeaseId
 from mq_client.queueing.places import Place
-from mq_client.queueing.settling import ACK, EXTEND, RELEASE, Tally
+from mq_client.queueing.settling import ACK, RELEASE, Tally
 from mq_client.queueing.shelf import Rows
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -82,15 +82,6 @@ def test_the_earliest_of_all_leases_says_when_a_partition_is_to_be_told_of_them(
     assert held.places[1].extend_at > 1e9
 
 
-def test_what_was_settled_by_being_lent_is_held_until_it_is_handed_out_and_nothing_is_said_of_it() -> None:
-    held = holdings()
-    one = lease(1, 3)
-    held.grant(one, settled=True)
-    assert (held.held, held.held_bytes, held.places[0].leases) == (3, 21.0, {})
-    held.finish(one, 0)
-    assert (held.held, held.held_bytes, one.open, one.state(0)) == (2, 14.0, 2, DONE)
-
-
 def test_a_member_is_hungry_if_nothing_waits_to_be_worked_on_or_read() -> None:
     held = holdings()
     assert held.hungry
@@ -105,16 +96,3 @@ def test_a_member_is_hungry_if_nothing_waits_to_be_worked_on_or_read() -> None:
     assert not held.hungry
     held.shelf.take()
     assert held.hungry
-
-
-def test_what_is_lost_with_an_outcome_on_its_way_waits_for_the_answer_to_that() -> None:
-    held = holdings()
-    one = lease(1, 4)
-    held.grant(one, settled=False)
-    held.say_one(one, 0, ACK, tally(1), 0.0)
-    held.lose(held.places[0], [one.id])
-    assert [one.state(index) for index in range(4)] == [SETTLING, LOST, LOST, LOST]
-    assert (held.held, list(held.places[0].leases)) == (1, [one.id])
-    held.end(one, np.array([0]), DONE)
-    assert (held.held, held.held_bytes, held.places[0].leases) == (0, 0.0, {})
-    assert EXTEND.outputs is None

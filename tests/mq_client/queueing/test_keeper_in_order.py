@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from mq_client.errors import InvalidRequest, LeaseLost, Unreachable
+from mq_client.errors import LeaseLost, Unreachable
 from mq_client.queueing.settling import ACK, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
@@ -139,16 +139,3 @@ def test_after_a_return_whose_first_answer_was_lost_the_leader_is_asked_too(monk
     more.done()
     of.rest()
     assert of.take_offset() == 3
-
-
-def test_rows_of_a_key_are_acknowledged_with_outputs_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Ordered(monkeypatch, 4)
-    with of.keeper.lock:
-        batch = of.keeper.holdings.shelf.take_rows(4)
-        assert batch is not None
-        batch.lease.begin_all(batch.indexes)
-    part = StagedPart("out", 0, (b"u" * 16,), 1, "o")
-    with pytest.raises(InvalidRequest, match="offset 0 has the key of a later row"):
-        of.keeper.ack_with_outputs(of.lease, places(1), (part,))
-    of.keeper.ack_with_outputs(of.lease, places(0, 1), (part,))
-    assert of.one().lines == [(A, [0, 2])]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from mq_client import forks
-from mq_client.cluster.connection import TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import (
     InternalError,
@@ -19,14 +15,11 @@ from mq_client.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from mq_client.queueing import keeper as keeper_module
-from mq_client.queueing.keeper import Keeper
-from mq_client.queueing.places import Credit, Terms
 from mq_client.queueing.planning import GATHER_S
-from mq_client.queueing.settling import ACK, RANGES_MAX, RELEASE, failed
+from mq_client.queueing.settling import ACK, failed
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
-from tests.mq_client.queueing.played_keeper import Leaders, Played, Request, lent, places
+from tests.mq_client.queueing.played_keeper import Played, Request, lent, places
 
 PART = (StagedPart("out", 0, (b"u" * 16,), 1, "id"),)
 A, F, R, E = pb.OUTCOME_ACK, pb.OUTCOME_FAIL, pb.OUTCOME_RELEASE, pb.OUTCOME_EXTEND
@@ -70,31 +63,6 @@ def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_a
     played.take()
     played.keeper.settle_one(lease, 4, ACK)
     assert [saying.lines for saying in played.sayings()] == [[(A, [0, 5])]]
-
-
-def test_whoever_says_something_takes_a_turn_and_not_more_often_than_is_needed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch, in_flight_max=20)
-    lease = played.lend(12)
-
-    def wakes(act: object) -> bool:
-        played.rest()
-        assert callable(act)
-        act()
-        return bool(played.loop.due)
-
-    keeper = played.keeper
-    assert wakes(lambda: keeper.settle_one(lease, 0, ACK))
-    assert not wakes(lambda: keeper.settle_one(lease, 1, ACK)), "it is gathered with the first"
-    assert wakes(lambda: keeper.settle(lease, places(2, 3), RELEASE))
-    assert wakes(lambda: keeper.ack_with_outputs(lease, places(4), PART))
-    assert wakes(lambda: keeper.extend(lease, places(5)))
-    assert wakes(lambda: keeper.drop(lease, places(6), 4))
-    assert wakes(lambda: keeper.say(lease, places(7), RELEASE))
-    assert wakes(keeper.wake)
-    assert wakes(lambda: keeper.close_soon(Deadline(1_000)))
-    assert not wakes(lambda: keeper.close_soon(Deadline(1_000)))
 
 
 def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_else(
@@ -151,22 +119,6 @@ def test_of_an_ack_with_outputs_that_is_lost_in_part_the_rest_goes_back(monkeypa
     assert played.keeper.holdings.held == 0
 
 
-def test_nothing_of_a_partition_is_said_before_its_ack_with_outputs_is_answered(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(3)
-    played.keeper.ack_with_outputs(lease, places(0), PART)
-    asked = played.one_request()
-    played.keeper.settle(lease, places(1), ACK)
-    played.clock.now += 1.0
-    assert played.sayings() == []
-    asked.heard(OutcomeUnknown("no answer"))
-    played.rest()
-    played.clock.now = played.place.settle_after
-    assert played.one_request().lines == [(A, [0, 1]), (A, [1, 1])]
-
-
 def test_a_request_to_a_broker_that_leads_no_more_is_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch)
     lease = played.lend(3)
@@ -183,15 +135,6 @@ def test_a_request_to_a_broker_that_leads_no_more_is_broken_off(monkeypatch: pyt
     again.done()
     played.rest()
     assert future.result(0) is None
-
-
-def test_an_answer_that_lacks_a_line_refuses_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(4)
-    future = played.keeper.ack_with_outputs(lease, places(0), PART)
-    played.one_request().reply([])
-    played.rest()
-    assert "answered 0 of 1 outcomes" in str(future.exception(0))
 
 
 # ---------------------------------------------------------------- extensions
@@ -234,21 +177,6 @@ def test_what_waits_is_extended_and_what_was_begun_runs_out(monkeypatch: pytest.
     assert played.keeper.holdings.held == 0
 
 
-def test_an_extension_that_failed_is_said_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(5)
-    played.keeper.extend(lease, places(0))
-    [extend] = played.sayings()
-    extend.refuse(Overloaded("busy"))
-    played.rest()
-    assert played.place.extend_after > played.clock.now
-    played.keeper.extend(lease, places(1))
-    assert played.sayings() == []
-    played.clock.now = played.place.extend_after
-    [again] = played.sayings()
-    assert again.lines == [(E, [0, 1]), (E, [1, 1])]
-
-
 def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when_its_time_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -266,60 +194,7 @@ def test_a_lease_that_was_begun_and_is_not_extended_any_more_is_asked_about_when
     assert checks == [1], "once in the time of a lease"
 
 
-def test_a_queue_that_holds_nothing_extends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, 1, 2)
-    for _ in range(4):
-        assert played.sayings() == []
-        played.pass_s(10.0)
-
-
 # ---------------------------------------------------------------- who leads
-
-
-def test_what_stays_unanswered_makes_the_member_ask_who_leads(monkeypatch: pytest.MonkeyPatch) -> None:
-    for says in (
-        lambda keeper, lease: keeper.settle(lease, places(0), ACK),
-        lambda keeper, lease: keeper.ack_with_outputs(lease, places(0), PART),
-    ):
-        played = Played(monkeypatch)
-        lease = played.lend(1)
-        says(played.keeper, lease)
-        played.one()
-        played.refreshes.asked.clear()
-        played.pass_s(1.9)
-        assert "b:1" not in played.refreshes.asked
-        assert played.rest() <= 0.11
-        played.pass_s(0.1)
-        assert played.refreshes.asked.count("b:1") == 1
-        played.pass_s(1.0)
-        assert played.refreshes.asked.count("b:1") == 1
-        played.pass_s(1.0)
-        assert played.refreshes.asked.count("b:1") == 2, "again, as long as there is no answer"
-
-
-def test_topic_and_leaders_are_looked_at_from_time_to_time_and_often_without_a_leader(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    played = Played(monkeypatch)
-    played.rest()
-    for _ in range(20):
-        played.pass_s(1.0)
-    assert played.refreshes.asked.count("") == 5
-    played.leaders.lead(0, epoch=2)
-    played.pass_s(1.0)
-    played.refreshes.asked.clear()
-    assert played.rest() == pytest.approx(0.2, abs=0.01)
-    for _ in range(4):
-        played.pass_s(0.2)
-    assert played.refreshes.asked.count("") >= 3
-
-
-def test_with_the_leader_of_a_partition_that_is_added_a_session_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, 1)
-    assert [request.open.partition for request in played.said() if request.HasField("open")] == [0]
-    played.leaders.lead(1, 2, epoch=2)
-    played.pass_s(1.0)
-    assert [request.open.partition for request in played.said("b:2") if request.HasField("open")] == [1]
 
 
 def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,33 +224,7 @@ def test_a_session_says_as_whom_and_on_which_terms_it_is_opened(monkeypatch: pyt
     assert (credit.records, credit.bytes) == (10, 777)
 
 
-def test_a_broker_that_goes_while_a_turn_is_taken_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(1)
-    played.keeper.settle(lease, places(0), ACK)
-    known = played.leaders.leader_address
-
-    def known_once(view: TopicView, partition: int) -> str | None:
-        """Another thread learns that the broker is gone as soon as it was looked up."""
-        address = known(view, partition)
-        monkeypatch.setattr(played.leaders, "_brokers", {})
-        return address
-
-    monkeypatch.setattr(played.leaders, "leader_address", known_once)
-    assert played.one().lines == [(A, [0, 1])]
-
-
 # ---------------------------------------------------------------- credit
-
-
-def test_who_settles_by_being_lent_is_given_more_once_half_of_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=4, accept=True)
-    played.lend(4)
-    played.said()
-    played.take()
-    assert played.said() == []
-    played.take()
-    assert [request.credit.records for request in played.said()] == [6]
 
 
 def test_a_member_of_one_record_may_be_lent_the_next_while_the_outcome_of_the_last_is_on_its_way(
@@ -433,30 +282,6 @@ def test_a_record_has_one_outcome_and_what_is_lost_has_none(monkeypatch: pytest.
         keeper.has_outcome(lease, 4)
 
 
-def test_an_ack_with_outputs_names_no_more_than_one_request_may_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=3 * RANGES_MAX)
-    lease = played.lend(2 * RANGES_MAX + 2)
-    played.keeper.check_unsettled(lease, places(*range(0, 2 * RANGES_MAX, 2)))
-    with pytest.raises(InvalidRequest, match="acknowledge fewer records"):
-        played.keeper.check_unsettled(lease, places(*range(0, 2 * RANGES_MAX + 2, 2)))
-    monkeypatch.setattr(keeper_module, "RECORDS_MAX", 10)
-    played.keeper.check_unsettled(lease, places(*range(10)))
-    with pytest.raises(InvalidRequest, match="acknowledge fewer records"):
-        played.keeper.check_unsettled(lease, places(*range(11)))
-
-
-def test_a_process_that_was_forked_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(1)
-    monkeypatch.setattr(os, "getpid", lambda: -1)
-    with pytest.raises(InvalidRequest, match="this queue was opened in the process"):
-        played.keeper.settle_one(lease, 0, ACK)
-    monkeypatch.setattr(forks, "_used_before_the_fork", True)
-    monkeypatch.setenv(forks.VARIABLE, "0")
-    with pytest.raises(InvalidRequest, match="and cannot use them"):
-        played.keeper.settle_one(lease, 0, ACK)
-
-
 # ---------------------------------------------------------------- the end
 
 
@@ -486,20 +311,6 @@ def test_closing_gives_back_what_has_no_outcome_and_ends_once_all_is_answered(mo
         played.keeper.settle_one(lease, 1, ACK)
 
 
-def test_closing_waits_no_longer_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(1)
-    future = played.keeper.settle(lease, places(0), ACK)
-    played.keeper.close_soon(Deadline(700))
-    assert played.rest() == pytest.approx(0.7, abs=0.01)
-    played.pass_s(0.69)
-    assert not played.ended
-    played.pass_s(0.02)
-    assert played.ended
-    with pytest.raises(OutcomeUnknown, match="closed before"):
-        future.result(0)
-
-
 def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
     played = Played(monkeypatch, 1, 1, in_flight_max=12)
     first, second = played.lend(6), played.lend(6, partition=1)
@@ -518,33 +329,6 @@ def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off(monkeypatc
         assert isinstance(future.exception(0), OutcomeUnknown)
     assert (played.ended, played.keeper.closing, played.refreshes.stopped) == (True, True, True)
     assert played.keeper.error is None, "a queue that was closed has no error"
-
-
-def test_a_turn_that_fails_by_a_defect_says_so_to_everybody(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(1)
-    future = played.keeper.settle(lease, places(0), ACK)
-
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(played.leaders, "leader_address", broken)
-    with pytest.raises(ZeroDivisionError):
-        played.rest()
-    assert isinstance(future.exception(0), InternalError)
-    assert "ZeroDivisionError: ours" in str(played.keeper.error)
-    played.keeper.close_soon(Deadline(1_000))
-    played.keeper.join()
-
-
-def test_a_queue_that_was_never_begun_is_over_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    keeper = Keeper(Leaders(1), Terms("t", "g", "m", b"k" * 16, Credit(1, 1), 1, 0, False))
-    keeper.close_soon(Deadline(1_000))
-    assert keeper.over
-    played = Played(monkeypatch)
-    keeper.ensure_started("x", played.loop)
-    assert not keeper.started
-    keeper.join()
 
 
 def test_an_error_of_the_queue_opens_no_session_and_stops_none_of_its_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -579,11 +363,3 @@ def test_who_closes_a_queue_with_records_in_hand_is_told_once(monkeypatch: pytes
         played.take()
     played.keeper.settle(lease, places(0), ACK)
     assert [played.keeper.close_soon(Deadline(1_000)) for _ in range(2)] == [2, 0]
-
-
-def test_a_queue_that_is_closed_with_nothing_in_hand_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(3)
-    played.take()
-    played.keeper.settle(lease, places(0), ACK)
-    assert played.keeper.close_soon(Deadline(1_000)) == 0

@@ -42,13 +42,3 @@ def test_what_ends_twice_is_counted_once() -> None:
     assert (held.open, held.settling) == (2, 1)
     assert held.without_outcome().tolist() == [0]
     assert held.waiting().tolist() == [0]
-
-
-def test_offsets_that_a_lease_does_not_have_are_passed_over() -> None:
-    held = lease((3, 5), (9, 10))
-    assert held.index_of(np.array([0, 4, 9, 12])).tolist() == [1, 2]
-
-
-def test_later_leases_are_higher() -> None:
-    assert LeaseId(2, 1, 0) > LeaseId(1, 9, 9)
-    assert LeaseId.from_wire(LeaseId(1, 2, 3).to_wire()) == LeaseId(1, 2, 3)

@@ -38,24 +38,3 @@ def test_a_full_queue_refuses_records_until_some_are_worked_off(admin: Admin, bo
     wait_until(
         lambda: admin.describe_queue(topic, "g").partitions[0].dropped == {"length": 4}, "a lower bound holds at once"
     )
-
-
-def test_a_queue_keeps_so_many_bytes_and_what_is_too_much_becomes_dead_letters(
-    admin: Admin, bootstrap: str, topic: str
-) -> None:
-    admin.create_topic(topic, partitions=1)
-    admin.declare_queue(topic, "g", bytes_max="64KiB")
-    load = b"x" * 20_000
-    with Producer(bootstrap, timeout_ms=2_000, retries=1) as producer:
-        for _ in range(4):
-            producer.publish(topic, load).result(30)
-        with pytest.raises(QueueFull, match="queue group 'g' keeps 65536 bytes of this partition"):
-            producer.publish(topic, load).result(30)
-        admin.alter_queue(topic, "g", overflow="drop_head", dropped="dead")
-        producer.publish(topic, b"new").result(30)
-    wait_until(lambda: admin.describe_queue(topic, "g").dead == 1, "the oldest is a dead letter")
-    assert admin.describe_queue(topic, "g").ready == 4
-    with Queue(bootstrap, f"{topic}.dead", "look") as letters:
-        found = letters.take(10_000)
-        assert found is not None
-        assert (found.value, dict(found.headers)["tritonmq.reason"]) == (load, b"length")

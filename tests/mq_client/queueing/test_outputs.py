@@ -59,30 +59,6 @@ def test_rows_are_acknowledged_together_with_a_table(admin: Admin, bootstrap: st
     wait_until(lambda: len(read(admin, sums)) == 11, "all rows")
 
 
-def test_a_lost_lease_publishes_nothing_and_gives_back_what_is_held(admin: Admin, bootstrap: str, topic: str) -> None:
-    done = f"{topic}-done"
-    admin.create_topic(topic)
-    admin.create_topic(done)
-    with Producer(bootstrap) as producer:
-        producer.publish(topic, "a")
-    with Queue(bootstrap, topic, "g") as queue:
-        record = queue.take(WAIT_MS)
-        assert record is not None
-        admin.delete_queue(topic, "g")
-        admin.declare_queue(topic, "g")
-        outputs = queue.outputs()
-        outputs.publish(done, "A")
-        with pytest.raises(LeaseLost):
-            record.ack(outputs=outputs).result(30)
-    with Queue(bootstrap, topic, "g") as queue:
-        record = queue.take(WAIT_MS)
-        assert record is not None
-        outputs = queue.outputs()
-        outputs.publish(done, "A2")
-        record.ack(outputs=outputs).result(30)
-    wait_until(lambda: read(admin, done) == ["b'A2'"], "what the second lease published, alone")
-
-
 def test_what_one_ack_publishes_is_bounded(
     admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

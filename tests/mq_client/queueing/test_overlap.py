@@ -9,25 +9,10 @@ import pytest
 
 from mq_client.cluster.deadline import Deadline
 from mq_client.errors import UnknownQueue
-from mq_client.queueing.overlap import Ranges, common, length, settled_by_others
+from mq_client.queueing.overlap import Ranges, common, settled_by_others
 from mq_protocol import mq_pb2 as pb
 from tests.mq_client.cluster.administrating import answers, offsets, say
 from tests.mq_client.cluster.scripted import Clock, Scripted, topic_info
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "both"),
-    [
-        ([], [(0, 9)], []),
-        ([(0, 3)], [(3, 9)], []),
-        ([(0, 5)], [(3, 9)], [(3, 5)]),
-        ([(0, 9)], [(1, 2), (4, 6), (8, 12)], [(1, 2), (4, 6), (8, 9)]),
-        ([(0, 2), (4, 6)], [(0, 2), (5, 7)], [(0, 2), (5, 6)]),
-    ],
-)
-def test_the_offsets_of_both_are_found(first: Ranges, second: Ranges, both: Ranges) -> None:
-    assert common(first, second) == common(second, first) == both
-    assert length(both) == sum(end - start for start, end in both)
 
 
 def test_the_offsets_of_both_are_those_of_the_sets() -> None:

@@ -5,28 +5,23 @@ from __future__ import annotations
 import gc
 import threading
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 
 import pytest
 
 from mq_client import (
     Admin,
-    Consumer,
     InvalidRequest,
     InvalidSetting,
     LeaseLost,
-    NotDeserialized,
     Producer,
     Queue,
     SchemaMismatch,
     UnknownQueue,
     UnknownTopic,
-    WrongGroupKind,
 )
 from mq_client.queueing import answers
 from mq_client.queueing.queue import _close_all
-from mq_protocol.limits import FILTER_CHARACTERS_MAX
 from tests.cluster.harness import wait_until
 
 WAIT_MS = 10_000
@@ -196,27 +191,6 @@ def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
     assert admin.describe_queue(topic, "g").accepted == 3
 
 
-def test_a_block_acknowledges_its_record_or_fails_it_with_the_exception(
-    admin: Admin, bootstrap: str, topic: str
-) -> None:
-    admin.create_topic(topic)
-    admin.declare_queue(topic, "g", retry_ms=0)
-    publish(bootstrap, topic, "a")
-    with Queue(bootstrap, topic, "g") as queue:
-        for failures in range(2):
-            record = queue.take(WAIT_MS)
-            assert record is not None
-            assert record.failures == failures
-            with pytest.raises(ZeroDivisionError), record:
-                _ = 1 / 0
-        record = queue.take(WAIT_MS)
-        assert record is not None
-        assert [run.error for run in admin.queue_records(topic, "g", 0)] == ["ZeroDivisionError: division by zero"]
-        with record:
-            pass
-    assert admin.describe_queue(topic, "g").accepted == 1
-
-
 def test_rows_of_a_typed_topic_come_as_arrow_and_are_settled_by_a_mask(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:
@@ -265,42 +239,6 @@ def test_records_are_settled_by_being_lent_if_that_is_asked_for(admin: Admin, bo
     assert admin.describe_queue(topic, "g").accepted == 8
 
 
-def test_a_record_that_cannot_be_read_can_be_rejected(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic)
-    admin.declare_queue(topic, "g", dead_letter="park")
-    publish(bootstrap, topic, '{"n": 1}', "nonsense")
-    with Queue(bootstrap, topic, "g", value_deserializer="json") as queue:
-        record = queue.take(WAIT_MS)
-        assert record is not None
-        assert record.value == {"n": 1}
-        record.ack()
-        with pytest.raises(NotDeserialized, match=r"settle it by `error.record.reject\(\)`") as told:
-            queue.take(WAIT_MS)
-        told.value.record.reject("no JSON").result(30)  # type: ignore[attr-defined]
-    found = admin.describe_queue(topic, "g")
-    assert (found.accepted, found.parked + found.doomed) == (1, 1)
-
-
-def test_a_queue_that_is_paused_lends_nothing_and_a_purged_one_has_nothing_left(
-    admin: Admin, bootstrap: str, topic: str
-) -> None:
-    admin.create_topic(topic)
-    admin.declare_queue(topic, "g")
-    assert admin.pause_queue(topic, "g").settings["paused"] == "true"
-    publish(bootstrap, topic, "a", "b")
-    with Queue(bootstrap, topic, "g") as queue:
-        assert queue.take(300) is None
-        assert admin.purge_queue(topic, "g") == {0: 2}
-        admin.resume_queue(topic, "g")
-        publish(bootstrap, topic, "c")
-        record = queue.take(WAIT_MS)
-        assert record is not None
-        assert record.value == b"c"
-        record.ack()
-    assert [(info.topic, info.group) for info in admin.list_queues(topic)] == [(topic, "g")]
-    assert dict(admin.describe_queue(topic, "g").partitions[0].dropped) == {"purged": 2}
-
-
 def test_a_deleted_queue_ends_its_members_and_a_new_one_begins_anew(
     admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,64 +259,6 @@ def test_a_deleted_queue_ends_its_members_and_a_new_one_begins_anew(
         record = queue.take(WAIT_MS)
         assert record is not None
         assert (record.value, record.deliveries) == (b"a", 1)
-
-
-def test_a_group_is_a_queue_or_a_stream(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic)
-    publish(bootstrap, topic, "a")
-    admin.declare_queue(topic, "queue")
-    consumer = Consumer(bootstrap, group="queue", start="earliest")
-    consumer.subscribe(topic)
-    with pytest.raises(WrongGroupKind):
-        consumer.start()
-    consumer.stop()
-    admin.move_group("stream", {topic: {0: 0}})
-    with pytest.raises(WrongGroupKind):
-        Queue(bootstrap, topic, "stream").take(WAIT_MS)
-
-
-@pytest.mark.parametrize("use", [Queue.pop, Queue.peek, Queue.outputs, Queue.__enter__])
-def test_whatever_is_called_first_declares_the_group(
-    use: Callable[[Queue], object], admin: Admin, bootstrap: str, topic: str
-) -> None:
-    admin.create_topic(topic)
-    queue = Queue(bootstrap, topic, "g")
-    use(queue)
-    queue.close()
-    assert [info.group for info in admin.list_queues(topic)] == ["g"]
-
-
-def test_senseless_values_are_refused_before_anybody_is_asked(bootstrap: str, admin: Admin, topic: str) -> None:
-    for options in ({"in_flight_max": 0}, {"working": True}, {"ack": "later"}, {"lease_ms": 10}, {"idle_ms": -1}):
-        with pytest.raises(InvalidSetting):
-            Queue(bootstrap, "t", "g", **options)  # type: ignore[arg-type]
-    with pytest.raises(UnknownTopic):
-        Queue(bootstrap, topic, "g").take(100)
-    with pytest.raises(InvalidRequest, match="state='raedy' is not known: did you mean 'ready'"):
-        admin.peek_queue("t", "g", state="raedy")
-
-
-def test_several_threads_take_from_one_queue(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic, partitions=3)
-    publish(bootstrap, topic, *map(str, range(300)))
-    done: list[bytes] = []
-    with Queue(bootstrap, topic, "g", in_flight_max=30) as queue:
-
-        def work() -> None:
-            for record in queue:
-                with record:
-                    pass
-                done.append(record.value)
-
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: len(done) >= 300, "all are done")
-        assert queue.take(200) is None
-    for thread in threads:
-        thread.join(30)
-    assert sorted(map(int, done)) == list(range(300))
-    assert admin.describe_queue(topic, "g").accepted == 300
 
 
 def test_a_dead_letter_topic_that_cannot_take_them_is_refused_when_it_is_set(admin: Admin, topic: str) -> None:
@@ -413,15 +293,3 @@ def test_urgent_records_are_lent_first(admin: Admin, bootstrap: str, topic: str)
             if len(found) == 5:
                 break
     assert found == [b"2", b"4", b"3", b"0", b"1"]
-
-
-@pytest.mark.parametrize("wrong", ["", "  ", 5, b"n > 5", "n = 1 OR " * FILTER_CHARACTERS_MAX])
-def test_a_filter_is_a_text_of_some_length(wrong: object) -> None:
-    with pytest.raises(InvalidSetting, match="filter"):
-        Queue("localhost:1", "t", "g", filter=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("wrong", [-1, 32, True, 1.0, "5"])
-def test_a_priority_is_a_number_from_0_to_31(wrong: object) -> None:
-    with pytest.raises(InvalidSetting, match="from 0 to 31"):
-        Queue("localhost:1", "t", "g", priority=wrong)  # type: ignore[arg-type]

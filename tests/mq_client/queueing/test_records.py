@@ -272,14 +272,6 @@ def test_outputs_are_checked_and_staged_before_the_ack_and_given_once(monkeypatc
     assert outputs.calls == ["check_usable"] * 3, "nothing is staged for what is refused"
 
 
-def test_an_ack_with_outputs_that_are_empty_is_an_ack(monkeypatch: pytest.MonkeyPatch) -> None:
-    lent = Lent(monkeypatch)
-    outputs: Any = Staged()
-    lent.batch().ack(outputs=outputs)
-    assert outputs.calls == ["check_usable"]
-    assert lent.told() == [(A, [0, 5], "", None)]
-
-
 # ---------------------------------------------------------------- delays
 
 

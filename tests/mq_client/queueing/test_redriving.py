@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -98,41 +96,6 @@ def test_rows_go_back_without_the_column_that_says_why(admin: Admin, bootstrap: 
     assert sorted((record.value["n"], record.partition) for record in found) == [(0, 0)] * 6 + [(1, 1)] * 6
 
 
-def test_letters_that_cannot_be_sent_are_left_with_the_reason_and_tried_again(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone, dead = f"{topic}-gone", f"{topic}.dead"
-    admin.create_topic(topic)
-    admin.create_topic(gone)
-    admin.create_topic(dead, record_bytes_max=2_000)
-    admin.declare_queue(gone, GROUP, dead_letter=dead)
-    with Producer(bootstrap) as producer:
-        for number in range(5):
-            producer.publish(topic, "x" * (1_500 if number == 2 else 3)).result(30)
-            producer.publish(gone, "of a topic that will be gone").result(30)
-    reject_all(bootstrap, admin, topic, 5)
-    reject_all(bootstrap, admin, gone, 5)
-    with Producer(bootstrap) as producer:
-        producer.publish(dead, "no letter").result(30)
-        producer.publish(dead, "goes round", headers={HEADERS["topic"]: dead.encode()}).result(30)
-    admin.delete_topic(gone)
-    admin.alter_topic(topic, record_bytes_max="1000")
-    found = admin.redrive_topic(dead)
-    assert found.sent == {topic: 4}
-    reasons = {why[:30]: count for why, count in found.left.items()}
-    assert sorted(reasons.values()) == [1, 1, 1, 5], reasons
-    assert any("came from this topic itself" in why for why in found.left)
-    assert any("does not say which topic" in why for why in found.left)
-    assert any(f"'{gone}'" in why for why in found.left)
-    assert admin.describe_queue(dead, "redrive").parked == 8
-    admin.alter_topic(topic, record_bytes_max=None)
-    admin.create_topic(gone)
-    found = admin.redrive_topic(dead)
-    assert found.sent == {topic: 1, gone: 5}
-    assert list(found.left.values()) == [1, 1]
-    assert admin.redrive_topic(dead, to=topic) == Redriven({topic: 2}, {})
-
-
 def test_another_group_is_to_be_declared_and_what_others_have_settled_is_told(
     admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -178,36 +141,6 @@ def test_letters_that_come_while_it_runs_are_let_alone(admin: Admin, bootstrap: 
     assert admin.redrive_topic(dead).sent.keys() <= {topic}
 
 
-def test_a_rate_and_a_limit_are_kept(admin: Admin, bootstrap: str, topic: str) -> None:
-    dead = f"{topic}.dead"
-    admin.create_topic(topic)
-    admin.create_topic(dead)
-    with Producer(bootstrap) as producer:
-        for number in range(60):
-            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()})
-    began = time.monotonic()
-    found = admin.redrive_topic(dead, rate=100, limit=50)
-    assert time.monotonic() - began >= 0.39, "the first ten at once, forty at a hundred a second"
-    assert found == Redriven({topic: 50}, {"not sent yet": 10})
-    assert admin.redrive_topic(dead).sent == {topic: 10}
-    wait_until(
-        lambda: sorted(map(bytes, read(admin, topic))) == sorted(str(n).encode() for n in range(60)), "each once"
-    )  # type: ignore[arg-type]
-
-
-def test_more_partitions_than_one_ack_may_write_are_written_by_several(
-    admin: Admin, bootstrap: str, topic: str
-) -> None:
-    dead = f"{topic}.dead"
-    admin.create_topic(topic, partitions=70)
-    admin.create_topic(dead)
-    with Producer(bootstrap) as producer:
-        for number in range(400):
-            producer.publish(dead, str(number), key=str(number), headers={HEADERS["topic"]: topic.encode()})
-    assert admin.redrive_topic(dead).sent == {topic: 400}
-    wait_until(lambda: len(read(admin, topic)) == 400, "each once")
-
-
 def test_what_is_no_dead_letter_topic_is_refused_before_anything_is_lent(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:
@@ -247,30 +180,3 @@ def test_a_group_that_would_not_keep_what_cannot_be_sent_is_refused(admin: Admin
     admin.pause_queue(dead, "waits")
     with pytest.raises(InvalidRequest, match="is paused"):
         admin.redrive_topic(dead, group="waits")
-
-
-def test_what_another_member_holds_is_left_to_it(admin: Admin, bootstrap: str, topic: str) -> None:
-    dead = f"{topic}.dead"
-    admin.create_topic(topic)
-    admin.create_topic(dead)
-    with Producer(bootstrap) as producer:
-        for number in range(3):
-            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(30)
-    admin.declare_queue(dead, "redrive")
-    with Queue(bootstrap, dead, "redrive", in_flight_max=1) as other:
-        held = other.take(WAIT_MS)
-        assert held is not None
-        assert admin.redrive_topic(dead) == Redriven({topic: 2}, {"held by another member": 1})
-
-
-def test_letters_that_were_lent_and_do_not_come_end_it_in_time(
-    admin: Admin, bootstrap: str, topic: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dead = f"{topic}.dead"
-    admin.create_topic(topic)
-    admin.create_topic(dead)
-    with Producer(bootstrap) as producer:
-        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(30)
-    monkeypatch.setattr(Queue, "_take_batch", lambda *_: None)
-    with Admin(bootstrap, timeout_ms=1_500) as hasty, pytest.raises(redriving.OutcomeUnknown, match="none was lent"):
-        hasty.redrive_topic(dead)

@@ -172,21 +172,6 @@ def test_what_came_later_is_let_alone_for_a_while(monkeypatch: pytest.MonkeyPatc
         assert letters.said == [*(later if early < 3 else []), *(sent if early else [])]
 
 
-def test_a_partition_that_the_topic_has_not_got_is_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    for told, chosen in ((b"0", 0), (b"1", 1), (b"2", None), (b"x", None), (b"1" * 10, None)):
-        run, letters = Run(monkeypatch), Letters(("0", "a"))
-        headers = [[(HEADERS["topic"], b"a"), (HEADERS["partition"], told)]]
-        letters.rows = records_to_batch([None], [b"0"], headers, [1])
-        run.take(letters)
-        assert letters.acks == [[("a", b"0", chosen)]]
-
-
-def test_where_they_are_to_go_is_heeded_and_the_partition_chosen_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, letters = Run(monkeypatch, to="b"), Letters(("0", "a"), ("1", "gone"), ("2", "b"))
-    run.take(letters)
-    assert letters.acks == [[("b", b"0", None), ("b", b"1", None), ("b", b"2", None)]]
-
-
 def test_what_another_member_has_is_not_counted_and_what_is_not_known_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mq_client.consuming.slices import StoredSlice
-from mq_client.errors import CorruptBatch, InternalError, OffsetOutOfRange, TritonMQError, UnknownTopic, Unreachable
+from mq_client.errors import CorruptBatch, OffsetOutOfRange, TritonMQError, UnknownTopic, Unreachable
 from mq_client.queueing import reading
 from mq_client.queueing.leases import DONE, SETTLING, HeldLease
 from mq_client.queueing.reading import RowReader
@@ -100,17 +100,6 @@ def test_what_could_not_be_read_now_is_read_later_from_where_it_stopped(monkeypa
     assert of.taken() == list(range(10, 20))
 
 
-def test_pauses_between_attempts_are_as_brief_as_the_first_after_a_success(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch)
-    resets: list[bool] = []
-    monkeypatch.setattr(of.reader._backoff, "reset", lambda: resets.append(True))
-    of.log.fails[0] = Unreachable("gone")
-    of.step()
-    assert resets == []
-    of.step()
-    assert resets == [True]
-
-
 def test_what_retention_dropped_counts_as_done_and_the_rest_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     of = Reading(monkeypatch)
     of.log.fails[0] = OffsetOutOfRange("dropped", next_offset=7)
@@ -152,35 +141,3 @@ def test_rows_of_a_topic_that_was_made_again_are_not_handed_out(monkeypatch: pyt
     of.step()
     assert isinstance(of.played.keeper.error, UnknownTopic)
     assert of.taken() == []
-
-
-def test_a_closing_queue_puts_no_more_rows_on_the_shelf_and_reads_nothing_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for fails in ({}, {0: Unreachable("gone")}):
-        of = Reading(monkeypatch)
-        of.log.fails.update(fails)
-        found = of.reader._next()
-        assert found is not None
-        of.played.keeper.closing = True
-        of.reader._read(*found)
-        assert (of.taken(), of.unread, of.waits) == ([], [], [])
-
-
-def test_reading_ends_with_the_queue_and_a_defect_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = Reading(monkeypatch)
-    assert not of.played.keeper.holdings.reading
-    of.reader._next()
-    assert of.played.keeper.holdings.reading
-    of.played.keeper.over = True
-    assert of.reader._next() is None
-    assert not of.played.keeper.holdings.reading
-    assert of.played.loop.due, "more may be asked for"
-
-    def broken() -> None:
-        raise ZeroDivisionError("ours")
-
-    monkeypatch.setattr(of.reader, "_next", broken)
-    with pytest.raises(ZeroDivisionError):
-        of.reader._run()
-    assert isinstance(of.played.keeper.error, InternalError)

@@ -58,22 +58,6 @@ def test_a_member_whose_connection_breaks_again_and_again_is_redelivered_nothing
     assert (described.accepted, described.charged, described.ready) == (600, 0, 0)
 
 
-def test_what_is_worked_on_while_the_connection_breaks_stays_the_members(
-    admin: Admin, bootstrap: str, topic: str
-) -> None:
-    admin.create_topic(topic, partitions=1)
-    admin.declare_queue(topic, "g", resume_ms="30s")
-    publish(bootstrap, topic, 50)
-    with Queue(bootstrap, topic, "g") as queue:
-        held = [queue.take(20_000) for _ in range(50)]
-        break_streams()
-        for record in held:
-            assert record is not None
-            record.ack().result(20)
-    [described] = admin.describe_queue(topic, "g").partitions
-    assert (described.accepted, described.returned) == (50, 0)
-
-
 def test_a_leader_of_which_bytes_alone_were_taken_back_is_given_credit_again(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:
@@ -96,55 +80,6 @@ def test_a_leader_of_which_bytes_alone_were_taken_back_is_given_credit_again(
             next_one = queue.take(20_000)
             assert next_one is not None, "a leader lends nothing more"
             next_one.ack()
-
-
-def test_many_members_of_one_process_share_a_stream_and_hold_one_record_each(
-    admin: Admin, bootstrap: str, topic: str
-) -> None:
-    admin.create_topic(topic, partitions=3)
-    publish(bootstrap, topic, 300, 3)
-    seen: list[bytes] = []
-    holding: list[int] = []
-
-    def work() -> None:
-        with Queue(bootstrap, topic, "g", in_flight_max=1) as queue:
-            while len(seen) < 300 and (record := queue.take(5_000)) is not None:
-                holding.append(admin.describe_queue(topic, "g").leased if len(seen) % 50 == 0 else 0)
-                seen.append(record.value)
-                record.ack().result(20)
-
-    threads = [threading.Thread(target=work) for _ in range(10)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sorted(seen) == sorted(b"%d" % number for number in range(300))
-    assert max(holding) <= 10
-    wait_until(lambda: not work_streams(this_process())._streams, "the stream ends with the last of them")
-
-
-def test_a_callback_that_takes_its_time_holds_up_no_other_queue(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic, partitions=1)
-    publish(bootstrap, topic, 2)
-    admin.create_topic(f"{topic}-2", partitions=1)
-    publish(bootstrap, f"{topic}-2", 1)
-    going_on, called = threading.Event(), threading.Event()
-
-    def slow(_future: object) -> None:
-        called.set()
-        going_on.wait(30)
-
-    with Queue(bootstrap, topic, "g") as queue, Queue(bootstrap, f"{topic}-2", "g") as other:
-        first = queue.take(20_000)
-        assert first is not None
-        first.ack().add_done_callback(slow)
-        assert called.wait(20)
-        for each in (other, queue):
-            record = each.take(20_000)
-            assert record is not None
-            record.ack().result(20)
-        going_on.set()
-    admin.delete_topic(f"{topic}-2")
 
 
 def test_a_member_is_configured_while_it_works(admin: Admin, bootstrap: str, topic: str) -> None:
@@ -179,20 +114,3 @@ def test_a_member_is_configured_while_it_works(admin: Admin, bootstrap: str, top
             with pytest.raises(InvalidSetting):
                 queue.configure(**wrong)  # type: ignore[arg-type]
     assert not queue.active
-
-
-def test_of_a_group_in_order_one_member_is_active(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic, partitions=1)
-    admin.declare_queue(topic, "g", order="all", priority="ignore")
-    publish(bootstrap, topic, 4)
-    with Queue(bootstrap, topic, "g", in_flight_max=1) as first:
-        record = first.take(20_000)
-        assert record is not None
-        with Queue(bootstrap, topic, "g", in_flight_max=1) as second:
-            assert second.take(0) is None
-            wait_until(lambda: first.active and not second.active, "each knows it")
-            first.close()
-            record = second.take(20_000)
-            assert record is not None
-            assert second.active
-            record.ack().result(20)

@@ -21,14 +21,6 @@ def outs(of: list[Account]) -> list[int]:
     return [account.out for account in of]
 
 
-def test_while_nothing_is_known_every_leader_may_push_its_share_at_once() -> None:
-    of = accounts(6)
-    Shares(0).hand_out(of, WHOLE, NOTHING, hungry=True)
-    assert outs(of) == [100] * 6
-    assert all(account.changed for account in of)
-    assert sum(account.out_bytes for account in of) <= WHOLE.bytes
-
-
 def test_a_share_is_given_again_once_half_of_it_was_lent_and_settled() -> None:
     shares, of = Shares(0), accounts(6)
     shares.hand_out(of, WHOLE, NOTHING, hungry=True)
@@ -39,35 +31,6 @@ def test_a_share_is_given_again_once_half_of_it_was_lent_and_settled() -> None:
     of[0].note_lent(1, 1)
     shares.hand_out(of, WHOLE, NOTHING, hungry=True)
     assert (of[0].out, of[0].changed) == (100, True)
-
-
-def test_while_the_application_is_busy_credit_goes_in_large_pieces_to_one_after_the_other() -> None:
-    shares, of = Shares(0), accounts(3)
-    for account in of:
-        account.ready = True
-    shares.hand_out(of, WHOLE, Credit(301, 0), hungry=False)
-    assert outs(of) == [0, 0, 0], "less than half is free"
-    given = []
-    for _ in range(3):
-        shares.hand_out(of, WHOLE, Credit(300, 0), hungry=False)
-        given += [account.partition for account in of if account.out]
-        for account in of:
-            account.note_lent(account.out, 1)
-    assert given == [0, 1, 2]
-
-
-def test_who_has_something_and_no_credit_is_given_what_lies_idle_with_others() -> None:
-    shares, of = Shares(0), accounts(3)
-    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
-    of[1].note_lent(200, 1)
-    of[1].ready = True
-    shares.hand_out(of, WHOLE, Credit(200, 0), hungry=True)
-    assert [account.recalled and account.recalled[0] for account in of] == [1, None, 1], "all but one record each"
-    assert sum(outs(of)) == 400, "until they say so it may be lent still"
-    for account in (of[0], of[2]):
-        account.confirm(1)
-    shares.hand_out(of, WHOLE, Credit(200, 0), hungry=True)
-    assert outs(of) == [1, 398, 1]
 
 
 def test_bytes_that_lie_idle_with_others_are_taken_back_with_the_records() -> None:
@@ -83,32 +46,6 @@ def test_bytes_that_lie_idle_with_others_are_taken_back_with_the_records() -> No
     shares.hand_out(of, WHOLE, NOTHING, hungry=True)
     assert (of[0].out, of[1].out) == (1, 599)
     assert of[1].out_bytes > 599 * 1_000
-
-
-def test_who_may_lend_many_records_and_few_bytes_is_given_bytes() -> None:
-    shares, of = Shares(0), accounts(2)
-    of[0].give(1, WHOLE.bytes - 500)
-    of[1].give(599, 500)
-    of[1].ready = True
-    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
-    assert of[0].recalled == (1, SHARE_BYTES_MIN)
-    of[0].confirm(1)
-    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
-    assert of[1].out == 599
-    assert of[1].out_bytes > 599 * 1_000
-    assert sum(account.out_bytes for account in of) <= WHOLE.bytes
-
-
-def test_what_others_may_lend_and_have_not_keeps_nobody_waiting() -> None:
-    """Many records are worked on for long, and leaders that have none may lend one each: the rest of the credit is for
-    who has something, however little it is."""
-    small = Credit(20, 60 << 20)
-    shares, of = Shares(0), accounts(6)
-    for account in of[1:]:
-        account.give(1, SHARE_BYTES_MIN)
-    of[0].ready = True
-    shares.hand_out(of, small, Credit(10, 1_000), hungry=True)
-    assert of[0].out == 5
 
 
 def test_a_word_about_credit_that_was_taken_back_before_counts_for_nothing() -> None:
@@ -158,14 +95,6 @@ def test_whoever_is_just_settled_with_may_lend_at_once_but_not_for_ever() -> Non
             account.sent = 0
         lender.sent = 1
     assert set(given) == {0, 1}
-
-
-def test_bytes_are_not_shared_into_crumbs() -> None:
-    small = Credit(600, 2 * SHARE_BYTES_MIN)
-    of = accounts(6)
-    Shares(0).hand_out(of, small, NOTHING, hungry=True)
-    assert [account.partition for account in of if account.out] == [0, 1]
-    assert sum(account.out_bytes for account in of) <= small.bytes
 
 
 def test_what_is_out_is_taken_back_once_the_member_may_hold_less() -> None:

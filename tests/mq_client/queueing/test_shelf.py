@@ -51,27 +51,6 @@ def test_records_with_a_single_one_missing_between_them_have_their_own_offsets(
     assert taken(shelf) == [(n, n) for first, end in ranges for n in range(first, end)]
 
 
-def test_what_is_lost_is_not_handed_out() -> None:
-    lease, shelf = held((0, 5)), Shelf()
-    shelf.put(rows(lease, 0, 5))
-    lease.end(np.array([0, 3]), LOST)
-    assert taken(shelf) == [(1, 1), (2, 2), (4, 4)]
-    shelf.put(rows(lease, 0, 0))
-    assert not shelf
-
-
-def test_a_batch_is_of_one_lease_and_of_no_more_rows_than_asked_for() -> None:
-    one, two, shelf = held((0, 6)), held((6, 8), number=1), Shelf()
-    for lease, base, count in ((one, 0, 3), (one, 3, 3), (two, 6, 2)):
-        shelf.put(rows(lease, base, count))
-    one.end(np.array([1]), LOST)
-    found = []
-    while (lent := shelf.take_rows(4)) is not None:
-        lent.lease.begin_all(lent.indexes)
-        found.append((lent.lease, lent.rows.column("n").to_pylist(), lent.lease.offsets[lent.indexes].tolist()))
-    assert found == [(one, [0, 2, 3, 4], [0, 2, 3, 4]), (one, [5], [5]), (two, [6, 7], [6, 7])]
-
-
 @pytest.mark.parametrize("losses", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(10))
 def test_each_row_that_is_not_lost_is_handed_out_once_and_in_order(seed: int, losses: float) -> None:
