@@ -149,16 +149,19 @@ class Led:
 
 
 class Group:
-    """The gathering of group `g` in a partition, with clocks that the test sets."""
+    """The gathering of group `g` in a partition, with clocks that the test sets. `told_of_doomed`: grows with each word
+    that there are records for the dead-letter topic; `keys`: what is known of an order by key."""
 
     def __init__(self, records: int = 100, **settings: Any) -> None:
         self.led: Any = Led(records)
         self.led.apply("g", 1, Begin(0))
         self.queue: Queue | None = Queue("g", 1, 0, QueueSettings(**settings))
         self.ms, self.us = 1_000_000, 1_000_000_000
+        self.told_of_doomed: list[Gathering] = []
         self.gathering = self._gathering()
         self.key_of: Callable[[int], int | None] = lambda _: None
         self.reads = True
+        self.keys: ByKey | None = None
 
     def _gathering(self) -> Gathering:
         return Gathering(
@@ -169,6 +172,7 @@ class Group:
             lambda: self.us,
             lambda: None,
             lambda: False,
+            on_doomed=self.told_of_doomed.append,
             on_rows=self._read,
         )
 
@@ -180,6 +184,7 @@ class Group:
 
     def _read(self, gathering: Gathering, keys: Ready) -> None:
         """As many keys as it wants, at once."""
+        self.keys = keys if isinstance(keys, ByKey) else None
         while self.reads and isinstance(keys, ByKey) and (wanted := keys.to_read(self.led.next_offset)) is not None:
             known = [(offset, key) for offset in range(*wanted) if (key := self.key_of(offset)) is not None]
             keys.add(wanted[1], [offset for offset, _ in known], [key for _, key in known])

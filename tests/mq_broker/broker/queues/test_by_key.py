@@ -183,46 +183,6 @@ def take_step(leader: Leader, rng: random.Random) -> None:
     leader.look()
 
 
-def test_a_key_with_always_something_to_do_takes_no_more_room_for_what_is_done() -> None:
-    leader = Leader("a" * 2_000)
-    for offset in range(1_999):
-        leader.write(Lease(leader.choose("m", 1).ranges, "m"))
-        if offset:
-            leader.write(Accept(((offset - 1, offset),)))
-    [chain] = leader.ready._chains.values()
-    assert len(chain.offsets) < 200
-    assert leader.held("m") == [1_998]
-
-
-def lend_and_return(leader: Leader) -> None:
-    """All records, so that they were looked at."""
-    ranges = leader.choose("x").ranges
-    leader.write(Lease(ranges, "x"))
-    leader.write(Return(joined(ranges)))
-
-
-def test_members_that_had_a_key_and_went_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "CAME_BACK_MAX", 20)
-    leader = Leader("aa")
-    lend_and_return(leader)
-    for number in range(500):
-        leader.write(Lease(leader.choose(f"m{number}", 1).ranges, f"m{number}"))
-        leader.write(Return(((0, 1),)))
-        assert sum(map(len, leader.ready._own.values())) <= 30
-    assert offsets_of(leader.choose("b").ranges) == {0, 1}
-
-
-def test_members_that_worked_on_a_key_and_went_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "CAME_BACK_MAX", 20)
-    leader = Leader("".join(2 * chr(1_000 + number) for number in range(200)))
-    lend_and_return(leader)
-    for first in range(0, 400, 2):
-        for _ in range(2):
-            leader.write(Lease(leader.choose(f"m{first}", 1).ranges, f"m{first}"))
-        leader.write(Accept(((first, first + 2),)))
-    assert len(leader.ready._own) <= 30
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_a_member_is_lent_what_a_look_at_every_record_says(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)

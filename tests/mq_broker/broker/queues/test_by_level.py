@@ -10,13 +10,12 @@ import pytest
 from mq_broker.broker.queues import by_level
 from mq_broker.broker.queues.by_level import HIGH, ByLevel
 from mq_broker.broker.queues.lending import Wish
-from mq_broker.broker.queues.levels import Levels
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Ack, Failed, Release
 from mq_broker.core.work.state import NO_MARK, RUNS_MAX, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Return, Step
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import Order, Priority
+from mq_protocol.queue_settings import Priority
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
 
 
@@ -85,61 +84,6 @@ def test_what_comes_late_and_is_higher_overtakes_the_backlog() -> None:
     assert log.lend(2) == [5, 7]
 
 
-def test_what_comes_back_keeps_its_level() -> None:
-    log = Log((3, 4), (3, 9), (3, 1))
-    assert log.lend(3) == [3, 4, 5]
-    assert log.lend(2) == [0, 1]
-    log.apply(Return(((0, 1), (4, 6))))
-    assert [log.lend(9), log.lend(9)] == [[4, 5], [0, 2]]
-
-
-def test_what_comes_back_together_is_split_by_levels() -> None:
-    log = Log((2, 4), (2, 9), (2, 1))
-    while log.lend(9):
-        pass
-    log.apply(Return(((0, 6),)))
-    assert [log.lend(9) for _ in range(3)] == [[2, 3], [0, 1], [4, 5]]
-
-
-def test_a_new_leader_goes_on_by_levels() -> None:
-    log = Log((3, 4), (3, 9), (3, 1))
-    log.lend(2)
-    log.apply(Return(((3, 4),)))
-    log.lead_anew()
-    assert [log.lend(9) for _ in range(4)] == [[3, 5], [0, 1, 2], [6, 7, 8], []]
-
-
-def test_what_was_chosen_and_not_lent_is_chosen_again() -> None:
-    log = Log((3, 4), (3, 9))
-    choice = log.ready.choose(Wish(2), 0, 6, no_bytes)
-    assert log.choose(9) == [(5, 6)]
-    log.ready.put_back(choice.runs)
-    assert log.choose(9) == [(3, 5)]
-    assert log.ready.is_ready(Wish(1), 0, 6)
-    assert log.choose(9) == [(0, 3)]
-
-
-def test_batches_of_one_level_are_one_run() -> None:
-    levels = Levels(0)
-    for first in range(0, 1000, 10):
-        levels.add(first, first + 10, 7)
-    assert (len(levels), list(levels.pieces(5, 2000)), levels.head(7, 3)) == (1, [(5, 1000, 7)], (3, 1000))
-
-
-def test_no_more_runs_are_known_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_level, "RUNS_MAX", 10)
-    monkeypatch.setattr("mq_broker.broker.queues.levels._PRUNE_ABOVE", 4)
-    log = Log(*[(1, level) for level in (0, 1) * 20], (1, 31))
-    found = []
-    while lent := log.lend(1):
-        assert len(log.ready._levels) <= 10
-        found += lent
-        log.apply(Accept(((lent[0], lent[0] + 1),)))
-    assert sorted(found) == list(range(41))
-    assert found[:5] == [1, 3, 5, 7, 9]
-    assert len(log.ready._levels) < 10
-
-
 def test_at_the_bound_of_runs_what_was_never_lent_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log((10, 4), (10, 9))
     log.lend(2)
@@ -149,16 +93,6 @@ def test_at_the_bound_of_runs_what_was_never_lent_waits(monkeypatch: pytest.Monk
     assert [log.lend(5), log.lend(5)] == [[10, 11], []]
 
 
-def test_what_was_only_looked_at_waits_at_the_bound_of_runs_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    log = Log((1, 4), (1, 9), (2, 4))
-    assert log.lend(1) == [1]
-    assert log.ready.is_ready(Wish(1), 0, len(log.levels))
-    monkeypatch.setattr(WorkState, "fresh_room", lambda self: 0)
-    assert log.lend(5) == []
-    monkeypatch.undo()
-    assert log.lend(5) == [0, 2, 3]
-
-
 def test_weighted_lends_two_high_records_for_a_low_one() -> None:
     log = Log((100, HIGH - 1), (100, HIGH), priority=Priority.WEIGHTED)
     high = [offset >= 100 for _ in range(60) for offset in log.lend(1)]
@@ -166,16 +100,6 @@ def test_weighted_lends_two_high_records_for_a_low_one() -> None:
     assert all(sum(high[at : at + 3]) == 2 for at in range(len(high) - 3))
     more = [len([offset for offset in log.lend(10) if offset < 100]) for _ in range(9)]
     assert sum(more) >= 20
-
-
-def test_weighted_looks_without_counting_and_lends_what_there_is() -> None:
-    log = Log((9, HIGH), priority=Priority.WEIGHTED)
-    for _ in range(20):
-        assert log.ready.is_ready(Wish(1), 0, 9)
-    assert log.ready._owed == 0
-    assert len(log.lend(5)) + len(log.lend(5)) == 9
-    log.append(4, 0)
-    assert [*log.lend(9), *log.lend(9)] == [9, 10, 11, 12]
 
 
 def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +118,6 @@ def test_what_comes_back_keeps_its_level_after_many_runs_were_forgotten(monkeypa
         pass
     log.apply(Accept(((0, 41),)))
     log.scan()
-    assert len(log.ready._levels) < 10
     log.apply(Return(((41, 45),)))
     assert [log.lend(9), log.lend(9)] == [[43, 44], [41, 42]]
 
@@ -207,20 +130,6 @@ def test_offsets_that_a_recovery_lost_at_the_end_keep_nobody_waiting() -> None:
     assert [log.lend(9), log.lend(9), log.lend(9)] == [[2, 3], [0, 1], []]
     log.append(1, 31)
     assert log.lend(9) == [8]
-
-
-def test_what_was_settled_after_it_came_back_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_level, "_SLACK", 10)
-    log = Log((1_000, 9), (1, 4))
-    log.apply(Lease(((0, 1_000),), "m"))
-    for offset in range(100):
-        log.apply(Return(((offset, offset + 1),)))
-        log.scan()
-        log.apply(Accept(((offset, offset + 1),)))  # late
-        if log.ready.overgrown():
-            break
-    assert log.ready.overgrown()
-    assert sum(map(len, log.ready._heaps.values())) < 30
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -311,12 +220,3 @@ async def test_a_group_that_ignores_priorities_lends_by_offset() -> None:
     lower = group.ask("a", 4)
     await rounds()
     assert offsets(lower) == [(3, 5)], "what it did not name went back"
-
-
-@scenario
-async def test_records_in_order_are_lent_by_offset() -> None:
-    group = Group(3, order=Order.ALL)
-    group.led.append(2, 9)
-    asking = group.ask("a", 2)
-    await rounds()
-    assert offsets(asking) == [(0, 2)]

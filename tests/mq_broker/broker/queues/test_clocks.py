@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.broker.queues import clocks as clocks_module
 from mq_broker.broker.queues import members as members_module
 from mq_broker.broker.queues.clocks import Clocks
 from mq_broker.broker.queues.holdings import Holdings
@@ -27,132 +26,6 @@ def out(clocks: Clocks, now_ms: int, most: int = 10) -> list[tuple[LeaseId, list
     return [(lease, list(ranges)) for lease, ranges in clocks.expired(now_ms, most)]
 
 
-def test_a_lease_runs_out_when_its_time_is_over_and_is_told_until_it_was_looked_at() -> None:
-    clocks = started()
-    assert (clocks.due(6_399), out(clocks, 6_399)) == (False, [])
-    assert clocks.due(6_400)
-    for _ in range(2):
-        assert out(clocks, 6_400) == [(ONE, [(0, 5)])]
-        assert clocks.due(6_400), "it is told again"
-    clocks.over(ONE, 6_400)
-    assert (len(clocks), clocks.due(9_999), clocks.ranges(ONE)) == (0, False, ())
-
-
-def test_no_more_leases_are_looked_at_than_are_asked_for_and_the_others_come_next() -> None:
-    clocks = Clocks()
-    leases = [LeaseId(1, entry, 0) for entry in range(5)]
-    for lease in leases:
-        clocks.start(lease, [(lease.entry, lease.entry + 1)], LEASE_MS, 0)
-    found: list[LeaseId] = []
-    for waiting in (3, 1, 0):
-        some = [lease for lease, _ in out(clocks, 6_400, most=2)]
-        assert len(clocks._queue) == waiting
-        assert some
-        for lease in some:
-            clocks.over(lease, 6_400)
-        found += some
-    assert found == leases
-
-
-@pytest.mark.parametrize(
-    ("now_ms", "lease_ms", "deadline"), [(1, 6_400, 6_500), (0, 63, 63), (7, 10, 17), (0, 130, 130)]
-)
-def test_a_deadline_is_rounded_up_and_never_down(now_ms: int, lease_ms: int, deadline: int) -> None:
-    clocks = started(now_ms, lease_ms)
-    assert (clocks.due(deadline - 1), clocks.due(deadline)) == (False, True)
-
-
-def test_the_records_of_a_lease_may_come_in_several_calls_and_have_one_deadline() -> None:
-    clocks = started()
-    clocks.start(ONE, [(9, 12)], LEASE_MS, 3_000)
-    assert clocks.ranges(ONE) == [(0, 5), (9, 12)]
-    assert out(clocks, 6_400) == [(ONE, [(0, 5), (9, 12)])]
-
-
-def test_of_a_lease_that_is_extended_in_part_the_rest_keeps_its_deadline() -> None:
-    clocks = started()
-    clocks.extend(ONE, [(1, 3)], 3_000)
-    assert out(clocks, 6_400) == [(ONE, [(0, 1), (3, 5)])]
-    clocks.over(ONE, 6_400)
-    assert (len(clocks), clocks.due(9_399), out(clocks, 9_399)) == (1, False, [])
-    assert out(clocks, 9_400) == [(ONE, [(0, 1), (1, 3), (3, 5)])]
-    clocks.over(ONE, 9_400)
-    assert len(clocks) == 0
-
-
-def test_a_lease_that_is_extended_as_a_whole_has_its_whole_time_again() -> None:
-    clocks = started()
-    clocks.extend(ONE, [(1, 3)], 1_000)
-    clocks.extend(ONE, [(0, 5)], 3_000)
-    assert out(clocks, 9_399) == [(ONE, [])]
-    clocks.over(ONE, 9_399)
-    assert len(clocks) == 1
-    assert out(clocks, 9_400) == [(ONE, [(0, 5)])]
-
-
-def test_what_is_not_known_cannot_be_extended() -> None:
-    clocks = started()
-    clocks.extend(TWO, [(0, 5)], 0)
-    clocks.lengthen(TWO, 9_000, 0)
-    clocks.over(TWO, 0)
-    assert (len(clocks), clocks.ranges(TWO)) == (1, ())
-
-
-def test_who_has_a_lease_can_say_that_it_is_longer_and_not_that_it_is_shorter_or_as_long() -> None:
-    for said_ms in (LEASE_MS, 3_200):
-        clocks = started()
-        clocks.lengthen(ONE, said_ms, 3_000)
-        assert clocks.due(6_400), "no clock is set anew"
-    clocks = started()
-    clocks.lengthen(ONE, 12_800, 3_000)
-    assert out(clocks, 15_799) == [(ONE, [])]
-    clocks.over(ONE, 15_799)
-    assert out(clocks, 15_800) == [(ONE, [(0, 5)])]
-
-
-def test_so_many_leases_are_told_at_once_and_the_others_afterwards() -> None:
-    clocks = started()
-    clocks.start(TWO, [(5, 9)], LEASE_MS, 0)
-    clocks.start(LeaseId(1, 3, 0), [(9, 10)], LEASE_MS, 3_000)
-    assert out(clocks, 6_400, 1) == [(ONE, [(0, 5)])]
-    assert out(clocks, 6_400, 2) == [(ONE, [(0, 5)]), (TWO, [(5, 9)])]
-    clocks.over(ONE, 6_400)
-    assert out(clocks, 6_400, 1) == [(TWO, [(5, 9)])]
-
-
-def test_after_a_time_in_which_nobody_could_extend_anything_every_lease_has_its_whole_time() -> None:
-    clocks = started()
-    clocks.start(TWO, [(5, 9)], LEASE_MS, 0)
-    clocks.extend(TWO, [(5, 6)], 100)
-    assert len(out(clocks, 6_400)) == 2
-    clocks.restart(6_400)
-    assert (clocks.due(12_799), out(clocks, 12_799)) == (False, [])
-    assert out(clocks, 12_800) == [(ONE, [(0, 5)]), (TWO, [(5, 9)])]
-
-
-def test_a_lease_that_is_extended_all_the_time_has_few_deadlines() -> None:
-    clocks = started()
-    for now_ms in range(6_400):
-        clocks.extend(ONE, [(0, 5)], now_ms)
-    assert len(clocks._queue) <= 65
-
-
-def test_leases_that_ended_are_forgotten_once_they_are_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks_module, "_PRUNE_ABOVE", 2)
-    clocks = Clocks()
-    leases = [LeaseId(1, entry, 0) for entry in range(5)]
-    for lease in leases[:4]:
-        clocks.start(lease, [(0, 1)], LEASE_MS, 0)
-    clocks.prune(leases[:1])
-    assert len(clocks) == 4, "as many as that may be kept"
-    clocks.start(leases[4], [(0, 1)], LEASE_MS, 3_000)
-    assert len(out(clocks, 6_400)) == 4
-    clocks.prune([leases[1], leases[4]])
-    assert len(clocks) == 5, "the more leases there are, the more may be kept"
-    clocks.prune(leases[4:])
-    assert (len(clocks), clocks.due(9_399), out(clocks, 9_400)) == (1, False, [(leases[4], [(0, 1)])])
-
-
 # ---------------------------------------------------------------- whose leases they are
 
 
@@ -162,20 +35,6 @@ def state(*members: str) -> WorkState:
     for number, member in enumerate(members):
         made.apply(Lease(((2 * number, 2 * number + 2),), member), LeaseId(1, number, 0), 1_000)
     return made
-
-
-def test_a_member_has_the_leases_that_did_not_end_and_their_unsettled_records() -> None:
-    known = state("a", "a", "b")
-    members = Members(known)
-    for lease, held in known.leases.items():
-        members.lent(held.member, lease)
-    known.apply(Accept(((0, 1),)), LeaseId(1, 9, 0), 1_000)
-    assert (list(members.leases("a")), members.records("a")) == ([LeaseId(1, 0, 0), LeaseId(1, 1, 0)], 3)
-    known.apply(Return(((0, 2),)), LeaseId(1, 9, 1), 1_000)
-    assert (list(members.leases("a")), members.records("a"), members.records("b")) == ([LeaseId(1, 1, 0)], 2, 2)
-    known.apply(Return(((2, 4),)), LeaseId(1, 9, 2), 1_000)
-    assert (list(members.leases("a")), members.records("a"), list(members.leases("nobody"))) == ([], 0, [])
-    assert set(members._leases) == {"b"}, "who has nothing takes no room"
 
 
 def test_leases_of_members_that_never_ask_again_are_forgotten_once_they_are_most(
@@ -250,18 +109,6 @@ def test_what_runs_out_in_pieces_goes_back_by_one_entry() -> None:
     settles = holdings.expired(2_000)
     assert [settle.ranges for settle in settles] == [((1, 60_000),), ((60_000, 100_000),)]
     assert holdings.expired(2_250) == settles
-
-
-def test_what_is_charged_of_members_is_forgotten_once_they_have_nothing_any_more() -> None:
-    known = state()
-    members = Members(known)
-    for entry in range(200):
-        lease = LeaseId(1, entry, 0)
-        known.apply(Lease(((2, 4),), f"gone-{entry}"), lease, 1_000)
-        members.lent(f"gone-{entry}", lease)
-        assert members.begun(f"gone-{entry}", [(2, 4)]) == [(2, 3)]
-        known.apply(Return(((2, 4),)), LeaseId(1, entry, 1), 1_000)
-    assert len(members._silent) <= 17
 
 
 def test_a_process_is_replaced_once_another_was_seen_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,16 +13,14 @@ import pytest
 
 from mq_broker.broker import server
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.queues import dead_letters, outbox
+from mq_broker.broker.queues import dead_letters
 from mq_broker.broker.queues.dead_letters import DeadLetters
 from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.outbox import Outbox
-from mq_broker.core.machine.window import UuidWindow, WindowBounds
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, encode_batch, schema_fingerprint, schema_from_bytes
+from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, encode_batch, schema_fingerprint
 from mq_protocol.dead_letters import HEADERS, HOPS_MAX
-from mq_protocol.errors import NotLeader, TritonMQError
-from mq_protocol.work_keys import WorkPlace, query_id_of, run_of_lease
+from mq_protocol.errors import TritonMQError
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of
 
@@ -192,52 +190,6 @@ async def sweep(sweeps: list[Leftovers]) -> None:
         await sweeps[-1].sweep()
 
 
-async def _not_now(*_: object) -> None:
-    raise NotLeader("the partition has no leader at the moment: ask again")
-
-
-def test_what_an_attempt_left_behind_is_discarded_once_nobody_will_decide_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shells: list[Shell], sweeps: list[Leftovers]
-) -> None:
-    async def scenario() -> None:
-        with monkeypatch.context() as context:  # until that broker is closed: it tries again for ever
-            context.setattr(Outbox, "_publish", _not_now)
-            async with queue(tmp_path, dead_letter="dead") as broker:
-                await reject(broker, 1)
-                await until(lambda: counted(broker, dead=1, outbox=1))  # decided, and not published
-                context.setattr(dead_letters, "Sending", _never_decided)
-                await reject(broker, 3)
-                await until(lambda: staged(broker, 2))
-                await sweep(sweeps)
-                assert await staged(broker, 2), "the second one is in hand: its leader may decide it yet"
-                source = partition_of(shells)
-                member = Member(broker)
-                lent = await member.lease(1)
-                place = WorkPlace(source.topic.spec.topic_id, 0, "g")
-                key = pb.TransactionKey(query_id=query_id_of(place), sink="dead")
-                run = run_of_lease(lent.lease.leader_epoch, lent.lease.entry, lent.lease.step)
-                await stage(broker, key, run)
-                await stage(broker, key, "epoch:99")
-                await stage(broker, pb.TransactionKey(query_id=f"work:{'f' * 32}/0/g", sink="dead"), run)
-                await sweeps[-1].sweep()
-                assert await staged(broker, 5), "nobody is asked about what is seen for the first time"
-                await sweeps[-1].sweep()
-                assert await staged(broker, 4), "what a deleted topic's group staged is gone, the others may be decided"
-                await member.ack(lent.lease, lent.ranges[0], 1)
-                await sweep(sweeps)
-                assert await staged(broker, 3), "the lease has ended"
-        with monkeypatch.context() as context:
-            context.setattr(DeadLetters, "look", lambda *_: None)
-            context.setattr(Outbox, "look", lambda *_: None)
-            async with standalone(tmp_path) as broker:
-                await until(lambda: counted(broker, dead=1, outbox=1))
-                await until(lambda: staged(broker, 3))  # both partitions are served
-                await sweep(sweeps)
-                assert await staged(broker, 2), "what a former leader did not decide is gone, what it decided stays"
-
-    asyncio.run(scenario())
-
-
 async def stage(broker: Broker, key: pb.TransactionKey, run_id: str) -> None:
     async with broker.producing() as stream:
         fingerprint = schema_fingerprint(RECORD_SCHEMA)
@@ -261,63 +213,6 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Leftovers]:
 
     monkeypatch.setattr(server, "Leftovers", Noted)
     return made
-
-
-def test_records_that_are_too_old_become_dead_letters_by_that_reason(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, dead_letter="dead", ttl_ms="3s", expired="dead") as broker:
-            member = Member(broker)
-            lent = await member.lease(1)
-            found = await sent(broker, 9, "dead")
-            assert [int(row["value"]) for row in found] == list(range(1, 10))
-            headers = [{header["key"]: header["value"] for header in row["headers"]} for row in found]
-            assert {each[HEADERS["reason"]] for each in headers} == {b"expired"}
-            assert {each[HEADERS["deliveries"]] for each in headers} == {b"0"}
-            await member.ack(lent.lease, 0, 1)
-            await until(lambda: counted(broker, dead=9, outbox=0))
-
-    asyncio.run(scenario())
-
-
-def test_what_is_too_old_goes_after_a_restart_though_nobody_asks(tmp_path: Path) -> None:
-    async def gone(broker: Broker) -> bool:
-        answer = await broker.ask("DescribeQueue", pb.DescribeQueueRequest(topic="t", group="g", partitions=[0]))
-        return dict(answer.partitions[0].dropped) == {"expired": 10}
-
-    async def scenario() -> None:
-        async with queue(tmp_path, ttl_ms="1s"):
-            pass
-        async with standalone(tmp_path) as broker:
-            await until(lambda: gone(broker))
-
-    asyncio.run(scenario())
-
-
-def test_dead_letters_of_a_typed_topic_have_its_columns_and_the_facts_in_one_more(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
-            await broker.produce("t", 10, 11, 12)
-            await reject(broker, 1)
-
-            async def there() -> Any:
-                return [t for t in (await broker.metadata()).topics if t.name == "t.dead"]
-
-            [topic] = await until(there)
-            schema = schema_from_bytes(topic.schema)
-            assert [(field.name, field.nullable) for field in schema][-1] == ("_dead", True)
-
-            async def rows() -> list[dict[str, Any]]:
-                stored = await broker.fetch("t.dead", 0, await broker.end("t.dead"))
-                return [row for _, payload in stored for row in decode_batch(payload, schema).to_pylist()]
-
-            [row] = await until(rows)
-            assert row["n"] == 11
-            facts = {name: row["_dead"][name] for name in ("error", "topic", "partition", "offset", "group", "hops")}
-            assert facts == {"error": "bad", "topic": "t", "partition": 0, "offset": 1, "group": "g", "hops": 1}
-
-    asyncio.run(scenario())
 
 
 def test_records_whose_letters_cannot_go_anywhere_wait_and_describe_says_why(tmp_path: Path) -> None:
@@ -348,28 +243,3 @@ async def alter(broker: Broker, **settings: str) -> None:
 async def settled(broker: Broker) -> bool:
     answer = await broker.ask("DescribeQueue", pb.DescribeQueueRequest(topic="t", group="g", partitions=[0]))
     return dict(answer.partitions[0].dropped) == {"rejected": 1}
-
-
-def test_letters_that_their_topic_lost_are_made_again_of_records_that_retention_keeps(
-    tmp_path: Path, shells: list[Shell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(outbox, "MISSING_AGAIN_S", 0.1)
-        async with queue(tmp_path, dead_letter="dead") as broker:
-            await broker.create_topic("dead", schema=None)
-            machine = partition_of(shells, "dead").replica.machine
-            state = partition_of(shells).replica.machine.work["g"]
-            with monkeypatch.context() as context:
-                context.setattr(Outbox, "_publish", _not_now)
-                await reject(broker, 0)
-                await until(of(lambda: state.outbox))
-            assert (state.base, state.needed_from()) == (1, 0)
-            # A recovery of the topic: it knows neither the batch nor its UUID any more.
-            machine.staged.clear()
-            machine.uuids = UuidWindow(WindowBounds(100, None))
-            [row] = await sent(broker, 1, "dead")
-            assert row["value"] == b"0"
-            await until(of(lambda: not state.outbox))
-            assert state.needed_from() == state.base
-
-    asyncio.run(scenario())

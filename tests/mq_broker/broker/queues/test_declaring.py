@@ -6,7 +6,6 @@ import asyncio
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from mq_protocol.errors import (
     UnknownTopic,
     WrongGroupKind,
 )
-from mq_protocol.limits import OFFSET_MAX
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 TOPIC = TopicSpec("t", "0" * 32, ((1,),))
@@ -183,17 +181,6 @@ def test_a_group_that_reads_as_a_stream_is_not_declared(tmp_path: Path) -> None:
             assert await told(broker) == {}
 
     asyncio.run(scenario())
-
-
-def test_any_time_since_1970_is_one_to_begin_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for time_us in (0, 1, OFFSET_MAX):
-        assert declaring._start_us(pb.AlterQueueRequest(timestamp_us=time_us)) == time_us
-    for time_us in (-1, OFFSET_MAX + 1):
-        with pytest.raises(InvalidRequest, match="microseconds since 1970"):
-            declaring._start_us(pb.AlterQueueRequest(timestamp_us=time_us))
-    monkeypatch.setattr(declaring, "time", SimpleNamespace(time_ns=lambda: 1_700_000_000_123_456_789))
-    assert declaring._start_us(pb.AlterQueueRequest(latest=True)) == 1_700_000_000_123_456
-    assert declaring._start_us(pb.AlterQueueRequest()) == declaring._start_us(pb.AlterQueueRequest(latest=False)) == 0
 
 
 def test_a_queue_begins_where_it_is_asked_to(tmp_path: Path) -> None:

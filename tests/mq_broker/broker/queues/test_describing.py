@@ -16,7 +16,6 @@ import pytest
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.broker.queues import describing
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.describing import Describing
 from mq_broker.broker.queues.sweeping import Sweeping
@@ -24,10 +23,9 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.entries import Append, Work
 from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, LeaseId, Park, Reason, Reject, Return, Step
+from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Step
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import InvalidRequest, RequestTooLarge, UnknownQueue, WrongGroupKind
+from mq_protocol.errors import InvalidRequest, UnknownQueue, WrongGroupKind
 from tests.mq_broker.broker.host.test_shell import HERE, leading, shell
 
 TOPIC = Topic.of(replace(HERE.spec, queues={"g": QueueSpec(3, settings={"delivery_limit": "2"})}, queue_lives=3))
@@ -173,18 +171,6 @@ def test_who_cannot_be_told_is_told_why(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_an_answer_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(describing, "ANSWER_BYTES_MAX", 1)
-
-    async def scenario(world: World) -> None:
-        request = pb.DescribeQueueRequest(topic="t", group="g", partitions=[0, 0])
-        first, second = (await world.describing.describe_queue(request, world.deadline)).partitions
-        assert first.life == 3
-        assert isinstance(from_wire(second.error), RequestTooLarge)
-
-    run(tmp_path, scenario)
-
-
 def test_what_nobody_has_is_purged_and_what_is_leased_stays(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await one_of_each(world)
@@ -220,39 +206,5 @@ def test_a_sweep_goes_into_an_entry_behind_the_one_that_is_on_its_way(tmp_path: 
         )
         assert (first, swept) == (None, 75)
         assert (await world.told()).dropped["purged"] == 75
-
-    run(tmp_path, scenario)
-
-
-def test_a_state_of_a_hundred_thousand_runs_is_counted_in_turns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(world: World) -> None:
-        _append(world.partition, 400_000)
-        state = world.partition.replica.machine.work["g"]
-        for first in range(0, 200_000, 8_000):
-            some = tuple((n, n + 1) for n in range(first, first + 8_000, 2))
-            state._mark(state._unheld(some), Return(some, True, LATER_US))
-        for number in range(20_000):
-            first = 200_000 + 2 * number
-            state.apply(Lease(((first, first + 1),), "m"), LeaseId(1, number, 0), 400_100)
-        held: list[float] = []
-        at = time.thread_time()
-
-        async def watch() -> None:
-            nonlocal at
-            while True:
-                await asyncio.sleep(0)
-                held.append(time.thread_time() - at)
-                at = time.thread_time()
-
-        watching = asyncio.create_task(watch())
-        await asyncio.sleep(0)
-        told = await world.told(state=pb.RECORD_PARKED, runs_max=10)
-        watching.cancel()
-        assert (told.delayed, told.leased, told.ready, told.more) == (100_000, 20_000, 280_100, False)
-        assert told.oldest_ready_us == 7_000
-        assert max(held) < 0.25, "seconds of the processor for one turn; all of it takes longer"
-        assert len(held) > 400, "for the counts and for the list"
 
     run(tmp_path, scenario)

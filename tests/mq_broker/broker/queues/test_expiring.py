@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -10,9 +9,9 @@ import pytest
 from mq_broker.broker.queues import dropping
 from mq_broker.broker.queues.expiring import Expiring, Fate
 from mq_broker.core.messages import Published
-from mq_broker.core.work.settling import Failed, Rejected, Release
-from mq_broker.core.work.state import NO_MARK, WorkState
-from mq_broker.core.work.steps import Drop, Park, Reason, Reset
+from mq_broker.core.work.settling import Failed, Release
+from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.queue_settings import DeadLetter, Expired, Order
@@ -51,21 +50,6 @@ def offsets_of(asking: Any) -> list[tuple[int, int]]:
     return offsets(asking) if asking.answered.done() else []
 
 
-@scenario
-async def test_what_is_older_by_now_is_not_lent_and_goes_though_nobody_asks() -> None:
-    group = group_of(5_000, 1_000)
-    assert offsets_of(await lent(group, "a", 1)) == [(0, 1)]
-    group.pass_ms(4_999)
-    await rounds()
-    assert dropped(group) == 0
-    group.pass_ms(1)
-    assert offsets_of(await lent(group, "b", 1)) == [(5, 6)]
-    assert dropped(group) == 4
-    group.pass_ms(4_000)
-    await rounds()
-    assert dropped(group) == 8, "it goes by the broker's beats"
-
-
 @pytest.mark.parametrize("order", Order)
 def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_is_too_old_by_then(order: Order) -> None:
     @scenario
@@ -98,29 +82,6 @@ async def test_a_clock_that_is_set_back_while_everything_has_expired_keeps_nothi
 
 
 @scenario
-async def test_one_that_nobody_asks_for_is_looked_for_once_a_second_at_most() -> None:
-    group = group_of(0)
-    group.gathering.wake()
-    await rounds()
-    assert group.gathering.has_clocks
-    looked: list[int] = []
-    find = group.led.index.find_time
-    group.led.index.find_time = lambda us: looked.append(us) or find(us)
-    for _ in range(39):
-        group.pass_ms(250)
-        await rounds()
-    assert looked == []
-    group.pass_ms(250)
-    await rounds()
-    assert len(looked) == 1
-    assert dropped(group) == 5
-    for _ in range(40):
-        group.pass_ms(250)
-        await rounds()
-    assert len(looked) <= 11
-
-
-@scenario
 async def test_one_that_a_member_has_may_be_settled_and_goes_when_it_comes_back() -> None:
     group = group_of(5_000)
     lease = await lease_of(group, "a", 5)
@@ -137,21 +98,6 @@ async def test_one_that_a_member_has_may_be_settled_and_goes_when_it_comes_back(
     assert (dropped(group), group.state.base) == (3, 5), "its lease ran out"
 
 
-@scenario
-async def test_one_that_is_doomed_or_parked_is_kept_and_goes_once_it_is_not() -> None:
-    group = group_of(5_000, dead_letter=DeadLetter.PARK)
-    lease = await lease_of(group, "a", 2)
-    group.outcome(Rejected("bad"), "a", lease, (0, 1))
-    await rounds()
-    group.pass_ms(6_000)
-    await rounds()
-    assert (dropped(group), [run[:2] for run in group.state.parked()]) == (3, [(0, 1)])
-    group.led.apply("g", 1, Reset(((0, 1),)))
-    group.lead_anew()
-    await rounds()
-    assert dropped(group) == 4
-
-
 async def refused() -> Group:
     """A group that was not allowed to drop what is too old, and is from now on."""
     group = group_of(20_000, 0)
@@ -161,24 +107,6 @@ async def refused() -> Group:
     assert dropped(group) == 0
     group.led.refuses = None
     return group
-
-
-@scenario
-async def test_what_a_former_leader_has_found_expired_the_next_one_finds_too() -> None:
-    group = await refused()
-    group.lead_anew()
-    await rounds()
-    assert dropped(group) == 5
-
-
-@scenario
-async def test_what_was_refused_is_dropped_later_and_never_lent_meanwhile() -> None:
-    group = await refused()
-    assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
-    group.gathering._by_itself_from = 0.0
-    group.gathering.wake()
-    await rounds()
-    assert dropped(group) == 5
 
 
 @scenario
@@ -194,14 +122,6 @@ async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
     group.pass_ms(60_000)
     assert offsets_of(await lent(group, "a", 100)) == [(5, 10)]
     assert not group.gathering.waits
-
-
-@scenario
-async def test_one_that_was_passed_over_is_lent_once_the_group_has_no_ttl() -> None:
-    group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
-    assert offsets_of(await lent(group, "a", 5)) == [(5, 10)]
-    group.declare(ttl_ms=0)
-    assert offsets_of(await lent(group, "b", 5)) == [(0, 5)]
 
 
 @pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
@@ -231,17 +151,6 @@ async def test_with_priorities_what_is_too_old_is_lent_of_no_level() -> None:
     assert dropped(group) == 10
 
 
-@scenario
-async def test_one_that_is_to_be_lent_alone_goes_too() -> None:
-    group = group_of(9_000, 0, delivery_limit=2, retry_ms=0)
-    lease = await lease_of(group, "a", 2)
-    group.outcome(Failed("boom"), "a", lease, (0, 1))
-    await rounds()
-    group.pass_ms(2_000)
-    assert offsets_of(await lent(group, "b", 100)) == [(5, 10)]
-    assert dropped(group) == 4
-
-
 @pytest.mark.parametrize(
     ("dead_letter", "expired", "step"),
     [
@@ -267,12 +176,10 @@ def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired,
 
 @scenario
 async def test_those_that_become_letters_are_handed_out_once_and_again_when_they_are_given_back() -> None:
-    told: list[object] = []
     group = group_of(20_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
-    group.gathering._on_doomed = told.append
     group.gathering.wake()
     await rounds()
-    assert told
+    assert group.told_of_doomed
     assert group.led.proposed == []
     assert group.gathering.take_doomed(9) == []
     taken = group.gathering.take_doomed(9, Reason.EXPIRED)
@@ -338,73 +245,3 @@ def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_seco
     assert [of.due(ms) for ms in (59_999, 60_000)] == [False, True]
     of.look(95_000_000 + 3_600_000_000 - 1_500_001, 60_000)
     assert [of.due(ms) for ms in (61_500, 61_501)] == [False, True], "not a moment too early"
-
-
-def test_what_was_handed_out_is_not_remembered_where_nothing_waits_for_it() -> None:
-    index = OffsetIndex()
-    index.append(Published(0, 5, 1, 0, 10, 10))
-    of = Expiring(WorkState(1, 0), index, TTL_MS, Fate.SENT, ordered=False)
-    of.look(20_000_000, 0)
-    assert of.sends
-    assert of.take(9, 10) == [(0, 5, NO_MARK)]
-    assert (of.sends, of._taken) == (False, [])
-    kept = Expiring(WorkState(1, 0), index, TTL_MS, Fate.DROPPED, ordered=False)
-    kept.look(20_000_000, 0)
-    assert (kept.sends, kept.take(9, 10)) == (False, [])
-
-
-def test_whatever_happens_nothing_is_lent_that_is_too_old_and_all_of_it_goes() -> None:
-    for seed in range(30):
-        walk(random.Random(seed))
-
-
-def walk(rng: random.Random) -> None:
-    @scenario
-    async def run() -> None:
-        order = rng.choice([Order.NONE, Order.NONE, Order.KEY, Order.ALL])
-        group = Group(0, ttl_ms=TTL_MS, order=order, delivery_limit=3, retry_ms=500, lease_ms=5_000)
-        group.key_of = lambda offset: offset % 3
-        times: list[int] = []
-        leases: list[tuple[str, Any, int, int]] = []
-        for _ in range(60):
-            match rng.randrange(5):
-                case 0:
-                    count = rng.randrange(1, 6)
-                    late_us = rng.choice([0, 0, rng.randrange(2 * TTL_MS) * 1_000])  # it is committed after its time
-                    at_us = max(group.us - late_us, times[-1] if times else 0)
-                    group.led.append(count, at_us=at_us)
-                    times += [at_us] * count
-                case 1:
-                    member = f"m{rng.randrange(3)}"
-                    asking = await lent(group, member, rng.randrange(1, 8))
-                    if asking.answered.done() and asking.answered.result().lease is not None:
-                        for first, end in offsets(asking):
-                            assert all(group.us - times[at] < TTL_MS * 1_000 for at in range(first, end))
-                            leases.append((member, asking.answered.result().lease, first, end))
-                    group.gathering.leave(asking)
-                case 2 if leases:
-                    member, lease, first, end = leases.pop(rng.randrange(len(leases)))
-                    outcome = rng.choice([Release(0), Failed("boom"), Rejected("bad")])
-                    if rng.random() < 0.4:
-                        group.ack(member, lease, (first, end))
-                    else:
-                        group.outcome(outcome, member, lease, (first, end))
-                    await rounds()
-                case 3 if rng.random() < 0.2:
-                    group.lead_anew()
-                    await rounds()
-                case _:
-                    group.pass_ms(rng.randrange(3_000))
-                    await rounds()
-        group.pass_ms(60_000)
-        await rounds()
-        group.pass_ms(2_000)
-        await rounds()
-        left = [run for run in group.state.unleased(group.state.base, group.led.next_offset) if not is_parked(run)]
-        assert (left, len(group.state.leases)) == ([], 0)
-
-    run()
-
-
-def is_parked(run: Any) -> bool:
-    return run[2] is not None and run[2].parked

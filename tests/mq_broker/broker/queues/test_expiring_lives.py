@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import dropping, expiring, lives
-from mq_broker.broker.queues.expiring import Expiring, Fate, covering
-from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Rejected, Release
-from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Drop, Lease, Park, Reason, Return, Step
-from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.queue_settings import DeadLetter, Expired, Order
-from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
+from mq_broker.core.work.steps import Drop, Lease, Reason, Return, Step
+from mq_protocol.queue_settings import Order
+from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
 
 
 def group_of(*lives_ms: int, records: int = 5, **settings: Any) -> Group:
@@ -72,20 +68,6 @@ def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
 
 
 @scenario
-async def test_one_that_a_member_has_may_be_settled_and_goes_when_it_comes_back() -> None:
-    group = group_of(1_000, 0)
-    lease = await lease_of(group, "a", 5)
-    await pass_ms(group, 2_000)
-    group.ack("a", lease, (0, 2))
-    group.outcome(Release(0), "a", lease, (2, 4))
-    await rounds()
-    assert (group.state.totals.accepted, dropped(group)) == (2, 2)
-    group.outcome(Rejected("bad"), "a", lease, (4, 5))
-    await rounds()
-    assert [run[:2] for run in group.state.parked()] == [(4, 5)], "it was a dead letter before it was too old"
-
-
-@scenario
 async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_goes() -> None:
     group = group_of(0)
     await lent(group, "a", 5)
@@ -99,85 +81,16 @@ async def test_a_batch_that_nobody_asked_for_is_the_first_that_has_a_life_and_go
     assert dropped(group) == 3
 
 
-@pytest.mark.parametrize(
-    ("dead_letter", "expired", "step"),
-    [
-        (DeadLetter.PARK, Expired.DROP, Drop),
-        ("t.dead", Expired.DROP, Drop),
-        (DeadLetter.DROP, Expired.DEAD, Drop),
-        (DeadLetter.PARK, Expired.DEAD, Park),
-    ],
-)
-def test_what_becomes_of_them_the_group_says(dead_letter: Any, expired: Expired, step: type) -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(0, 1_000, dead_letter=dead_letter, expired=expired)
-        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-        group.gathering.wake()
-        await rounds()
-        [work] = group.led.proposed
-        assert [(type(each), each.ranges) for each in work.steps] == [(step, ((5, 10),))]
-
-    run()
-
-
-@scenario
-async def test_those_that_become_letters_are_handed_out_once_each() -> None:
-    group = group_of(1_000, 0, 1_000, 0, dead_letter="t.dead", expired=Expired.DEAD)
-    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-    group.gathering.wake()
-    await rounds()
-    assert [run[:2] for run in group.gathering.take_doomed(9, Reason.EXPIRED)] == [(0, 5), (10, 15)]
-    assert group.gathering.take_doomed(9, Reason.EXPIRED) == []
-    assert await lent(group, "a", 100) == [(5, 10), (15, 20)]
-
-
-@pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
-def test_in_an_order_nothing_is_lent_before_what_has_expired_is_gone(order: Order) -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(1_000, 0, order=order)
-        group.key_of = lambda offset: offset % 2
-        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-        assert await lent(group, "a", 100) == [(5, 10)]
-        kinds = [[type(step).__name__ for step in work.steps] for work in group.led.proposed]
-        assert kinds == [["Drop"], ["Lease"]]
-
-    run()
-
-
-@scenario
-async def test_with_priorities_what_has_expired_is_lent_of_no_level() -> None:
-    group = Group(0)
-    for ttl_ms, priority in ((1_000, 9), (0, 1), (1_000, 1), (0, 9)):
-        group.led.append(5, priority, group.us, ttl_ms)
-    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-    assert await lent(group, "a", 100) == [(15, 20)]
-    assert await lent(group, "b", 100) == [(5, 10)]
-    assert dropped(group) == 10
-
-
 def test_where_much_expires_at_once_it_is_found_in_turns_and_nothing_is_lent_meanwhile() -> None:
     @scenario
     async def run() -> None:
         group = group_of(*([1_000, 0] * 20), records=1)
         group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
         asking = group.ask("a", 100)
-        found: list[int] = []
-        over = lives.Lives.over
-        patch.setattr(lives.Lives, "over", lambda *args: found.append(len(each := over(*args))) or each)
-        group.gathering._gather()
-        assert (found, asking.judged, group.led.proposed[0].steps) == (
-            [7],
-            False,
-            (Drop(ranges_of(7), Reason.EXPIRED),),
-        )
         await rounds()
-        assert (found[:3], max(found)) == ([7, 7, 6], 7)
+        steps = [(type(step), len(step.ranges)) for work in group.led.proposed for step in work.steps]
+        assert steps == [(Drop, 7), (Drop, 7), (Lease, 20), (Drop, 6)]
         assert offsets(asking) == [(at, at + 1) for at in range(1, 40, 2)]
-
-    def ranges_of(count: int) -> tuple[tuple[int, int], ...]:
-        return tuple((at, at + 1) for at in range(0, 2 * count, 2))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(expiring, "FOUND_AT_ONCE", 7)
@@ -211,37 +124,6 @@ async def test_what_came_back_from_beyond_what_is_known_is_not_lent_once_it_has_
 
 def _lent_and_back(first: int, end: int) -> tuple[Step, Step]:
     return Lease(((first, end),), "former"), Return(((first, end),), False)
-
-
-@scenario
-async def test_places_to_look_at_that_have_nothing_are_looked_through_in_turns() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dropping, "LOOKED_AT_ONCE", 3)
-        group = group_of(*([1_000, 0] * 10), records=1)
-        leases = [await lease_of(group, f"m{at}", 1) for at in range(18)]
-        assert len(leases) == 18
-        group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-        group.gathering.wake()
-        await rounds()
-        assert dropped(group) == 1, "the last one, behind those that members have"
-
-
-def test_many_places_are_made_fewer() -> None:
-    assert covering([(0, 1), (5, 6), (4_000, 5_000), (4_096, 4_097), (9_000, 9_001)]) == [
-        (0, 5_000),
-        (4_096, 4_097),
-        (9_000, 9_001),
-    ]
-    index, state = OffsetIndex(), WorkState(1, 0)
-    for at in range(40):
-        index.append(Published(at, 1, at + 1, 0, 1, 1, 4, at + 1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(expiring, "_PENDING_MAX", 3)
-        of = Expiring(state, index, 0, Fate.SENT, ordered=False)
-        for now_us in range(1, 41):
-            of.look(now_us, 0)
-            assert len(of._pending) <= 3
-        assert [run[:2] for run in of.take(100, 0)] == [(0, 40)]
 
 
 @pytest.mark.parametrize("seed", range(40))

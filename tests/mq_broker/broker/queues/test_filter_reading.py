@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues import filter_reading
-from mq_broker.broker.queues.filter_reading import FilterReading, unfit_of
-from mq_broker.broker.queues.sieve import Sieve
-from mq_broker.core.work.state import WorkState
+from mq_broker.broker.queues.filter_reading import unfit_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
@@ -64,12 +59,6 @@ def test_a_record_without_a_time_of_its_own_has_that_of_its_batch() -> None:
     assert unfit_of([(0, 0, payload)], RECORD_SCHEMA, row_filter, (0, 2)) == [(0, 2)]
 
 
-@pytest.mark.parametrize("name", ["value", "Headers", "offset"])
-def test_what_a_consumer_sees_of_records_and_cannot_be_compared_is_told_as_that(name: str) -> None:
-    with pytest.raises(InvalidSetting, match=f"'{name}', which cannot be compared in a topic without a schema"):
-        bound_filter(f"{name} = 1", RECORD_SCHEMA)
-
-
 def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_at_once(tmp_path: Path) -> None:
     async def main() -> None:
         async with queue(tmp_path, filter="n >= 4") as broker:
@@ -97,69 +86,9 @@ def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_a
     asyncio.run(main())
 
 
-def test_columns_that_are_added_while_rows_are_read_are_read_and_the_alarm_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    wider = pa.schema([*NUMBERS, ("m", pa.int64())])
-    payload = encode_batch(pa.RecordBatch.from_pydict({"n": [9, 1], "m": [1, 1]}, schema=wider)).to_pybytes()
-    topic = SimpleNamespace(schema=NUMBERS, spec=SimpleNamespace(schema="n long"))
-    stored = SimpleNamespace(base_offset=0, record_count=2, timestamp_us=0)
-    state = WorkState(1, 0)
-    sieve = Sieve(state, "n > 5")
-    alarms: list[str] = []
-
-    async def renewed(_: Any) -> None:
-        alarms.append(reading.alarm("t-0", "g"))
-        topic.schema = wider if len(alarms) > 1 else NUMBERS
-
-    def spawn(work: Coroutine[Any, Any, None], _: str) -> asyncio.Task[None]:
-        tasks.append(asyncio.create_task(work))
-        return tasks[-1]
-
-    partition = SimpleNamespace(name="t-0", next_offset=2, topic=topic, read=lambda *_: [(stored, payload)])
-    gathering: Any = SimpleNamespace(partition=partition, group="g", reads=lambda _: True, wake=lambda: None)
-    ready: Any = SimpleNamespace(wanting=lambda: [sieve])
-    shell: Any = SimpleNamespace(spawn=spawn)
-    topics: Any = SimpleNamespace(renewed=renewed)
-    reading, tasks = FilterReading(shell, topics), list[asyncio.Task[None]]()
-
-    async def main() -> None:
-        monkeypatch.setattr(filter_reading, "AGAIN_S", 0.001)
-        reading.look(gathering, ready)
-        async with asyncio.timeout(10):
-            await asyncio.gather(*tasks)
-
-    asyncio.run(main())
-    reading.close()
-    assert (sieve.read_to, list(sieve.fit([(0, 2)]))) == (2, [(0, 1)])
-    assert "columns that were added" in alarms[1]
-    assert not reading.alarm("t-0", "g")
-
-
 async def alter(broker: Broker, text: str) -> None:
     request = pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings={"filter": text})
     await broker.ask("AlterQueue", request)
-
-
-def test_a_filter_that_is_refused_leaves_the_former_one(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", schema=NUMBERS)
-            await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings={"filter": "n = 1"}))
-            paused = pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings={"paused": "true"})
-            for settings in (
-                {"filter": "n >"},
-                {"filter": "n = 2", "lease_ms": "0"},
-                {"filter": "", "filtre": "n = 2"},
-            ):
-                with pytest.raises(InvalidSetting):
-                    await broker.ask(
-                        "AlterQueue",
-                        pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings=settings),
-                    )
-                assert (await broker.ask("AlterQueue", paused)).queue.settings["filter"] == "n = 1"
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize(

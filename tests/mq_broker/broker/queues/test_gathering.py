@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-import pytest
-
 from mq_broker.broker.queues.requests import Lent, LentRun, OwnSteps
-from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release
-from mq_broker.core.work.steps import Accept, Begin, Drop, End, Lease, LeaseId, Reason, Reset
+from mq_broker.core.work.settling import Answer, Failed
+from mq_broker.core.work.steps import Accept, Begin, Lease, LeaseId
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown, Overloaded, UnknownQueue
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, offsets, rounds, scenario
 
@@ -48,19 +46,6 @@ async def test_a_lease_is_answered_only_once_it_is_committed() -> None:
     lent = asking.answered.result()
     assert lent == Lent(LeaseId(EPOCH, 3, 0), (LentRun(0, 5, 1, 0),), 30_000, ready=True)
     assert group.leased() == {"a": ((0, 5),)}
-
-
-@scenario
-async def test_a_settle_is_answered_only_once_it_is_committed() -> None:
-    group = Group()
-    lease = (await group.ask("a", 5).answered).lease
-    group.led.keeps_up = False
-    settling = group.ack("a", lease, (0, 5))
-    await rounds()
-    assert not settling.answered.done()
-    group.led.commit()
-    assert settling.answered.result() == [Answer()]
-    assert group.state.base == 5
 
 
 @scenario
@@ -157,24 +142,10 @@ async def test_an_idle_queue_writes_nothing() -> None:
         await rounds()
         assert asking.answered.result() == Lent()
     assert not group.led.proposed
-    assert group.gathering._due is None
     assert not group.gathering.has_clocks
 
 
 # ---------------------------------------------------------------- who asks
-
-
-@scenario
-async def test_a_second_request_of_a_member_ends_the_waiting_of_its_first() -> None:
-    group = Group(0)
-    first = group.ask("a", 5)
-    await rounds()
-    second = group.ask("a", 5)
-    assert first.answered.result() == Lent()
-    group.led.append(5)
-    group.gathering.wake()
-    await rounds()
-    assert offsets(second) == [(0, 5)]
 
 
 @scenario
@@ -247,42 +218,7 @@ async def test_as_many_are_charged_as_it_worked_on_over_all_its_leases() -> None
         assert (group.state.totals.returned, group.leased()) == (4, {})
 
 
-@scenario
-async def test_the_first_process_that_a_new_leader_sees_charges_nobody() -> None:
-    group = Group()
-    group.led.apply("g", 1, Lease(((0, 5),), "a"), epoch=1)
-    group.declare(paused=True)
-    group.ask("a", 5, key=OTHER_KEY)
-    await rounds()
-    assert (group.state.totals.returned, group.state.totals.charged) == (5, 0)
-
-
-@scenario
-async def test_who_wants_to_know_whether_anything_is_ready_is_lent_nothing() -> None:
-    group = Group(0)
-    asking = group.ask("a", 0)
-    await rounds()
-    assert not asking.answered.done()
-    group.led.append(1)
-    group.gathering.wake()
-    await rounds()
-    assert asking.answered.result() == Lent(ready=True)
-    assert not group.led.proposed
-
-
 # ---------------------------------------------------------------- what wakes who waits
-
-
-@scenario
-async def test_a_record_that_comes_back_wakes_who_waits() -> None:
-    group = Group(1)
-    lease = (await group.ask("a", 1).answered).lease
-    waiting = group.ask("b", 1)
-    await rounds()
-    assert not waiting.answered.done()
-    group.outcome(Release(), "a", lease, (0, 1))
-    await rounds()
-    assert waiting.answered.result().runs == (LentRun(0, 1, 2, 0),)
 
 
 @scenario
@@ -293,7 +229,6 @@ async def test_a_delayed_record_wakes_who_waits_when_it_is_due_and_not_before() 
     group.outcome(Failed("broken", 50_000), "a", lease, (0, 1))
     await rounds()
     assert not waiting.answered.done()
-    assert group.gathering._due is not None
     group.ms += 49
     group.gathering.wake()
     await rounds()
@@ -347,13 +282,6 @@ async def test_records_that_are_accepted_by_being_lent_are_settled_when_they_are
 # ---------------------------------------------------------------- bytes, trimmed logs
 
 
-@scenario
-async def test_a_request_is_lent_as_many_bytes_as_it_asks_for_and_one_record_at_least() -> None:
-    group = Group(50)
-    assert offsets_of(await group.ask("a", 40, bytes_max=105).answered) == [(0, 10)]
-    assert offsets_of(await group.ask("b", 40, bytes_max=1).answered) == [(10, 11)]
-
-
 def offsets_of(lent: Lent) -> list[tuple[int, int]]:
     return [(run.first, run.end) for run in lent.runs]
 
@@ -372,36 +300,6 @@ async def test_records_that_the_log_drops_meanwhile_are_not_told_as_lent() -> No
 
 
 # ---------------------------------------------------------------- what the leader writes by itself
-
-
-@scenario
-async def test_steps_of_the_leader_share_an_entry_with_what_members_ask() -> None:
-    group = Group(10)
-    lease = (await group.ask("a", 5).answered).lease
-    own = OwnSteps(1, (Drop(((7, 9),), Reason.PURGED),))
-    group.gathering.add(own)
-    group.ack("a", lease, (0, 1))
-    await rounds()
-    assert own.written.done()
-    assert list(map(type, group.led.proposed[-1].steps)) == [Accept, Drop]
-
-
-@scenario
-async def test_a_life_begins_and_ends_in_an_entry_of_its_own() -> None:
-    group = Group(10)
-    waiting = group.ask("a", 20)
-    await rounds()
-    own = OwnSteps(2, (Begin(5),))
-    group.gathering.add(own)
-    group.queue = None
-    await rounds()
-    assert own.written.done()
-    assert group.state.life == 2
-    assert offsets(waiting) == [(0, 10)]
-    own = OwnSteps(2, (End(),))
-    group.gathering.add(own)
-    await rounds()
-    assert "g" not in group.led.machine.work
 
 
 @scenario
@@ -427,64 +325,3 @@ async def test_whoever_waits_for_a_queue_that_is_deleted_is_told() -> None:
     group.gathering.wake()
     await rounds()
     assert isinstance(asking.answered.exception(), UnknownQueue)
-
-
-@scenario
-async def test_what_is_redriven_is_lent_again() -> None:
-    group = Group(1)
-    lease = (await group.ask("a", 1).answered).lease
-    group.outcome(Rejected("bad"), "a", lease, (0, 1))
-    await rounds()
-    waiting = group.ask("b", 1)
-    group.gathering.add(OwnSteps(1, (Reset(((0, 1),)),)))
-    await rounds()
-    assert waiting.answered.result().runs == (LentRun(0, 1, 2, 0),)
-
-
-@scenario
-async def test_records_that_are_sent_back_twice_at_a_time_are_lent_once() -> None:
-    group = Group(4)
-    lease = (await group.ask("a", 4).answered).lease
-    group.outcome(Rejected("bad"), "a", lease, (0, 4))
-    await rounds()
-    again = [OwnSteps(1, (Reset(((0, 4),)),)) for _ in range(2)]
-    for own in again:
-        group.gathering.add(own)
-    await rounds()
-    assert all(own.written.done() for own in again)
-    asking = group.ask("b", 10)
-    await rounds()
-    assert offsets(asking) == [(0, 4)]
-
-
-@scenario
-async def test_a_request_that_is_too_large_for_its_entry_waits_for_the_next_one() -> None:
-    group = Group(20_000)
-    lease = (await group.ask("a", 20_000).answered).lease
-    odd = tuple((offset, offset + 1) for offset in range(1, 10_001, 2))
-    even = tuple((offset, offset + 1) for offset in range(0, 10_000, 2))
-    before = len(group.led.proposed)
-    settlings = [group.ack("a", lease, *odd), group.ack("a", lease, *even)]
-    await rounds()
-    assert [settling.answered.result() for settling in settlings] == [[Answer()], [Answer()]]
-    assert len(group.led.proposed) == before + 2
-    assert group.state.base == 10_000
-
-
-@pytest.mark.parametrize("outcome", [Ack(), Release()])
-def test_asked_again_the_same_is_answered(outcome: Ack | Release) -> None:
-    @scenario
-    async def run() -> None:
-        group = Group(5)
-        lease = (await group.ask("a", 5).answered).lease
-        answers = []
-        for _ in range(2):
-            settling = group.outcome(outcome, "a", lease, (0, 5))
-            await rounds()
-            answers += settling.answered.result()
-        assert answers == [Answer(), Answer()]
-        settling = group.outcome(Release() if isinstance(outcome, Ack) else Ack(), "a", lease, (0, 5))
-        await rounds()
-        assert settling.answered.result() == [Answer(lost=((0, 5),))], "another outcome is too late"
-
-    run()

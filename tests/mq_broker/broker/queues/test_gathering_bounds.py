@@ -2,93 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
-from mq_broker.broker.queues import choosing
 from mq_broker.broker.queues import gathering as gathering_module
 from mq_broker.broker.queues import holdings as holdings_module
 from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
 from mq_broker.core.work.settling import Ack, Answer, Failed, Release, SendDead, Settle
-from mq_broker.core.work.state import Mark
-from mq_broker.core.work.steps import Accept, Drop, End, Lease, LeaseId, OutputLine, Reason, Return
+from mq_broker.core.work.steps import Accept, Drop, LeaseId, OutputLine, Reason, Return
 from mq_protocol.errors import NotLeader, OutcomeUnknown
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
-
-
-def turns(group: Group) -> list[int]:
-    """Grows by one with each turn that the group takes."""
-    counted: list[int] = []
-    declared = group.queue
-
-    def queue() -> Any:
-        counted.append(len(counted))
-        return declared
-
-    group.gathering._queue = queue
-    return counted
-
 
 # ---------------------------------------------------------------- rest
 
 
-@scenario
-async def test_a_group_that_has_nothing_to_do_takes_no_turns() -> None:
-    group = Group(5)
-    await lease_of(group, "a", 5)
-    group.ask("b", 5)
-    await rounds()
-    counted = turns(group)
-    group.gathering.wake()
-    await rounds()
-    assert len(counted) <= 3
-    group.pass_ms(1_000)
-    await rounds()
-    assert len(counted) <= 3, "no lease runs out yet"
-
-
-@scenario
-async def test_one_that_only_wants_to_know_takes_no_turns_while_nothing_is_ready_and_more_while_it_is_looked_for() -> (
-    None
-):
-    group = Group(5)
-    await lease_of(group, "a", 5)
-    asking = group.ask("b", 0)
-    await rounds()
-    counted = turns(group)
-    group.gathering.wake()
-    await rounds()
-    assert len(counted) <= 3
-    found = iter([None, None, True])
-    group.gathering._ready.is_ready = lambda *_: next(found)  # type: ignore[method-assign]
-    group.gathering.wake()
-    await rounds()
-    assert asking.answered.result() == Lent(ready=True)
-
-
-@scenario
-async def test_one_that_wants_many_records_and_is_lent_few_is_asked_again_by_its_member() -> None:
-    group = Group(3)
-    lent = await group.ask("a", 10).answered
-    assert (lent.ready, [(run.first, run.end) for run in lent.runs]) == (False, [(0, 3)])
-    group = Group(3)
-    assert (await group.ask("a", 2).answered).ready
-
-
 # ---------------------------------------------------------------- one entry
-
-
-@scenario
-async def test_a_life_ends_in_an_entry_of_its_own_though_members_ask_at_the_same_time() -> None:
-    group = Group(10)
-    group.led.keeps_up = False
-    group.gathering.add(OwnSteps(1, (End(),)))
-    asking = group.ask("a", 5)
-    await rounds()
-    assert group.led.in_flight == 1
-    assert [step for work in group.led.proposed for step in work.steps] == [End()]
-    assert not asking.answered.done(), "it was not even tried"
 
 
 @scenario
@@ -107,21 +34,6 @@ async def test_settles_are_judged_in_the_order_in_which_they_came_though_a_later
 
 
 @scenario
-async def test_settles_without_records_take_room_in_an_entry_too() -> None:
-    """Each takes its time: half a million of them were judged in one turn."""
-    group = Group(10)
-    lease = await lease_of(group, "a", 10)
-    group.led.keeps_up = False
-    settling = group.settle(Settle(lease, "a", ((0, 1),), Ack()), *[Settle(lease, "a", (), Ack())] * 8_001)
-    await rounds()
-    assert list(settling.todo) == [8_000, 8_001]
-    group.led.keeps_up = True
-    group.led.commit()
-    await rounds()
-    assert not settling.todo
-
-
-@scenario
 async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_the_last_time() -> None:
     group = Group(20_000)
     gone = await lease_of(group, "gone", 2)
@@ -137,24 +49,6 @@ async def test_what_runs_out_goes_before_what_members_settle_if_it_had_no_room_t
     assert gone not in group.state.leases
     assert kinds[0] == ["Accept"]
     assert "Return" in kinds[1], "and not after all that members have to say"
-
-
-@scenario
-async def test_steps_of_the_leader_that_have_no_room_wait_for_the_next_entry() -> None:
-    group = Group(20_000)
-    lease = await lease_of(group, "a", 20_000)
-    odd = tuple((offset, offset + 1) for offset in range(1, 16_001, 2))
-    group.led.keeps_up = False
-    own = OwnSteps(1, (Drop(((0, 1),), Reason.PURGED),))
-    group.gathering.add(own)
-    group.ack("a", lease, *odd)
-    await rounds()
-    assert [type(step) for step in group.led.proposed[-1].steps] == [Accept]
-    group.led.commit()
-    await rounds()
-    assert not own.written.done()
-    group.led.commit()
-    assert own.written.done()
 
 
 # ---------------------------------------------------------------- leases that go back
@@ -192,55 +86,6 @@ async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something
 
 
 @scenario
-async def test_members_with_many_leases_are_compared_in_turns_and_all_are_served() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group = Group(100)
-        leases = {member: await lease_of(group, member, 2) for member in "abcd"}
-        for module in (gathering_module, choosing):
-            patch.setattr(module, "HELD_AT_ONCE", 1)
-        group.led.keeps_up = False
-        askings = [group.ask(member, 2, held=frozenset({lease})) for member, lease in leases.items()]
-        await rounds()
-        lent_in_one_turn = sum(isinstance(step, Lease) for step in group.led.proposed[-1].steps)
-        assert lent_in_one_turn == 1
-        group.led.keeps_up = True
-        group.led.commit()
-        await rounds()
-        assert [offsets(asking) for asking in askings] == [[(8, 10)], [(10, 12)], [(12, 14)], [(14, 16)]]
-
-
-@scenario
-async def test_many_leases_run_out_in_turns() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holdings_module, "RETURNED_AT_ONCE", 2)
-        group = Group(100)
-        for member in "abcde":
-            await lease_of(group, member, 2, working=2)
-        before = len(group.led.proposed)
-        group.pass_ms(40_000)
-        await rounds()
-        ranges = [[step.ranges for step in work.steps] for work in group.led.proposed[before:]]
-        assert ranges == [[((0, 4),)], [((4, 8),)], [((8, 10),)]]
-        assert (group.state.leases, group.state.totals.charged) == ({}, 10)
-
-
-@scenario
-async def test_of_a_lease_in_pieces_so_many_run_out_in_one_turn() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holdings_module, "RETURNED_AT_ONCE", 2)
-        group = Group(100)
-        lease = await lease_of(group, "a", 9, working=9)
-        group.led.apply("g", 1, Return(((1, 2), (3, 4), (5, 6))))  # by an entry of which this leader knows
-        await lease_of(group, "b", 3, working=3)
-        before = len(group.led.proposed)
-        group.pass_ms(40_000)
-        await rounds()
-        assert lease not in group.state.leases
-        assert all(sum(len(step.ranges) for step in work.steps) <= 2 for work in group.led.proposed[before:])
-        assert group.state.totals.charged == 9
-
-
-@scenario
 async def test_who_has_as_many_leases_as_it_may_is_lent_more_once_one_is_settled() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(holdings_module, "LEASES_MAX", 2)
@@ -256,66 +101,7 @@ async def test_who_has_as_many_leases_as_it_may_is_lent_more_once_one_is_settled
         assert offsets(asking) == [(6, 8)]
 
 
-@scenario
-async def test_where_the_first_failure_is_the_last_a_member_may_hold_more_than_one_record() -> None:
-    for limit in (0, 1):
-        group = Group(10, delivery_limit=limit)
-        first = await lease_of(group, "a", 1)
-        asking = group.ask("a", 1, held=frozenset({first}))
-        await rounds()
-        assert offsets(asking) == [(1, 2)]
-
-
-@scenario
-async def test_a_member_that_holds_a_record_which_failed_once_too_few_and_others_is_lent_more() -> None:
-    group = Group(10, delivery_limit=3, retry_ms=0)
-    lease = await lease_of(group, "a", 2)
-    group.outcome(Failed("broken"), "a", lease, (0, 2))
-    await rounds()
-    lease = await lease_of(group, "a", 2)
-    group.declare(delivery_limit=2)
-    asking = group.ask("a", 2, held=frozenset({lease}))
-    await rounds()
-    assert offsets(asking) == [(2, 4)]
-
-
-@scenario
-async def test_of_members_that_hold_something_one_at_a_time_is_drained_for_a_record_that_is_lent_alone() -> None:
-    group = Group(100, delivery_limit=2, retry_ms=0, lease_ms=20_000)
-    lease = await lease_of(group, "a", 1)
-    group.outcome(Failed("broken"), "a", lease, (0, 1))
-    group.declare(paused=True)
-    await rounds()
-    for member, first in (("a", 1), ("b", 5), ("c", 9)):
-        group.led.apply("g", 1, Lease(((first, first + 4),), member), epoch=1)
-    group.gathering._state = None  # so that the leases are heard of, as a new leader does
-    group.declare(paused=False)
-    held = {held.member: frozenset({lease}) for lease, held in group.state.leases.items()}
-    assert len(held) == 3
-    askings = {member: group.ask(member, 2, held=held[member]) for member in "abc"}
-    await rounds()
-    assert {member: asking.answered.done() for member, asking in askings.items()} == {"a": False, "b": True, "c": True}
-
-
 # ---------------------------------------------------------------- who waits
-
-
-@scenario
-async def test_a_request_that_is_in_an_entry_is_answered_by_that_and_by_nothing_else() -> None:
-    group = Group(100)
-    group.led.keeps_up = False
-    first = group.ask("a", 2)
-    await rounds()
-    group.gathering.hurry(first)
-    second = group.ask("a", 3)
-    await rounds()
-    assert not first.answered.done()
-    group.led.commit()
-    lent = first.answered.result()
-    assert [(run.first, run.end) for run in lent.runs] == [(0, 2)]
-    group.led.keeps_up = True
-    await rounds()
-    assert offsets(second)
 
 
 @scenario
@@ -423,49 +209,6 @@ async def test_records_in_flight_are_counted_over_all_members_that_ask_at_once()
 
 
 @scenario
-async def test_a_member_that_waits_hides_nobody_who_was_not_looked_at_yet() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group = Group(20)
-        leases = {member: await lease_of(group, member, 2) for member in "bc"}
-        group.declare(paused=True)
-        group.ask("a", 1)
-        await rounds()
-        for module in (gathering_module, choosing):
-            patch.setattr(module, "HELD_AT_ONCE", 0)
-        group.ask("b", 1, held=frozenset({leases["b"]}))
-        last = group.ask("c", 1)
-        group.gathering.hurry(last)
-        await rounds()
-        assert last.answered.result() == Lent()
-        assert leases["c"] not in group.state.leases, "it did not name that one"
-        assert leases["b"] in group.state.leases
-
-
-@scenario
-async def test_a_lease_of_this_leader_is_as_long_as_it_was_made() -> None:
-    group = Group(20)
-    lease = await lease_of(group, "a", 2)
-    group.ask("a", 2, held=frozenset({lease}), lease_ms=100_000)
-    await rounds()
-    group.pass_ms(31_000)
-    await rounds()
-    assert lease not in group.state.leases
-
-
-@scenario
-async def test_what_is_lent_alone_is_not_said_to_be_ready_for_who_holds_something() -> None:
-    group = Group(3, delivery_limit=2, retry_ms=0)
-    lease = await lease_of(group, "a", 3)
-    group.ack("a", lease, (1, 2))
-    group.outcome(Failed("one"), "a", lease, (0, 1))
-    group.outcome(Failed("another"), "a", lease, (2, 3))
-    await rounds()
-    lent = await group.ask("b", 5).answered
-    assert [(run.first, run.end) for run in lent.runs] == [(0, 1)]
-    assert not lent.ready
-
-
-@scenario
 async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_next() -> None:
     group = Group(20_000, delivery_limit=1)
     lease = await lease_of(group, "a", 20_000)
@@ -488,48 +231,24 @@ async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_ne
 @scenario
 async def test_doomed_records_are_told_of_once_and_again_when_they_are_given_back() -> None:
     group = Group(5, dead_letter="t.dead", delivery_limit=1)
-    told: list[object] = []
-    group.gathering._on_doomed = told.append
     lease = await lease_of(group, "a", 3)
     assert group.gathering.take_doomed(9) == []
     group.outcome(Failed("broken"), "a", lease, (0, 3))
     await rounds()
-    assert told
+    assert group.told_of_doomed
     assert not list(group.state.parked()), "they are sent, and not parked"
     group.led.apply("g", 1, Accept(((1, 2),)))
     taken = group.gathering.take_doomed(9)
     assert sorted((a, b) for a, b, _ in taken) == [(0, 1), (2, 3)], "what is settled is no letter"
     assert group.gathering.take_doomed(9) == []
-    told.clear()
+    group.told_of_doomed.clear()
     group.gathering.doomed_again([])
     await rounds()
-    assert not told
+    assert not group.told_of_doomed
     group.gathering.doomed_again(taken)
     await rounds()
-    assert told
+    assert group.told_of_doomed
     assert sorted((a, b) for a, b, _ in group.gathering.take_doomed(9)) == [(0, 1), (2, 3)]
-
-
-@scenario
-async def test_before_a_group_has_begun_nothing_of_it_is_doomed() -> None:
-    group = Group(5)
-    assert group.gathering.take_doomed(9) == []
-    group.gathering.doomed_again([(0, 1, Mark())])
-    assert not group.gathering.has_clocks
-    group.gathering.beat(1 << 60)
-    group.gathering.slept(1 << 60)
-    await rounds()
-    assert not group.led.proposed
-
-
-@scenario
-async def test_letters_of_a_group_that_ended_are_not_sent() -> None:
-    group = Group(5)
-    sending = Sending(1, SendDead(((0, 1),), Reason.REJECTED, (OutputLine("1" * 32, 0, (bytes(16),)),)))
-    group.queue = None
-    group.gathering.send(sending)
-    await rounds()
-    assert sending.answered.result() == Answer(lost=((0, 1),))
 
 
 @scenario

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues.dead_letters import _read
 from mq_broker.broker.queues.requests import OwnSteps, Sending
 from mq_broker.core.work.settling import Rejected, SendDead
-from mq_broker.core.work.state import Mark
 from mq_broker.core.work.steps import Begin, End, OutputLine, Reason
 from mq_protocol.errors import NotLeader, OutcomeUnknown
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, rounds, scenario
@@ -74,17 +70,3 @@ async def test_whoever_waits_for_letters_when_the_leadership_ends_is_told_that_i
     group.led.lose(OutcomeUnknown("another one leads"))
     with pytest.raises(OutcomeUnknown):
         sending.answered.result()
-
-
-def test_a_record_that_is_known_to_be_doomed_twice_is_read_once() -> None:
-    batches = {first: SimpleNamespace(base_offset=first, record_count=10, timestamp_us=1) for first in (0, 10, 20)}
-    partition: Any = SimpleNamespace(read=lambda offset, _end, _most: [(batches[offset // 10 * 10], b"payload")])
-    mark = Mark(1)
-    runs = [(3, 6, mark), (3, 6, mark), (5, 12, mark), (25, 26, mark)]
-    pieces, left = _read(partition, runs, 100)
-    assert [offset for piece in pieces for offset, _ in piece.records] == [*range(3, 12), 25]
-    assert [piece.base_offset for piece in pieces] == [0, 10, 20]
-    assert left == []
-    pieces, left = _read(partition, runs, 4)
-    assert [offset for piece in pieces for offset, _ in piece.records] == [3, 4, 5, 6]
-    assert left == [(7, 12, mark), (25, 26, mark)]

@@ -43,17 +43,6 @@ async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while()
 
 
 @scenario
-async def test_after_a_refusal_the_leader_goes_on_by_itself() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group, _ = await refused_once(0.02, patch)
-        group.led.refuses = None
-        async with asyncio.timeout(5):
-            while group.state.leases:  # noqa: ASYNC110 - the group's own timer has to come
-                await asyncio.sleep(0.01)
-        assert group.state.totals.charged == 5
-
-
-@scenario
 async def test_doomed_records_whose_parking_was_refused_are_parked_later() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gathering_module, "AGAIN_S", 0.02)

@@ -7,7 +7,6 @@ import pytest
 from mq_broker.broker.queues.requests import Extend, LentRun
 from mq_broker.core.work.settling import Answer, Failed, Rejected, Release
 from mq_broker.core.work.steps import Lease, Park, Reason, Return
-from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.queue_settings import DeadLetter
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
 
@@ -48,18 +47,6 @@ async def test_a_lease_does_not_run_out_early() -> None:
     assert group.leased() == {}
 
 
-@scenario
-async def test_what_is_not_the_members_cannot_be_extended() -> None:
-    group = Group(10)
-    lease = (await group.ask("a", 5).answered).lease
-    assert lease is not None
-    group.ack("a", lease, (0, 1))
-    await rounds()
-    settling = group.settle(Extend(lease, "a", ((0, 8),)), Extend(lease, "b", ((0, 5),)))
-    await rounds()
-    assert settling.answered.result() == [Answer(lost=((5, 8),)), Answer(lost=((1, 5),))]
-
-
 @pytest.mark.parametrize("jump_s", [-7_200, 0, 7_200])
 @pytest.mark.parametrize(("outcome", "delay_ms"), [(Failed("bad"), 3_000), (Release(4_000_000), 4_000)])
 def test_a_delay_is_as_long_as_it_was_said_wherever_the_wall_clock_goes(
@@ -84,26 +71,6 @@ def test_a_delay_is_as_long_as_it_was_said_wherever_the_wall_clock_goes(
         assert waiting.answered.done()
 
     run()
-
-
-@scenario
-async def test_a_new_leader_goes_by_what_its_wall_clock_says_as_it_begins() -> None:
-    group = Group(1, retry_ms=3_000)
-    lease = (await group.ask("a", 1).answered).lease
-    assert lease is not None
-    group.outcome(Failed("bad"), "a", lease, (0, 1))
-    await rounds()
-    group.us += 2_000_000
-    group.lead_anew()
-    waiting = group.ask("b", 1)
-    group.pass_ms(999)
-    group.gathering.wake()
-    await rounds()
-    assert not waiting.answered.done()
-    group.pass_ms(1)
-    group.gathering.wake()
-    await rounds()
-    assert waiting.answered.done()
 
 
 @scenario
@@ -147,37 +114,6 @@ async def test_of_a_member_that_is_not_heard_of_any_more_so_many_are_charged_as_
         await rounds()
     assert group.leased() == {}
     assert [group.state.counts(offset)[1] for offset in range(9)] == [1] * 4 + [0] * 3 + [1, 0]
-
-
-@scenario
-async def test_of_a_member_that_lives_each_time_the_first_is_charged_of_what_it_lets_run_out() -> None:
-    group = Group(20, retry_ms=0)
-    lease = await lease_of(group, "a", 6)
-    group.pass_ms(20_000)
-    await group.settle(Extend(lease, "a", ((3, 6),))).answered
-    group.pass_ms(11_000)
-    await rounds()
-    assert group.leased() == {"a": ((3, 6),)}
-    await group.settle(Extend(lease, "a", ((4, 6),))).answered
-    group.pass_ms(20_000)
-    await rounds()
-    assert group.leased() == {"a": ((4, 6),)}
-    assert [(first, end) for first, end, mark in group.state.marks if mark.failures] == [(0, 1), (3, 4)]
-
-
-@scenario
-async def test_what_ran_out_and_could_not_be_written_is_charged_once() -> None:
-    group = Group(20, retry_ms=0)
-    await lease_of(group, "a", 6)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    for _ in range(3):
-        group.pass_ms(31_000)
-        await rounds()
-        group.gathering._by_itself_from = 0.0
-    group.led.refuses = None
-    group.pass_ms(1)
-    await rounds()
-    assert (group.leased(), group.state.totals.charged) == ({}, 1)
 
 
 @scenario
@@ -250,16 +186,6 @@ async def test_rejected_records_are_parked_or_dropped_as_the_group_says() -> Non
 
 
 @scenario
-async def test_records_that_reached_the_limit_are_dropped_by_that_reason() -> None:
-    group = Group(3, dead_letter=DeadLetter.DROP, delivery_limit=1)
-    lease = (await group.ask("a", 3).answered).lease
-    group.outcome(Failed("broken"), "a", lease, (0, 3))
-    await rounds()
-    assert group.state.totals.dropped == ((Reason.DELIVERY_LIMIT, 3),)
-    assert group.state.base == 3
-
-
-@scenario
 async def test_a_new_leader_parks_what_its_predecessor_left_doomed() -> None:
     group = Group(5)
     group.led.apply("g", 1, Lease(((0, 2),), "a"), Return(((0, 2),), charged=True), epoch=1)
@@ -312,36 +238,3 @@ async def test_a_member_that_always_holds_something_is_drained_for_a_record_that
     group.ack("a", first, (1, 5))
     await rounds()
     assert offsets(asking) == [(0, 1)]
-
-
-@scenario
-async def test_beside_a_record_on_its_last_delivery_no_other_is_lent() -> None:
-    group = Group(10, delivery_limit=2, retry_ms=0)
-    first = (await group.ask("a", 1).answered).lease
-    group.outcome(Failed("broken"), "a", first, (0, 1))
-    await rounds()
-    alone = (await group.ask("a", 5).answered).lease
-    assert alone is not None
-    assert group.leased() == {"a": ((0, 1),)}
-    more = group.ask("a", 5, held=frozenset({alone}))
-    other = group.ask("b", 2)
-    await rounds()
-    assert not more.answered.done()
-    assert offsets(other) == [(1, 3)]
-    group.ack("a", alone, (0, 1))
-    await rounds()
-    assert offsets(more) == [(3, 8)]
-
-
-@scenario
-async def test_settled_records_of_a_lease_that_is_extended_do_not_run_out_again_and_again() -> None:
-    group = Group(lease_ms=1_000)
-    lease = (await group.ask("a", 10).answered).lease
-    await group.ack("a", lease, (5, 10)).answered
-    for _ in range(3):
-        group.pass_ms(600)
-        assert lease is not None
-        await group.settle(Extend(lease, "a", ((0, 5),))).answered
-        await rounds()
-    assert group.leased() == {"a": ((0, 5),)}
-    assert not group.gathering._holdings.due(group.ms), "it would be looked at in each turn of the loop"

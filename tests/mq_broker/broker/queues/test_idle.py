@@ -6,29 +6,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import idle
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.idle import AGAIN_MS, SLEPT_MS, Idle, without_idle
-from mq_broker.broker.queues.requests import Asking
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.core.entries import Work
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Lease, Reason, Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol import queue_settings
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.queue_settings import QueueSettings
-from tests.mq_broker.broker.cluster import Broker, until
-from tests.mq_broker.broker.queues.members import Member, of, queue
+from tests.mq_broker.broker.cluster import Broker
 from tests.mq_broker.broker.queues.partitions import Group, rounds, scenario
-from tests.mq_broker.broker.test_three_brokers import three
 
 MINUTE = 60_000
 TOPIC_ID = "0" * 32
@@ -154,30 +147,6 @@ def test_a_group_goes_once_the_leaders_of_all_partitions_agree() -> None:
     assert not world.there
 
 
-def test_for_ever_is_the_default() -> None:
-    world = World()
-    world.settings = QueueSettings()
-    assert world.wait(100 * MINUTE) == []
-
-
-def test_a_member_that_was_heard_of_begins_the_time_anew() -> None:
-    world = watched()
-    world.wait(MINUTE // 2)
-    world.used_ms = world.ms
-    assert world.wait(MINUTE - 1) == []
-    assert world.wait(1) == [0, 1, 2]
-
-
-def test_time_before_the_setting_was_made_does_not_count() -> None:
-    world = World()
-    world.settings = QueueSettings()
-    world.wait(10 * MINUTE)
-    world.settings = QueueSettings(idle_ms=MINUTE)
-    world.idle.look()
-    assert world.wait(MINUTE - 1) == []
-    assert world.wait(1) == [0, 1, 2]
-
-
 @pytest.mark.parametrize("change", ["epoch", "life", "setting"])
 def test_another_leadership_life_or_setting_begins_the_time_anew(change: str) -> None:
     world = watched()
@@ -238,16 +207,6 @@ def test_a_leader_that_does_not_know_whether_it_leads_says_nothing() -> None:
         world.says()
 
 
-def test_a_leader_that_does_not_watch_that_life_of_the_group_says_that_it_is_not_idle() -> None:
-    world = World(1)
-    assert world.says() == 0, "it has not looked yet"
-    world.idle.look()
-    world.wait(2 * MINUTE)
-    assert world.says(life=2) == 0
-    world.partition.replica.machine.work.clear()
-    assert world.says() == 0, "the group has not begun here"
-
-
 @pytest.mark.parametrize(
     "now",
     [
@@ -299,80 +258,5 @@ async def test_a_group_is_in_use_while_a_member_waits_or_has_a_lease_and_when_it
 # ---------------------------------------------------------------- real brokers
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_settings, "IDLE_MS_FLOOR", 1)
-    monkeypatch.setattr(idle, "CHECK_S", 0.05)
-    monkeypatch.setattr(idle, "AGAIN_MS", 100)
-
-
 async def groups(broker: Broker) -> list[str]:
     return [each.group for each in (await broker.ask("Queues", pb.QueuesRequest(topic="t"))).queues]
-
-
-async def idle_after(broker: Broker, idle_ms: str) -> None:
-    """It is counted anew from here on."""
-    settings = {"idle_ms": idle_ms}
-    request = pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings=settings)
-    await broker.ask("AlterQueue", request)
-
-
-async def gone(broker: Broker) -> bool:
-    return await groups(broker) == []
-
-
-def test_a_group_with_a_lease_or_a_member_that_waits_stays_and_goes_afterwards(
-    tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    ask = Gathering.ask
-
-    def noted(gathering: Gathering, asking: Asking) -> None:
-        ask(gathering, asking)
-        asked.append(asking.member)
-
-    monkeypatch.setattr(Gathering, "ask", noted)
-
-    async def scenario() -> None:
-        async with queue(tmp_path, 3, idle_ms="1h") as broker:
-            member = Member(broker)
-            lent = await member.lease()
-            await idle_after(broker, "600ms")
-            await asyncio.sleep(1.2)
-            assert await groups(broker) == ["g"], "it has a lease"
-            waiting = asyncio.create_task(Member(broker, "b").lease(wait_ms=15_000))
-            await until(of(lambda: "b" in asked))
-            await member.ack(lent.lease, *lent.ranges)
-            await asyncio.sleep(1.2)
-            assert await groups(broker) == ["g"], "a member waits"
-            waiting.cancel()
-            await until(lambda: gone(broker))
-
-    asyncio.run(scenario())
-
-
-def test_three_brokers_agree_and_a_member_at_one_of_them_keeps_the_group(
-    zookeeper: str, tmp_path: Path, quick: None
-) -> None:
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
-            await cluster[1].create_topic("t", partitions=3, replicas=3)
-            request = pb.AlterQueueRequest(topic="t", group="g", settings={"idle_ms": "4s"})
-            await cluster[1].ask("AlterQueue", request)
-            leader = await cluster.leader("t", 2, at=1)
-
-            async def present() -> bool:
-                asking = pb.LeaseRequest(topic="t", partition=2, group="g", member="a")
-                await cluster[leader].ask("Lease", asking)
-                return True
-
-            await until(present)
-            for _ in range(18):
-                await asyncio.sleep(0.25)
-                await present()
-                assert await groups(cluster[1]) == ["g"]
-
-            await idle_after(cluster[1], "500ms")
-            await until(lambda: gone(cluster[1]))
-
-    asyncio.run(scenario())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections.abc import Iterable
 
 import pytest
@@ -89,26 +88,3 @@ def test_the_index_has_the_records_that_a_plain_list_of_blocks_has(seed: int) ->
         assert index.count(asked) == len(model.of(asked))
         one = rng.randrange(end + 1)
         assert index.key(one) == dict(model.of(EVERYTHING)).get(one)
-
-
-def test_a_question_about_a_few_records_looks_at_the_blocks_of_these_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = 0
-
-    def counted(*arguments: object) -> int:
-        nonlocal looks
-        looks += 1
-        return bisect_left(*arguments)  # type: ignore[call-overload, no-any-return]
-
-    index = KeyIndex(OffsetSet())
-    index.add(range(100 * BLOCK), [7] * (100 * BLOCK))
-    monkeypatch.setattr(key_index, "bisect_left", counted)
-    for ask in (lambda: list(index.of(((41, 43),))), lambda: index.count(((41, 43),)), lambda: index.key(41)):
-        looks = 0
-        assert ask()
-        assert looks == 2, "both ends of the range in its one block"
-    looks = 0
-    index.settle(((41, 42),))
-    assert looks == 2
-    looks = 0
-    assert index.count(((40, 44),)) == BLOCK
-    assert looks <= 4, "where a range ends with its block, the next one may be looked at"

@@ -106,12 +106,3 @@ def test_keys_that_a_topic_does_not_have_are_refused_when_they_are_declared(
 async def refused(broker: Broker, settings: dict[str, str], change: pb.QueueChange.ValueType, why: str) -> None:
     with pytest.raises(InvalidSetting, match=why):
         await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g", settings=settings, change=change))
-
-
-def test_a_column_of_keys_is_changed_by_itself(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with queue(tmp_path, order="key", order_by="n") as broker:
-            request = pb.AlterQueueRequest(topic="t", group="g", change=pb.QUEUE_ALTER, settings={"order_by": "n"})
-            assert (await broker.ask("AlterQueue", request)).queue.settings["order"] == "key"
-
-    asyncio.run(main())

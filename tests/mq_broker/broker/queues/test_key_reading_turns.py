@@ -71,40 +71,6 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @scenario
-async def test_keys_are_read_up_to_the_end_a_few_batches_at_a_time() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(key_reading, "BATCHES_AT_ONCE", 2)
-        world = World(patch, end=11)
-        world.look()
-        world.look()
-        await rounds()
-        assert [first for first, _ in world.asked] == [0, 6], "by one reader"
-        assert world.keys.read_to == 11
-        assert [world.keys.index.key(offset) for offset in range(12)] == [*range(11), None]
-        assert world.woken == 2
-        assert world.alarm == ""
-        world.partition.next_offset = 12
-        world.look()
-        await rounds()
-        assert (world.keys.read_to, world.asked[-1]) == (12, (11, 12))
-        former, world.keys = world.keys, ByKey(WorkState(2, 0), 3)
-        world.look()
-        await rounds()
-        assert world.keys.read_to == former.read_to == 12
-        assert list(world.reading._reading) == [world.keys], "the former reader is forgotten"
-
-
-@scenario
-async def test_nothing_more_is_read_for_a_group_that_goes_by_other_keys() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        world = World(patch)
-        world.reads = False
-        world.look()
-        await rounds()
-        assert (world.asked, world.woken) == ([], 0)
-
-
-@scenario
 async def test_records_that_are_gone_are_passed_over() -> None:
     with pytest.MonkeyPatch.context() as patch:
         for told, then in ((7, 7), (0, 1), (-1, 1)):
@@ -131,24 +97,5 @@ def test_why_keys_cannot_be_read_is_told_once_until_it_changes(caplog: pytest.Lo
             await rounds()
             assert (world.alarm, world.keys.read_to) == ("", 12)
             assert len(warned(caplog)) == 2
-
-    whole()
-
-
-def test_a_group_that_knows_as_many_keys_as_it_may_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    @scenario
-    async def whole() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            world = World(patch)
-            patch.setattr(ByKey, "full", property(lambda keys: keys.read_to >= 12))
-            for _ in range(2):
-                world.look()
-                await rounds()
-                assert "are not settled, so what is behind them is not lent: see blocked_by" in world.alarm
-            assert len(warned(caplog)) == 1
-            patch.setattr(ByKey, "full", property(lambda _keys: False))
-            world.look()
-            await rounds()
-            assert world.alarm == ""
 
     whole()

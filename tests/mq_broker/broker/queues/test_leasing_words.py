@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import asked as module
 from mq_broker.broker.queues.asked import DELAY_MS_MAX, NAMED_MAX, Asked
 from mq_broker.broker.queues.leasing import Leasing
 from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent, LentRun
-from mq_broker.core.work.ranges import RANGES_MAX
 from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release, Settle
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import LeaseId, OutputLine
@@ -21,7 +19,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, StagedBatchMissing, TritonMQError, UnknownTopic
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
-from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR
+from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
 from tests.mq_broker.broker.queues.partitions import scenario
 
 EPOCH, END = 3, 100
@@ -150,6 +148,27 @@ async def test_leases_of_a_later_leader_are_judged_by_that() -> None:
 
 
 @scenario
+async def test_a_question_that_cannot_be_meant_reaches_no_group() -> None:
+    world = World()
+    batches = pb.StagedBatches(topic="out")
+    for fields in (
+        {"member": ""},
+        {"member": "a/b"},
+        {"member": "x" * 300},
+        {"member_key": b"short"},
+        {"member_key": b"x" * 65},
+        {"priority": MEMBER_PRIORITY_MAX + 1},
+        {"settles": [one(0, END + 1)]},
+        {"settles": [one(outcome=pb.OUTCOME_EXTEND)]},
+        {"settles": [one(number=1)]},
+        {"settles": [one(outputs=[batches])]},
+    ):
+        with pytest.raises(InvalidRequest):
+            await world.lease(**fields)
+    assert (world.asked, world.settled) == ([], [])
+
+
+@scenario
 async def test_each_outcome_is_what_it_says() -> None:
     world = World()
     items = await world.items(
@@ -212,17 +231,6 @@ async def test_a_request_names_a_record_so_often_and_extensions_count_for_themse
             await world.settle(*often, more)
     with pytest.raises(InvalidRequest, match="offset 0 more often"):
         await world.settle(*[one(outcome=pb.OUTCOME_EXTEND)] * (NAMED_MAX + 1))
-
-
-@scenario
-async def test_a_request_names_so_many_ranges_at_most() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "RANGES_MAX", 3)
-        world = World()
-        await world.settle(one(0, 1, 1, 1), one(10, 1))
-        with pytest.raises(InvalidRequest, match="at most 3 ranges"):
-            await world.settle(one(0, 1, 1, 1), one(10, 1, 1, 1))
-    assert RANGES_MAX > 3
 
 
 @scenario

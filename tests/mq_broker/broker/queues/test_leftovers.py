@@ -109,13 +109,6 @@ def test_so_many_attempts_are_asked_about_in_one_sweep_and_the_others_in_the_nex
     assert not world.staged
 
 
-def test_what_may_be_decided_still_is_asked_about_again() -> None:
-    world = World(run_of_epoch(2))
-    world.over = False
-    world.sweep()
-    assert (world.sweep(), world.sweep(), len(world.staged)) == ([("epoch:2", 1)], [("epoch:2", 1)], 1)
-
-
 def test_an_attempt_of_a_later_leader_is_for_that_one_to_judge() -> None:
     world = World()
     for run in (run_of_epoch(LED_IN + 1), run_of_lease(LED_IN + 1, 1, 0)):
@@ -123,14 +116,6 @@ def test_an_attempt_of_a_later_leader_is_for_that_one_to_judge() -> None:
             world.status(run, 1)
     assert world.status(run_of_epoch(LED_IN), 1) == pb.AttemptStatusResponse(over=True)
     assert not world.status("another", 1).over
-
-
-def test_a_member_s_attempt_is_over_with_its_lease() -> None:
-    world, lease = World(), LeaseId(LED_IN, 7, 0)
-    world.state.apply(Lease(((0, 2),), "m"), lease, 10)
-    assert not world.status(run_of_lease(*lease), 1).over
-    world.state.apply(Reject(((0, 2),)), LeaseId(LED_IN, 8, 0), 10)
-    assert world.status(run_of_lease(*lease), 1).over
 
 
 def test_what_is_about_to_be_decided_and_what_the_outbox_names_is_kept() -> None:

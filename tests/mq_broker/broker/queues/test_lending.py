@@ -10,7 +10,7 @@ import pytest
 
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.lending import Choice, Ready, Wish
-from mq_broker.core.work.ranges import Range, Ranges, joined
+from mq_broker.core.work.ranges import Range, Ranges
 from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reject, Reset, Return, Step
 
@@ -77,11 +77,6 @@ def test_what_came_back_is_lent_before_what_was_never_lent_and_by_runs_of_equal_
     assert choose(of, 100, end=31).ranges == ((30, 31),)
 
 
-def test_a_part_of_a_run_that_is_not_lent_is_lent_next() -> None:
-    of = ready(state(*given_back((0, 9))))
-    assert [choose(of, 4).ranges for _ in range(3)] == [((0, 4),), ((4, 8),), ((8, 9), (9, 12))]
-
-
 def test_a_choice_has_no_more_bytes_than_are_asked_for_over_all_its_runs() -> None:
     of = ready(state(*given_back((0, 3)), *given_back((5, 8))))
     choice = choose(of, 100, bytes_max=45)
@@ -90,18 +85,6 @@ def test_a_choice_has_no_more_bytes_than_are_asked_for_over_all_its_runs() -> No
     assert choose(of, 100, bytes_max=1).ranges == ((0, 1),), "one record at least"
     assert choose(of, 100, bytes_max=25).ranges == ((1, 3),)
     assert choose(of, 2, bytes_max=1_000).ranges == ((3, 5),), "the number of records counts too"
-
-
-def test_a_choice_has_no_more_ranges_than_a_lease_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "RANGES_PER_LEASE_MAX", 2)
-    of = ready(state(Lease(((0, 20),), "a"), Return(((0, 1), (2, 3), (4, 5)))))
-    assert [choose(of).ranges, choose(of).ranges] == [((0, 1), (2, 3)), ((4, 5), (20, 29))]
-
-
-def test_who_asks_for_no_records_is_lent_none() -> None:
-    of = ready(state(*failed(2, (0, 1))))
-    assert not choose(of, 0).runs
-    assert choose(of).ranges == ((0, 1),)
 
 
 def test_a_choice_that_looked_at_much_and_found_nothing_goes_on_in_another_turn(
@@ -134,16 +117,6 @@ def test_a_record_whose_next_failure_is_its_last_is_lent_alone_and_before_all_ot
     assert not of.waits_alone(0)
 
 
-def test_a_record_that_waits_to_be_lent_alone_and_was_redriven_is_lent_with_others() -> None:
-    known = state(*failed(2, (0, 3)))
-    of = ready(known)
-    known.apply(Reset(((0, 2),)), LeaseId(1, 9, 0), END)
-    assert not of.waits_alone(0)
-    assert choose(of, 4).ranges == ((0, 2), (3, 5))
-    assert of.waits_alone(0)
-    assert choose(of).ranges == ((2, 3),)
-
-
 def test_a_record_that_waits_to_be_lent_alone_waits_for_its_time_first() -> None:
     known = state(*failed(2, (5, 6)))
     of = ready(known)
@@ -156,34 +129,7 @@ def test_a_record_that_waits_to_be_lent_alone_waits_for_its_time_first() -> None
     assert choose(of, now_us=50).ranges == ((5, 6),)
 
 
-@pytest.mark.parametrize("limit", [0, 1])
-def test_where_one_failure_dooms_or_none_does_no_record_is_lent_alone(limit: int) -> None:
-    of = ready(state(*given_back((0, 2))), limit)
-    assert not of.waits_alone(0)
-    assert choose(of, 5).ranges == ((0, 2), (2, 5))
-
-
 # ---------------------------------------------------------------- whether anything is ready
-
-
-def test_asking_whether_anything_is_ready_takes_nothing_away() -> None:
-    for known, expected in (
-        (state(), ((0, 10),)),
-        (state(*given_back((0, 2))), ((0, 10),)),
-        (state(*failed(2, (0, 2))), ((0, 1),)),
-    ):
-        of = ready(known)
-        assert of.is_ready(Wish(9, 1, alone=True), 0, END)
-        assert of.is_ready(Wish(9, 1, alone=True), 0, END)
-        assert joined(choose(of).ranges) == expected
-    of = ready(state(Lease(((0, END),), "a"), *failed(0)))
-    assert not of.is_ready(Wish(9, 1, alone=True), 0, END)
-
-
-def test_a_record_that_is_lent_alone_is_not_ready_for_who_holds_something() -> None:
-    of = ready(state(Lease(((0, END),), "b"), Return(((4, 5),), True), Lease(((4, 5),), "b"), Return(((4, 5),), True)))
-    assert not of.is_ready(Wish(9, 1, alone=False), 0, END)
-    assert of.is_ready(Wish(9, 1, alone=True), 0, END)
 
 
 # ---------------------------------------------------------------- what waits, and what is doomed
@@ -199,72 +145,7 @@ def test_what_is_delayed_is_lent_once_it_is_due_and_its_time_is_told() -> None:
     assert choose(of, 1, now_us=50).ranges == ((1, 2),)
 
 
-def test_of_what_is_due_so_much_wakes_in_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    of = ready(state(*(step for n in range(5) for step in failed(1, (n, n + 1), due_us=10 + n))))
-    monkeypatch.setattr(lending, "LOOKED_AT_MAX", 2)
-    assert [of.wake(20) for _ in range(3)] == [False, False, True]
-    assert of.next_due_us() is None
-
-
-def test_doomed_records_are_taken_once_unless_they_are_given_back() -> None:
-    of = ready(state(*failed(3, (0, 2)), Lease(((4, 5),), "a"), Reject(((4, 5),))))
-    assert of.dooms
-    taken = of.take_doomed(1)
-    assert len(taken) == 1
-    both = [*taken, *of.take_doomed(9)]
-    assert sorted((a, b) for a, b, _ in both) == [(0, 2), (4, 5)]
-    assert not of.dooms
-    of.doomed_again(both)
-    assert len(of.take_doomed(2)) == 2
-
-
-def test_what_is_parked_or_leased_or_redriven_meanwhile_is_not_doomed() -> None:
-    known = state(*failed(3, (0, 6)))
-    of = ready(known)
-    for number, step in enumerate((Park(((0, 1),)), Reset(((2, 4),)), Lease(((3, 6),), "b"), Accept(((5, 6),)))):
-        known.apply(step, LeaseId(1, 9, number), END)
-    assert [(a, b) for a, b, _ in of.take_doomed(9)] == [(1, 2)]
-
-
-def test_what_is_out_of_date_here_and_waits_for_its_time_by_now_is_lent_then() -> None:
-    known = state(*given_back((0, 2)))
-    of = ready(known)
-    for number, step in enumerate((Lease(((0, 2),), "b"), Return(((0, 2),), due_us=50))):
-        known.apply(step, LeaseId(1, 9, number), END)
-    assert choose(of, 1).ranges == ((2, 3),)
-    assert of.wake(50)
-    assert choose(of, 2, now_us=50).ranges == ((0, 2),)
-
-
 # ---------------------------------------------------------------- bounds
-
-
-def test_a_state_is_looked_through_in_pieces_of_so_many_runs() -> None:
-    known = state(Lease(((0, 20),), "a"), *(Return(((n, n + 1),), error=str(n)) for n in range(0, 20, 2)))
-    of = Ready(known, LIMIT)
-    turns = 1
-    while not of.scan(4):
-        turns += 1
-    assert turns >= 5, "twenty runs, no more than four at once"
-    assert [run[:2] for run in choose(of).runs] == [(n, n + 1) for n in range(0, 20, 2)]
-    for most in (1, 2, 3):
-        known = state(Lease(((0, 12),), "a"))
-        for n in range(0, 12, 2):
-            known.apply(Return(((n, n + 2),), error=str(n)), LeaseId(1, 9 + n, 0), END)
-        of = Ready(known, LIMIT)
-        for turn in range(1, 6 // most):
-            assert not of.scan(most)
-            assert of._scanned == 2 * most * turn, "two records in each run"
-
-
-def test_records_that_were_settled_while_a_state_is_looked_through_are_not_lent() -> None:
-    known = state(Lease(((0, 20),), "a"), *(Return(((n, n + 1),), error=str(n)) for n in range(20)))
-    of = Ready(known, LIMIT)
-    assert not of.scan(3)
-    known.apply(Drop(((0, 10),), Reason.PURGED), LeaseId(1, 9, 0), END)
-    while not of.scan(3):
-        pass
-    assert choose(of, 3).ranges == ((10, 11), (11, 12), (12, 13))
 
 
 def test_after_a_step_that_gave_back_very_much_the_state_is_looked_through_anew(
@@ -282,20 +163,6 @@ def test_after_a_step_that_gave_back_very_much_the_state_is_looked_through_anew(
     while not of.scan(1):
         pass
     assert choose(of, 5).ranges == tuple((n, n + 1) for n in range(5))
-
-
-def test_what_is_out_of_date_is_thrown_away_once_it_is_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lending, "_SIZE_SLACK", 3)
-    singles = [(n, n + 1) for n in range(0, 16, 2)]
-    for steps in (given_back(*singles), failed(2, *singles), failed(1, *singles, due_us=9), failed(3, *singles)):
-        known = state(*steps)
-        of = ready(known)
-        assert not of.overgrown()
-        known.apply(Accept(((0, 16),)), LeaseId(1, 9, 0), END)
-        assert known.runs == 0
-        assert of.overgrown(), steps[-1]
-        of.begin()
-        assert not of.overgrown()
 
 
 # ---------------------------------------------------------------- the walk

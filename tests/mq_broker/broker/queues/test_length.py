@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,16 +12,16 @@ import pytest
 from mq_broker.broker.queues import length
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.kept import Kept
-from mq_broker.broker.queues.length import drop_of, excess_of, surplus_of, with_drop
+from mq_broker.broker.queues.length import drop_of, excess_of, with_drop
 from mq_broker.core.entries import Append, Entry, Schedule
 from mq_broker.core.machine.admission import Admit, judge
 from mq_broker.core.machine.overlay import Overlay
 from mq_broker.core.messages import Propose, Published, Refused, Room
-from mq_broker.core.work.settling import Backoff, Failed, Release, SendDead, Setting, gather
-from mq_broker.core.work.state import NO_MARK, RUNS_MAX
-from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Reject, Return, Send, Step
+from mq_broker.core.work.settling import Release
+from mq_broker.core.work.state import NO_MARK
+from mq_broker.core.work.steps import Accept, Begin, Drop, Lease, Park, Reason, Return, Send, Step
 from mq_protocol.errors import QueueFull
-from mq_protocol.queue_settings import DeadLetter, Dropped, Order, Overflow, QueueSettings
+from mq_protocol.queue_settings import Dropped, Order, Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, Led, offsets, rounds, scenario
 
 DROPS = QueueSettings(length_max=10, overflow=Overflow.DROP_HEAD)
@@ -112,12 +111,6 @@ def test_what_is_on_its_way_into_the_log_takes_room() -> None:
     assert isinstance(judge(propose(uuid=90, room=Room(21, "g", 5)), machine, overlay, 1), Admit)
 
 
-def test_a_batch_that_is_there_already_is_not_refused() -> None:
-    machine = led(20).machine
-    verdict: Any = judge(propose(20, uuid=1, room=Room(0, "g", 5)), machine, Overlay([]), 1)
-    assert verdict.result.duplicate
-
-
 def test_only_what_gets_its_offsets_now_is_refused() -> None:
     machine = led(20).machine
     scheduled = propose(uuid=90, operation=Schedule(1), room=Room(0, "g", 5))
@@ -159,18 +152,6 @@ async def test_what_is_lent_in_the_same_entry_need_not_be_dropped() -> None:
 
 
 @scenario
-async def test_a_group_that_is_given_a_bound_drops_what_is_too_much() -> None:
-    group = Group(records=30)
-    assert not group.gathering.waits
-    group.declare(length_max=12)
-    await rounds()
-    assert not group.led.proposed, "with reject nothing is dropped"
-    group.declare(overflow=Overflow.DROP_HEAD)
-    await rounds()
-    assert (group.state.base, group.state.unlent(30)) == (18, 12)
-
-
-@scenario
 async def test_what_comes_back_is_dropped_if_it_is_too_much_then() -> None:
     group = Group(records=10, length_max=10, overflow=Overflow.DROP_HEAD)
     lease = (await group.ask("m", 4).answered).lease
@@ -184,29 +165,6 @@ async def test_what_comes_back_is_dropped_if_it_is_too_much_then() -> None:
     assert (group.state.base, group.leased()) == (2, {"m": ((2, 4),)}), "the released are the oldest"
 
 
-@scenario
-async def test_records_that_wait_for_their_next_try_are_kept_and_the_oldest_go() -> None:
-    group = Group(records=10, length_max=10, overflow=Overflow.DROP_HEAD)
-    lease = (await group.ask("m", 1).answered).lease
-    await group.outcome(Failed("boom", None), "m", lease, (0, 1)).answered
-    group.led.append(3)
-    group.gathering.wake()
-    await rounds()
-    assert (group.state.base, group.state.unlent(13)) == (3, 10)
-
-
-@scenario
-async def test_a_lease_of_later_records_leaves_room_for_earlier_ones() -> None:
-    group = Group(records=10, length_max=10, overflow=Overflow.DROP_HEAD)
-    lease = (await group.ask("m", 2).answered).lease
-    await group.outcome(Failed("boom", None), "m", lease, (0, 2)).answered
-    group.led.append(3)
-    asking = group.ask("m", 3)
-    await rounds()
-    assert offsets(asking) == [(2, 5)]
-    assert (group.state.base, group.state.totals.dropped) == (0, ())
-
-
 def test_records_that_the_same_entry_takes_are_left_out_of_the_count() -> None:
     partition = led(20)
     partition.apply("g", 1, Lease(((0, 4),), "m"))
@@ -216,26 +174,6 @@ def test_records_that_the_same_entry_takes_are_left_out_of_the_count() -> None:
     assert beyond_length(partition, DROPS, 20, [late, Lease(((4, 10),), "m")]) == []
     assert beyond_length(partition, DROPS, 20, [Lease(((12, 16),), "m")]) == [Drop(((0, 6),), Reason.LENGTH)]
     assert beyond_length(partition, DROPS, 10, []) == []
-
-
-def test_dead_letters_of_the_same_entry_are_left_out_of_the_count() -> None:
-    partition = led(20)
-    partition.apply("g", 1, Lease(((0, 4),), "m"))
-    partition.apply("g", 1, Reject(((0, 4),)))
-    send = Send(((0, 4),), Reason.REJECTED, 1, ())
-    assert beyond_length(partition, DROPS, 20, [send]) == [Drop(((0, 10),), Reason.LENGTH)]
-    assert beyond_length(partition, DROPS, 14, [send]) == []
-
-
-def test_an_entry_without_room_leaves_it_to_the_next() -> None:
-    partition = led(20)
-    scattered = tuple(Accept(((0, 1),)) for _ in range(RUNS_MAX))
-    assert beyond_length(partition, DROPS, 20, scattered) == []
-
-
-def test_only_drop_head_drops() -> None:
-    assert beyond_length(led(20), QueueSettings(length_max=5), 20, []) == []
-    assert beyond_length(led(20), QueueSettings(overflow=Overflow.DROP_HEAD), 20, []) == []
 
 
 # ---------------------------------------------------------------- a bound in bytes
@@ -290,23 +228,6 @@ async def test_the_oldest_records_go_until_the_rest_has_few_enough_bytes() -> No
     assert group.state.unlent(12) == 2, "both bounds hold"
 
 
-@scenario
-async def test_a_group_that_is_declared_anew_keeps_only_bytes_that_came_since() -> None:
-    group = Group(records=7, bytes_max=75, overflow=Overflow.DROP_HEAD)
-    group.gathering.wake()
-    await rounds()
-    group.led.apply("g", 2, Begin(7))
-    group.declare(life=2)
-    group.led.append(5)
-    group.gathering.wake()
-    await rounds()
-    assert group.led.proposed == [], "twelve records had been too many"
-    group.led.append(5)
-    group.gathering.wake()
-    await rounds()
-    assert [each.steps for each in group.led.proposed] == [(Drop(((7, 10),), Reason.LENGTH),)]
-
-
 @pytest.mark.parametrize("seed", range(25))
 def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -346,16 +267,6 @@ def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
     assert anew.bytes() == kept.bytes()
 
 
-def test_what_was_not_counted_yet_counts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.broker.queues.kept._CHUNK", 4)
-    monkeypatch.setattr("mq_broker.broker.queues.kept.COUNTED_AT_ONCE", 1)
-    partition = led(20)
-    partition.apply("g", 1, Lease(((0, 12),), "m"))
-    kept = Kept(partition.state, partition.index)
-    told = [(kept.count(), kept.bytes()) for _ in range(3)]
-    assert told == [(False, 160), (False, 120), (True, 80)]
-
-
 # ---------------------------------------------------------------- what is too much becomes dead letters
 
 
@@ -364,13 +275,11 @@ DEAD: dict[str, Any] = {"overflow": Overflow.DROP_HEAD, "dropped": Dropped.DEAD,
 
 @scenario
 async def test_the_oldest_that_are_too_many_become_letters_and_are_lent_to_nobody() -> None:
-    told: list[object] = []
     group = Group(records=30, length_max=10, **DEAD)
-    group.gathering._on_doomed = told.append
     asking = group.ask("m", 15)
     await rounds()
     assert offsets(asking) == [(0, 15)], "what is lent in the same turn is not too much"
-    assert told
+    assert group.told_of_doomed
     assert [run[:2] for run in group.gathering.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
     assert group.gathering.take_doomed(99, Reason.LENGTH) == []
     other = group.ask("n", 100)
@@ -380,15 +289,6 @@ async def test_the_oldest_that_are_too_many_become_letters_and_are_lent_to_nobod
     await rounds()
     assert [run[:2] for run in group.gathering.take_doomed(99, Reason.LENGTH)] == [(15, 20)]
     assert group.led.proposed[-1].steps == (Lease(((20, 30),), "n"),), "nothing is dropped"
-
-
-def test_what_is_parked_is_passed_over_and_what_is_doomed_goes_in_any_case() -> None:
-    partition = led(20)
-    partition.apply("g", 1, Park(((0, 3),)), Lease(((3, 5),), "m"))
-    partition.apply("g", 1, Reject(((3, 5),)))
-    excess = excess_of(partition.state, replace(DROPS, length_max=14), 20, [], None, partition.index)
-    assert excess is not None
-    assert surplus_of(partition.state, partition.index, 20, excess, 0) == [(5, 9)]
 
 
 @scenario
@@ -404,19 +304,3 @@ async def test_in_an_order_nothing_is_lent_before_what_is_too_much_is_gone() -> 
     group.gathering.wake()
     await rounds()
     assert offsets(asking) == [(2, 12)]
-
-
-@scenario
-async def test_without_a_topic_for_them_they_are_dropped() -> None:
-    group = Group(records=12, length_max=10, **{**DEAD, "dead_letter": DeadLetter.DROP})
-    group.gathering.wake()
-    await rounds()
-    assert dict(group.state.totals.dropped) == {Reason.LENGTH: 2}
-
-
-def test_letters_of_what_is_too_much_are_decided_though_nothing_failed() -> None:
-    partition = led(20)
-    setting = Setting(EPOCH, 20, 1, 7 << 32, Backoff(1, 2.0, 1), 0, None)
-    send = SendDead(((0, 2),), Reason.LENGTH, ())
-    [step] = gather(partition.state, [], [], setting, [send]).steps
-    assert step == Send(((0, 2),), Reason.LENGTH, 7 << 32, ())

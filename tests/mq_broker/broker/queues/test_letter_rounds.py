@@ -19,9 +19,8 @@ from mq_broker.core.work.state import Mark, WorkState
 from mq_broker.core.work.steps import LeaseId, OutputLine, Park, Reason, Send, Step
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, encode_batch, schema_fingerprint
-from mq_protocol.dead_letters import HEADERS, HOPS_MAX
+from mq_protocol.dead_letters import HEADERS
 from mq_protocol.errors import (
-    InvalidRequest,
     NotLeader,
     OffsetOutOfRange,
     OutcomeUnknown,
@@ -104,23 +103,27 @@ class World:
             settings=SimpleNamespace(batch_bytes_max=1 << 20, batch_decoded_bytes_max=1 << 26),
         )
         self.there = True
-        shell: Any = SimpleNamespace(spawn=lambda work, what: asyncio.create_task(work, name=what))
+        self.tasks: list[asyncio.Task[None]] = []
+        shell: Any = SimpleNamespace(spawn=self._spawn)
         topics: Any = SimpleNamespace(get=self._get, with_id=lambda _: self.target if self.there else None)
         admin: Any = SimpleNamespace(make_like=self._make_like)
-        asking: Any = SimpleNamespace(ask_leader=self._ask, discard=None)
+        asking: Any = SimpleNamespace(ask_leader=lambda *asked: self.ask(*asked), discard=None)
         self.letters = DeadLetters(shell, topics, admin, asking, SimpleNamespace(stage=None))  # type: ignore[arg-type]
 
     async def send(self) -> None:
         """Until nothing is doomed any more."""
         self.letters.look(self.gathering)
-        [group] = self.letters._groups.values()
-        assert group.task is not None
+        [sending] = self.tasks
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(module.asyncio, "sleep", self._sleep)
-            await group.task
+            await sending
         for _ in range(5):
             await asyncio.sleep(0)
         self.letters.close()
+
+    def _spawn(self, work: Any, what: str) -> asyncio.Task[None]:
+        self.tasks.append(asyncio.create_task(work, name=what))
+        return self.tasks[-1]
 
     async def _sleep(self, seconds: float) -> None:
         if seconds:
@@ -156,7 +159,7 @@ class World:
         self.there = True
         return self.target
 
-    async def _ask(self, name: str, number: int, method: str, request: Any, *_: object) -> Any:
+    async def ask(self, name: str, number: int, method: str, request: Any, *_: object) -> Any:
         assert (name, number, request.topic, request.partition) == ("t.dead", 1, "t.dead", 1), "that of its number"
         assert request.key == pb.TransactionKey(query_id=query_id_of(WorkPlace(SOURCE, 7, "g")), sink="t.dead")
         if method == "Discard":
@@ -202,13 +205,6 @@ async def test_letters_are_staged_in_the_partition_of_their_number_and_decided_b
     assert (world.discarded, world.slept, world.letters.alarm("t-7", "g")) == ([], [], "")
 
 
-@scenario
-async def test_rejected_records_and_those_that_failed_too_often_are_letters_of_their_own_rounds() -> None:
-    world = World((1, 2, REJECTED), (3, 4, FAILED), (8, 9, REJECTED))
-    await world.send()
-    assert world.sent == [(Reason.REJECTED, ((1, 2), (8, 9))), (Reason.DELIVERY_LIMIT, ((3, 4),))]
-
-
 @pytest.mark.parametrize("why", [Reason.EXPIRED, Reason.LENGTH])
 def test_records_that_are_too_old_or_too_many_are_letters_by_that_reason(why: Reason) -> None:
     @scenario
@@ -222,15 +218,6 @@ def test_records_that_are_too_old_or_too_many_are_letters_by_that_reason(why: Re
 
 
 @scenario
-async def test_a_dead_letter_topic_that_is_not_there_is_made() -> None:
-    world = World((1, 2, FAILED))
-    world.there = False
-    await world.send()
-    assert world.there
-    assert len(world.decided) == 1
-
-
-@scenario
 async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_too_large_alone_is_parked() -> None:
     world = World((0, 4, FAILED))
     size = len(payload(0, {}))
@@ -240,8 +227,8 @@ async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_
         payloads.append(request.payload)
         return await plain(name, number, method, request, *rest)
 
-    plain = world._ask
-    world.letters._transactions.ask_leader = ask  # type: ignore[method-assign]
+    plain = world.ask
+    world.ask = ask  # type: ignore[method-assign]
     await world.send()
     decoded = read_record_batch_message(memoryview(payloads[0])).decoded_bytes()
     for setting, whole in (("batch_bytes_max", len(payloads[0])), ("batch_decoded_bytes_max", decoded)):
@@ -257,41 +244,6 @@ async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_
         await world.send()
         assert world.steps == [Park(((0, 1),)), Park(((1, 2),))]
         assert world.staged == []
-
-
-@scenario
-async def test_a_record_that_was_a_letter_too_often_is_parked_and_the_others_are_sent() -> None:
-    world = World((0, 3, FAILED))
-    world.hops = {1: HOPS_MAX, 2: HOPS_MAX - 1}
-    await world.send()
-    assert world.steps == [Park(((1, 2),))]
-    assert [values for _, values in world.staged] == [[0, 2]]
-    world = World((1, 2, FAILED))
-    world.hops = {1: HOPS_MAX}
-    await world.send()
-    assert (world.steps, world.staged, world.decided) == ([Park(((1, 2),))], [], []), "nothing is left to be sent"
-
-
-@scenario
-async def test_one_round_has_no_more_records_bytes_or_batches_than_it_may() -> None:
-    size = len(payload(0, {}))
-    for name, most, expected in (
-        ("RECORDS_AT_ONCE", 3, [[0, 1, 2], [3, 11, 12]]),
-        ("BATCHES_AT_ONCE", 1, [[0, 1, 2, 3], [11, 12]]),
-        ("BYTES_AT_ONCE", 1, [[0, 1, 2, 3], [11, 12]]),
-        ("BYTES_AT_ONCE", size, [[0, 1, 2, 3], [11, 12]]),
-        ("BYTES_AT_ONCE", size + 1, [[0, 1, 2, 3, 11, 12]]),
-        ("DECODED_AT_ONCE", 1, [[0, 1, 2, 3], [11, 12]]),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, name, most)
-            world = World((0, 4, FAILED), (11, 13, FAILED))
-            if name == "RECORDS_AT_ONCE":  # a default of the group's, taken before
-                world.letters.look(world.gathering)
-                [group] = world.letters._groups.values()
-                group.records_max = most
-            await world.send()
-            assert [values for _, values in world.staged] == expected, name
 
 
 @scenario
@@ -318,25 +270,6 @@ async def test_what_passes_is_tried_again_with_growing_pauses_and_told_after_the
     assert "dead letters wait for topic t.dead: busy" in world.alarms[2]
     assert (len(world.staged), world.letters.alarm("t-7", "g")) == (1, ""), "and it is over then"
     assert len(world.discarded) == 7, "what may have been staged is not kept"
-
-
-@scenario
-async def test_what_does_not_pass_by_itself_is_told_at_once() -> None:
-    world = World((1, 2, FAILED))
-    world.stages = [InvalidRequest("never")]
-    await world.send()
-    assert ["never" in alarm for alarm in world.alarms] == [True]
-    world = World((1, 2, FAILED))
-    world.gathering.queue = Queue("g", 1, 0, QueueSettings(dead_letter="__internal"))
-
-    async def leave(_: float) -> None:
-        world.alarms.append(world.letters.alarm("t-7", "g"))
-        world.gathering.queue = None
-
-    world._sleep = leave  # type: ignore[method-assign]
-    await world.send()
-    assert "the brokers' own" in world.alarms[0]
-    assert world.staged == []
 
 
 @scenario
@@ -373,14 +306,14 @@ async def test_letters_of_which_it_is_not_known_whether_they_are_decided_stay_in
 @scenario
 async def test_letters_that_are_staged_when_the_leadership_ends_are_not_decided() -> None:
     world = World((1, 2, FAILED))
-    plain = world._ask
+    plain = world.ask
 
     async def ask(name: str, number: int, method: str, request: Any, *rest: object) -> Any:
         answer = await plain(name, number, method, request, *rest)
         world.gathering.closed = True
         return answer
 
-    world.letters._transactions.ask_leader = ask  # type: ignore[method-assign]
+    world.ask = ask  # type: ignore[method-assign]
     await world.send()
     assert world.decided == []
     assert world.discarded == [world.staged[0][0]]

@@ -81,58 +81,8 @@ def catch_up(known: Lives, index: OffsetIndex, settled: OffsetSet, naive: Naive,
     assert (known.next_us(), len(known)) == (None, 0)
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_the_time_of_the_next_one_is_never_late(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = random.Random(seed)
-    monkeypatch.setattr(lives, "_BLOCK", 4)
-    index, naive, settled = OffsetIndex(), Naive(), OffsetSet(0)
-    known, expected = Lives(0), list[int]()
-    for at in range(50):
-        expires_us = rng.randrange(1, 1_000)
-        appended(index, naive, 1, at, expires_us)
-        expected.append(expires_us)
-    assert known.read(index, settled)
-    for expires_us in sorted(expected):
-        assert known.next_us() == expires_us
-        [found] = known.over(expires_us, 1)
-        assert naive.batches[found[0]][2] == expires_us
-    assert known.next_us() is None
-
-
-def test_what_is_settled_makes_room_for_what_waits_behind_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "_BLOCK", 4)
-    monkeypatch.setattr(lives, "READ_AT_ONCE", 4)
-    monkeypatch.setattr(lives, "BATCHES_MAX", 16)
-    index, naive, settled, known = OffsetIndex(), Naive(), OffsetSet(0), Lives(0)
-    for at in range(40):
-        appended(index, naive, 1, at, 1_000)
-    for _ in range(20):
-        known.read(index, settled)
-    assert (known.end, len(known)) == (16, 16)
-    settled.add([(at, at + 1) for at in range(1, 16) if at % 4])  # base stays where it is
-    for _ in range(20):
-        known.read(index, settled)
-    assert (known.end, len(known)) == (28, 16)
-    settled.add(((0, 28),))
-    for _ in range(20):
-        known.read(index, settled)
-    assert (known.end, len(known)) == (40, 12)
-
-
 def test_a_batch_that_is_partly_settled_when_it_is_read_is_known_for_the_rest() -> None:
     index, naive, settled, known = OffsetIndex(), Naive(), OffsetSet(3), Lives(0)
     appended(index, naive, 5, 1, 10)
     assert known.read(index, settled)
     assert known.over(10, 9) == [(3, 5)]
-
-
-def test_lost_offsets_are_passed_over() -> None:
-    index, naive, settled, known = OffsetIndex(), Naive(), OffsetSet(0), Lives(0)
-    appended(index, naive, 5, 1, 10)
-    assert known.read(index, settled)
-    index.skip(5, 20)
-    assert known.read(index, settled)
-    assert known.end == 20
-    appended(index, naive, 2, 1, 12)
-    assert known.read(index, settled)
-    assert known.over(12, 9) == [(0, 5), (20, 22)]

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import unsettled
-from mq_broker.broker.queues.ordering import HELD_MAX, LOOK_AHEAD_MAX, READ_AT_ONCE, STAYS_MS, ByKey
+from mq_broker.broker.queues.ordering import HELD_MAX, LOOK_AHEAD_MAX, READ_AT_ONCE, STAYS_MS
 from mq_broker.broker.queues.requests import Asking, Extend, OwnSteps
-from mq_broker.core.work import state as work_state
 from mq_broker.core.work.settling import Ack, AckWithOutputs, Answer, Failed, Outcome, Rejected, Release
 from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason, Reset
 from mq_protocol.errors import OutOfOrder
@@ -77,20 +76,6 @@ async def test_another_member_takes_over_once_the_active_one_holds_nothing_and_d
 
 
 @scenario
-async def test_the_active_member_stays_while_it_asks() -> None:
-    group = all_in_order(3)
-    await group.ack("a", await lent(group, "a", 3), (0, 3)).answered
-    waiting, active = group.ask("b", 3), group.ask("a", 3)
-    await rounds()
-    group.pass_ms(10 * STAYS_MS)
-    group.led.append(5)
-    group.gathering.wake()
-    await rounds()
-    assert offsets(active) == [(3, 6)]
-    assert not waiting.answered.done()
-
-
-@scenario
 async def test_with_all_in_order_a_return_takes_all_later_records_with_it() -> None:
     group = all_in_order()
     first, second = await lent(group, "a", 3), await lent(group, "a", 3)
@@ -123,16 +108,6 @@ async def test_a_delayed_and_a_parked_record_hold_up_all_that_follows() -> None:
     assert offsets(held) == [(0, 2)]
 
 
-@scenario
-async def test_the_last_delivery_of_a_record_is_alone_with_all_in_order_too() -> None:
-    group = all_in_order(delivery_limit=2)
-    await told(group, Failed("no", 0), "a", await lent(group, "a", 1), (0, 1))
-    asking = await ask(group, "a", 5)
-    assert offsets(asking) == [(0, 1)]
-    waiting = await ask(group, "a", 5)
-    assert not waiting.answered.done()
-
-
 # ---------------------------------------------------------------- who is lent what
 
 
@@ -144,13 +119,6 @@ async def test_a_record_is_lent_only_to_who_has_the_earlier_ones_of_its_key() ->
     assert offsets(asking) == [(2, 3), (5, 7)], "c, c and d"
     asking = await ask(group, "x", 10)
     assert offsets(asking) == [(3, 5)]
-
-
-@scenario
-async def test_records_without_a_key_are_in_no_order() -> None:
-    group = by_key("a a  a")
-    await lent(group, "x", 1)
-    assert offsets(await ask(group, "y", 10)) == [(1, 2), (3, 5)]
 
 
 @scenario
@@ -169,59 +137,6 @@ async def test_once_all_of_a_key_that_a_member_had_are_settled_another_is_lent_t
 
 
 @scenario
-async def test_a_record_that_retention_dropped_holds_its_key_no_more() -> None:
-    group = by_key("aab")
-    await lent(group, "one", 1)
-    waiting = await ask(group, "two")
-    assert offsets(waiting) == [(2, 3)]
-    group.led.trim(1)
-    group.gathering.wake()
-    await rounds()
-    assert offsets(await ask(group, "two")) == [(1, 2)]
-
-
-@scenario
-async def test_a_key_goes_on_though_the_index_forgot_its_record_with_an_earlier_step_of_the_entry() -> None:
-    group = by_key("bbbbaa")
-    await told(group, Release(), "one", await lent(group, "one"), (0, 6))
-    steps = Drop(((0, 4),), Reason.LENGTH), Drop(((4, 5),), Reason.LENGTH)
-    group.gathering.add(OwnSteps(1, steps))
-    await rounds()
-    assert offsets(await ask(group, "two")) == [(5, 6)]
-
-
-@scenario
-async def test_what_is_settled_by_being_lent_does_not_overtake_what_its_member_has() -> None:
-    group = by_key("aab")
-    await lent(group, "x", 1)
-    assert offsets(await ask(group, "x", 10, accept=True)) == [(2, 3)]
-    assert not (await ask(group, "x", 10, accept=True)).answered.done()
-    assert offsets(await ask(group, "x", 10)) == [(1, 2)]
-
-
-@scenario
-async def test_nothing_is_settled_or_lent_before_the_keys_of_what_was_lent_are_known() -> None:
-    group = by_key("aaa")
-    lease = await lent(group, "x", 2)
-    group.declare(order=Order.NONE)
-    await rounds()
-    group.reads = False
-    group.declare(order=Order.KEY)
-    await rounds()
-    settling, asking = group.ack("x", lease, (1, 2)), group.ask("y", 5)
-    await rounds()
-    assert not settling.answered.done()
-    assert not asking.answered.done()
-    group.reads = True
-    group.gathering.wake()
-    await rounds()
-    assert not settling.answered.done(), "it overtook offset 0"
-    await group.ack("x", lease, (0, 1)).answered
-    await rounds()
-    assert settling.answered.result() == [Answer()]
-
-
-@scenario
 async def test_a_member_has_so_many_records_that_one_entry_can_take_them_back() -> None:
     group = by_key("ab" * HELD_MAX)
     for _ in range(10):
@@ -230,29 +145,6 @@ async def test_a_member_has_so_many_records_that_one_entry_can_take_them_back() 
     answer = await told(group, Failed("no"), "x", min(group.state.leases), (0, 2))
     assert group.state.leased == 0
     assert sum(end - first for _, ranges in answer.pulled for first, end in ranges) == HELD_MAX - 2
-
-
-@scenario
-async def test_a_key_is_looked_for_past_records_that_wait_and_what_waits_is_found_again() -> None:
-    group = by_key("a" * 9_000 + "b")
-    lease = await lent(group, "x", 1)
-    asking = await ask(group, "y", 10)
-    assert offsets(asking) == [(9_000, 9_001)]
-    await group.ack("x", lease, (0, 1)).answered
-    assert offsets(await ask(group, "z", 3)) == [(1, 4)]
-
-
-@scenario
-async def test_ready_is_told_only_to_who_may_have_it() -> None:
-    group = by_key("aa")
-    lease = await lent(group, "x", 1)
-    other, same = await ask(group, "y", 0), await ask(group, "x", 0)
-    assert not other.answered.done()
-    assert same.answered.result().ready
-    await group.ack("x", lease, (0, 1)).answered
-    await rounds()
-    assert other.answered.result().ready
-    assert group.leased() == {}
 
 
 @scenario
@@ -266,8 +158,8 @@ async def test_as_many_keys_are_read_as_may_be_and_what_is_stuck_is_named() -> N
     for _ in range(200):
         group.gathering.wake()
         await rounds()
-    keys = group.gathering._ready
-    assert isinstance(keys, ByKey)
+    keys = group.keys
+    assert keys is not None
     assert LOOK_AHEAD_MAX <= len(keys.index) < LOOK_AHEAD_MAX + READ_AT_ONCE
     assert keys.full
     assert not asking.answered.done()
@@ -370,17 +262,6 @@ async def test_an_ack_that_overtook_one_of_its_key_waits_for_it() -> None:
 
 
 @scenario
-async def test_an_ack_that_waits_is_lost_when_an_earlier_record_of_its_key_comes_back() -> None:
-    group = by_key("aa")
-    lease = await lent(group, "x", 2)
-    late = group.ack("x", lease, (1, 2))
-    await rounds()
-    assert (await told(group, Failed("no"), "x", lease, (0, 1))).pulled == ((lease, ((1, 2),)),)
-    await rounds()
-    assert late.answered.result() == [Answer(lost=((1, 2),))]
-
-
-@scenario
 async def test_an_ack_waits_for_a_bounded_time_and_then_is_to_be_asked_again() -> None:
     group = by_key("aab")
     lease = await lent(group, "x", 3)
@@ -420,51 +301,3 @@ async def test_a_late_ack_is_refused_where_order_counts() -> None:
 
 
 # ---------------------------------------------------------------- settings
-
-
-@scenario
-async def test_order_is_changed_while_records_are_lent() -> None:
-    group = Group(6)
-    group.key_of = lambda offset: offset % 2
-    await lent(group, "x", 2)
-    await lent(group, "y", 2)
-    group.declare(order=Order.KEY)
-    await rounds()
-    waiting = await ask(group, "z", 10)
-    assert not waiting.answered.done()
-    again = await ask(group, "y", 10)
-    assert not again.answered.done(), "x has earlier records of these keys"
-    group.declare(order=Order.NONE)
-    await rounds()
-    assert offsets(waiting) == [(4, 6)]
-
-
-@scenario
-async def test_the_column_of_keys_is_changed_while_records_are_lent() -> None:
-    keys = {"": "aabb", "m": "abab"}
-    group = by_key("    ")
-    group.key_of = lambda offset: ord(keys[group.queue.settings.order_by if group.queue else ""][offset])
-    await lent(group, "one", 1)
-    group.declare(order_by="m")
-    await rounds()
-    asking = await ask(group, "two")
-    assert offsets(asking) == [(1, 2), (3, 4)]
-    assert asking.answered.result().order_by == "m"
-
-
-@scenario
-async def test_at_the_bound_of_runs_fresh_records_wait_and_what_came_back_is_lent() -> None:
-    group = by_key("abcdefgh")
-    lease = await lent(group, "x", 3)
-    await told(group, Release(), "x", lease, (1, 2))
-    before = work_state.RUNS_MAX
-    work_state.RUNS_MAX = 1  # type: ignore[misc]
-    try:
-        assert offsets(await ask(group, "y", 10)) == [(1, 2)]
-        waiting = await ask(group, "z", 10)
-        assert not waiting.answered.done()
-    finally:
-        work_state.RUNS_MAX = before  # type: ignore[misc]
-    group.gathering.wake()
-    await rounds()
-    assert offsets(waiting) == [(3, 8)]

@@ -17,7 +17,6 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     NotEnoughReplicas,
     NotLeader,
-    Overloaded,
     StagedBatchMissing,
     TritonMQError,
     UnknownTopic,
@@ -175,14 +174,6 @@ async def test_a_decision_is_published_once_all_of_its_partitions_have_it() -> N
 
 
 @scenario
-async def test_a_decision_without_batches_is_published_as_it_is() -> None:
-    world = World()
-    world.decide()
-    await world.publish()
-    assert (world.asked, world.written) == ([], [[1]])
-
-
-@scenario
 async def test_a_partition_that_does_not_take_them_holds_up_no_other_and_is_asked_until_it_does() -> None:
     world = World()
     refusals = outbox_module.ALARM_AFTER
@@ -253,43 +244,6 @@ async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
     world.gone.add(DELETED)
     await rounds()
     assert world.written == [[1]]
-
-
-@scenario
-async def test_the_journal_is_told_again_what_it_refused_for_now() -> None:
-    world = World()
-    world.journal_says = [NotEnoughReplicas("1 of 2"), None]
-    world.decide((OUT, 0, b"a"))
-    await world.publish()
-    assert world.written == [[1]]
-    world.decide((OUT, 0, b"b"))
-    await world.publish()
-    assert world.written == [[1], [2]]
-
-
-@scenario
-async def test_the_journal_is_not_asked_again_at_once() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_module, "AGAIN_S", (0.0, 3_600.0))
-        world = World()
-        world.journal_says = [NotEnoughReplicas("1 of 2"), None]
-        world.decide((OUT, 0, b"a"))
-        await world.publish()
-        assert (world.journal_says, world.written) == ([None], [])
-
-
-@scenario
-async def test_published_decisions_are_noted_in_order_and_so_many_at_once() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(outbox_module, "SENT_AT_ONCE_MAX", 2)
-        world = World()
-        world.says["out"] = [Overloaded("later")]
-        world.decide((OUT, 0, b"a"), (OTHER, 0, b"a"))
-        for _ in range(4):
-            world.decide()
-        await world.publish()
-        assert all(some == sorted(some) and len(some) <= 2 for some in world.written)
-        assert sorted(n for some in world.written for n in some) == [1, 2, 3, 4, 5]
 
 
 @scenario

@@ -5,15 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.broker.queues.outputs import Outputs
-from mq_broker.core.work.steps import OutputLine
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
@@ -152,35 +149,6 @@ def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and
     asyncio.run(scenario())
 
 
-def test_an_ack_that_is_decided_while_its_outputs_are_looked_for_is_done(
-    tmp_path: Path, shells: list[Shell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was sent twice: the second one finds them published."""
-    look = Outputs._check_line
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            out, key = await out_topic(broker, shells)
-            member = Member(broker)
-            lent = await member.lease(2)
-            batch = await staged(broker, key, 1)
-            settle = pb.SettleOne(
-                lease=lent.lease, ranges=[0, 1], outputs=[line(topic="out", topic_id=out, uuids=[batch])], number=1
-            )
-
-            async def after_the_first(*parts: Any) -> None:
-                monkeypatch.setattr(Outputs, "_check_line", look)
-                assert await member.settle(settle) == [pb.SettleAnswer()]
-                await until(lambda: has_numbers(broker, [1]))
-                await look(*parts)
-
-            monkeypatch.setattr(Outputs, "_check_line", after_the_first)
-            assert await member.settle(settle) == [pb.SettleAnswer()]
-            assert await broker.numbers("out") == [1]
-
-    asyncio.run(scenario())
-
-
 def test_a_process_in_the_place_of_another_is_told_the_number_to_go_on_from(
     tmp_path: Path, shells: list[Shell]
 ) -> None:
@@ -197,38 +165,6 @@ def test_a_process_in_the_place_of_another_is_told_the_number_to_go_on_from(
             assert await member.settle(settle) == [pb.SettleAnswer()]
             assert (await member.lease(1, member_key=b"2" * 16)).number == 7
             assert (await Member(broker, "b").lease(1)).number == 0
-
-    asyncio.run(scenario())
-
-
-def test_an_ack_with_outputs_settles_and_decides_by_one_entry_or_does_nothing(
-    tmp_path: Path, shells: list[Shell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Outbox, "look", lambda *_: None)  # nothing is published: what was decided stays to be seen
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            out, key = await out_topic(broker, shells)
-            member, state = Member(broker), partition_of(shells).replica.machine.work["g"]
-            lent = await member.lease(4)
-            uuids = [await staged(broker, key, 1), await staged(broker, key, 2)]
-            settle = pb.SettleOne(
-                lease=lent.lease,
-                ranges=[0, 2],
-                outputs=[line(topic="out", topic_id=out, uuids=[each]) for each in uuids],
-                number=7,
-            )
-            [lost] = await Member(broker, "b").settle(settle)
-            assert list(lost.lost) == [0, 2], "it is another member's lease"
-            assert not state.outbox
-            assert await member.settle(settle) == [pb.SettleAnswer()]
-            [outgoing] = state.outbox.values()
-            assert (outgoing.ranges, outgoing.lines) == (((0, 2),), (OutputLine(out, 0, tuple(uuids)),))
-            assert await member.settle(settle) == [pb.SettleAnswer()], "asked again, it is done"
-            assert len(state.outbox) == 1
-            again = pb.SettleOne(lease=lent.lease, ranges=[1, 3], outputs=settle.outputs, number=8)
-            assert list((await member.settle(again))[0].lost) == [1, 3], "one of them is settled: nothing is done"
-            assert (state.totals.accepted, state.leased) == (2, 2)
 
     asyncio.run(scenario())
 
@@ -269,51 +205,6 @@ def test_outputs_are_published_once_after_the_ack_and_in_its_order(tmp_path: Pat
             assert published >> 32 == partition.replica.leader_epoch
         async with standalone(tmp_path) as broker:
             await until(lambda: has_numbers(broker, expected))
-
-    asyncio.run(scenario())
-
-
-def test_what_was_decided_is_published_by_the_next_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        with monkeypatch.context() as context:
-            context.setattr(Outbox, "look", lambda *_: None)  # the broker stops before it publishes anything
-            async with queue(tmp_path, records=2) as broker:
-                await broker.create_topic("out")
-                topics = {topic.name: topic.topic_id for topic in (await broker.metadata()).topics}
-                key = pb.TransactionKey(query_id=query_id_of(WorkPlace(topics["t"], 0, "g")), sink="out")
-                member = Member(broker)
-                lent = await member.lease(2)
-                for number in range(2):
-                    outputs = [line(topic="out", topic_id=topics["out"], uuids=[await staged(broker, key, number)])]
-                    settle = pb.SettleOne(lease=lent.lease, ranges=[number, 1], outputs=outputs, number=number + 1)
-                    assert await member.settle(settle) == [pb.SettleAnswer()]
-        async with standalone(tmp_path) as broker:
-            await until(lambda: has_numbers(broker, [0, 1]))
-
-    asyncio.run(scenario())
-
-
-def test_outputs_in_a_topic_that_was_deleted_count_as_published(
-    tmp_path: Path, shells: list[Shell], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def found(*_: object) -> None:
-        """They are staged, and lost after they were looked for."""
-
-    monkeypatch.setattr(Outputs, "check", found)
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            state = partition_of(shells).replica.machine.work["g"]
-            await broker.create_topic("out")
-            out = (await broker.metadata("out")).topics[0].topic_id
-            lent = await Member(broker).lease(1)
-            settle = pb.SettleOne(lease=lent.lease, ranges=[0, 1], outputs=[line(topic="out", topic_id=out)], number=1)
-            assert await Member(broker).settle(settle) == [pb.SettleAnswer()]
-            await until(of(lambda: "is not published" in caplog.text))
-            assert state.outbox, "a batch that is not there is not taken for published"
-            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="out"))
-            await until(of(lambda: not state.outbox))
-            assert "went with the topic" in caplog.text
 
     asyncio.run(scenario())
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mq_broker.broker.queues import sessions
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
+from mq_protocol.errors import MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
 from tests.mq_broker.broker.cluster import Broker, standalone, until
-from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.mq_broker.broker.queues.members import queue, ranges
 from tests.mq_broker.broker.queues.spoken import ack, failed, released, speaking
 
 
@@ -47,52 +45,6 @@ def test_records_are_pushed_as_far_as_the_credit_goes_and_as_they_come(tmp_path:
         async with standalone(tmp_path) as broker:
             await until(lambda: _is(broker, "accepted", 10))
             assert (await described(broker)).leased == 2, "what was settled stays so"
-
-    asyncio.run(scenario())
-
-
-def test_a_member_without_credit_is_told_once_that_there_is_something(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
-            await member.open()
-            await broker.produce("t", 1)
-            await member.hear(lambda said: said.HasField("ready") and said.ready)
-            await broker.produce("t", 2)
-            await member.credit(1)
-            lent = await member.lease()
-            assert (ranges(lent), lent.ready) == ([0, 1], True)
-            await member.credit(9)
-            lent = await member.lease()
-            assert (ranges(lent), lent.ready) == ([1, 1], False)
-
-    asyncio.run(scenario())
-
-
-def test_credit_that_is_taken_back_is_told_when_it_holds(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
-            await member.open(records=5)
-            await member.hear(lambda said: said.HasField("ready") and not said.ready)
-            await member.credit(0, recall=True)
-            await member.hear(lambda said: said.HasField("credit") and said.credit == 0)
-            await broker.produce("t", 1, 2, 3)
-            await member.hear(lambda said: said.HasField("ready") and said.ready)
-            await member.credit(2)
-            assert ranges(await member.lease()) == [0, 2]
-
-    asyncio.run(scenario())
-
-
-def test_bytes_that_are_taken_back_without_records_are_told_when_that_holds(tmp_path: Path) -> None:
-    """The member gives a leader nothing more until it is told: it had stood still here for ever."""
-
-    async def scenario() -> None:
-        async with queue(tmp_path, records=0) as broker, speaking(broker) as member:
-            await member.open()
-            await member.credit(1, bytes_max=1 << 20)
-            await member.hear(lambda said: said.HasField("ready") and not said.ready)
-            await member.credit(1, bytes_max=1 << 16, recall=True)
-            await member.hear(lambda said: said.HasField("credit") and said.credit == 1)
 
     asyncio.run(scenario())
 
@@ -190,19 +142,6 @@ def test_a_member_that_does_not_come_back_is_charged_for_what_it_worked_on(tmp_p
     asyncio.run(scenario())
 
 
-def test_a_session_that_is_closed_gives_all_back_at_once_and_uncharged(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, resume_ms="10m") as broker, speaking(broker) as stream:
-            await stream.open(1, "a", records=10)
-            lent = await stream.lease(1)
-            await stream.open(2, "b", records=10)
-            await stream.say(pb.SessionRequest(session=1, settles=[ack(lent.lease, 0, 3)], close=True))
-            rest = await stream.lease(2)
-            assert (ranges(rest), list(rest.failures)) == ([3, 7], [0])
-
-    asyncio.run(scenario())
-
-
 def test_what_was_lent_to_a_session_that_is_over_is_not_pushed_into_the_next_one(tmp_path: Path) -> None:
     """The entry is on its way while the member opens anew."""
 
@@ -240,51 +179,8 @@ def test_another_process_of_the_name_takes_its_place_and_the_former_is_told(tmp_
     asyncio.run(scenario())
 
 
-def test_pull_and_push_are_the_same_leases(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.open(records=4)
-            pushed = await stream.lease()
-            await Member(broker).ack(pushed.lease, 0, 1)
-            pulled = await Member(broker).lease(3, held=[pushed.lease])
-            assert ranges(pulled) == [4, 3]
-            with pytest.raises(InvalidRequest, match="asks by Lease"):
-                raise await stream.error()
-            await stream.open(2, held=tuple(pb.HeldLease(lease=each.lease) for each in (pushed, pulled)))
-            await stream.settle(ack(pushed.lease, 1, 3), ack(pulled.lease, 4, 3), session=2)
-            told = await stream.hear(lambda said: len(said.answers) == 2, 2)
-            assert all(each.answer == pb.SettleAnswer() for each in told.answers)
-
-    asyncio.run(scenario())
-
-
-def test_a_member_is_told_which_of_its_leases_are_gone(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        late = {"lease_ms": "1s", "retry_ms": "1h", "retry_ms_max": "1h"}
-        async with queue(tmp_path, **late) as broker, speaking(broker) as stream:
-            await stream.open(records=1)
-            lent = await stream.lease()
-            await until(lambda: _is(broker, "charged", 1))
-            await stream.say(pb.SessionRequest(session=1, check=[lent.lease]))
-            gone = await stream.hear(lambda said: said.gone)
-            assert list(gone.gone) == [lent.lease]
-
-    asyncio.run(scenario())
-
-
 async def _is(broker: Broker, field: str, value: int) -> bool:
     return bool(getattr(await described(broker), field) == value)
-
-
-def test_of_an_ordered_group_one_member_is_active_and_knows_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, order="all", priority="ignore") as broker, speaking(broker) as stream:
-            await stream.open(1, "a", records=1)
-            assert (await stream.hear(lambda said: said.HasField("active"), 1)).active
-            await stream.open(2, "b", records=1)
-            assert not (await stream.hear(lambda said: said.HasField("active"), 2)).active
-
-    asyncio.run(scenario())
 
 
 def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
@@ -429,128 +325,5 @@ def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
             await stream.say(pb.SessionRequest(session=1, close=True))
             await stream.open(22, "m22", records=1)
             assert ranges(await stream.lease(22)) == [1, 1]
-
-    asyncio.run(scenario())
-
-
-def test_sessions_that_ended_with_an_error_count_no_more_at_the_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "WORK_SESSIONS_PER_BROKER_MAX", 2)
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            for number in range(1, 5):
-                await stream.open(number)
-                await stream.credit(-1, number)
-                assert isinstance(await stream.error(number), InvalidRequest)
-            await stream.open(5, records=1)
-            assert ranges(await stream.lease(5)) == [0, 1]
-
-    asyncio.run(scenario())
-
-
-def test_sessions_of_a_stream_that_broke_count_no_more_at_the_broker(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "WORK_SESSIONS_PER_BROKER_MAX", 1)
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as other:
-            numbers = iter(range(1, 1_000))
-
-            async def lent() -> bool:
-                number = next(numbers)
-                await other.open(number, "b", records=1)
-                heard = await other.hear(lambda said: said.HasField("lease") or said.HasField("error"), number)
-                return heard.HasField("lease")
-
-            async with speaking(broker) as stream:
-                await stream.open(records=1)
-                await stream.lease()
-                assert not await lent()
-            await until(lent)
-
-    asyncio.run(scenario())
-
-
-def test_a_stream_that_is_only_refused_is_heard_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sessions, "UNTOLD_MAX", 2)
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            opened = pb.WorkOpen(topic="t", group="unknown", member="a", member_key=b"k" * 16)
-            await stream.say(*(pb.SessionRequest(session=number, open=opened) for number in range(1, 11)))
-            for number in range(1, 11):
-                assert isinstance(await stream.error(number), UnknownQueue)
-
-    asyncio.run(scenario())
-
-
-def test_the_number_of_a_session_that_was_closed_may_be_given_to_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the former was still to be told is not told, and the end of it is not the end of the next one."""
-    work, sending, all_heard = sessions.Sessions.work, asyncio.Event(), asyncio.Event()
-
-    async def slow(self: Any, requests: AsyncIterator[pb.WorkRequest], send: Any) -> None:
-        async def noted() -> AsyncIterator[pb.WorkRequest]:
-            async for request in requests:
-                yield request
-                if request.sessions[0].open.member == "b":
-                    all_heard.set()
-
-        async def later(message: Any) -> None:
-            sending.set()
-            await all_heard.wait()
-            await send(message)
-
-        await work(self, noted(), later)
-
-    monkeypatch.setattr(sessions.Sessions, "work", slow)
-
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.open(1, "a")
-            await sending.wait()
-            await stream.credit(0, recall=True)
-            await stream.say(pb.SessionRequest(session=1, close=True))
-            await stream.open(1, "b", records=1)
-            heard = await stream.hear(lambda said: said.HasField("lease") or said.HasField("credit"))
-            assert ranges(heard.lease) == [0, 1]
-            await stream.settle(ack(heard.lease.lease, 0, 1), records=2)
-            assert ranges(await stream.lease()) == [1, 1]
-
-    asyncio.run(scenario())
-
-
-def test_of_a_stream_that_does_not_read_no_more_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
-    monkeypatch.setattr(sessions, "UNTOLD_MAX", 100)
-    work, heard = sessions.Sessions.work, list[pb.WorkRequest]()
-
-    async def deaf(self: Any, requests: AsyncIterator[pb.WorkRequest], send: Any) -> None:
-        async def counted() -> AsyncIterator[pb.WorkRequest]:
-            async for request in requests:
-                heard.append(request)
-                yield request
-
-        async def never(_message: object) -> None:
-            await asyncio.Event().wait()
-
-        await (work(self, requests, send) if heard else work(self, counted(), never))
-
-    monkeypatch.setattr(sessions.Sessions, "work", deaf)
-
-    async def scenario() -> None:
-        extend = [pb.SettleOne(ranges=[offset, 1], outcome=pb.OUTCOME_EXTEND) for offset in range(10)] * 4
-        async with queue(tmp_path) as broker, speaking(broker) as stream:
-            await stream.open()
-            for _ in range(50):
-                await stream.settle(*extend)
-            async with speaking(broker) as other:
-                await other.open(member="b", records=1)
-                assert ranges(await other.lease()) == [0, 1], "others are not held up"
-            assert len(heard) < 10
 
     asyncio.run(scenario())

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.queues import sieve as sieves
 from mq_broker.broker.queues.dropping import DROPPED_AT_ONCE
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.core.work.ranges import RANGES_MAX, joined
-from mq_broker.core.work.settling import Rejected, Release
-from mq_broker.core.work.state import SPAN_MAX, WorkState
+from mq_broker.core.work.settling import Release
+from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reset, Return
 from mq_protocol.queue_settings import Order
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
@@ -71,16 +70,6 @@ async def test_nothing_is_lent_before_it_was_compared_with_the_filter() -> None:
 
 
 @scenario
-async def test_who_does_not_wait_is_told_that_nothing_matches() -> None:
-    group = Group(lambda _: False, 10)
-    asking = group.ask("a")
-    group.gathering.hurry(asking)
-    await rounds()
-    assert not asking.answered.result().runs
-    assert (group.led.state.base, group.filtered) == (10, 10)
-
-
-@scenario
 async def test_a_new_filter_holds_for_what_came_back() -> None:
     group = Group(lambda _: True, 10)
     first = group.ask("a", 4)
@@ -119,21 +108,6 @@ async def test_a_new_leader_lends_nothing_that_it_has_not_compared() -> None:
 
 
 @scenario
-async def test_a_dead_letter_is_not_dropped() -> None:
-    group = Group(lambda _: True, 4)
-    first = group.ask("a")
-    await rounds()
-    group.outcome(Rejected(), "a", first.answered.result().lease, (0, 2))
-    await rounds()
-    group.fit = lambda _: False
-    group.declare(filter="n > 1")
-    group.outcome(Release(), "a", first.answered.result().lease, (2, 4))
-    await rounds()
-    assert group.filtered == 2
-    assert group.led.state.marks.at(1).parked
-
-
-@scenario
 async def test_what_is_filtered_holds_up_nothing_behind_it_in_order() -> None:
     for order in (Order.ALL, Order.KEY):
         group = Group(even, 10, order=order)
@@ -148,46 +122,6 @@ async def test_what_is_filtered_holds_up_nothing_behind_it_in_order() -> None:
             lent += [run.first for run in answer.runs]
         assert lent == [0, 2, 4, 6, 8]
         assert group.filtered == 5
-
-
-def test_reading_ahead_is_bounded_and_goes_on_where_all_is_dropped() -> None:
-    state = WorkState(1, 0)
-    state.apply(Lease(((0, 1),), "a"), LeaseId(1, 1, 0), SPAN_MAX * 2)
-    sieve, end, entries = Sieve(state, "n > 0", ordered=True), SPAN_MAX * 2, 1
-    while (wanted := sieve.to_read(end)) is not None:
-        sieve.add(wanted[1], [])
-    assert sieve.read_to == sieve.lendable_to == sieves.READ_AHEAD + 1 + sieves.READ_AT_ONCE - 1
-    assert sieve.knows(end)
-    sieve = Sieve(state, "n > 0", ordered=True)
-    for _ in range(50):
-        while (wanted := sieve.to_read(end)) is not None:
-            sieve.add(wanted[1], [wanted])
-        steps = sieve.with_drop((), 10)
-        entries += 1
-        for step in steps:
-            state.apply(step, LeaseId(1, entries, 0), end)
-        sieve.written(steps)
-    assert sieve.read_to > 5 * sieves.READ_AHEAD
-    assert sum(1 for _ in state.settled.missing(0, sieve.lendable_to)) == 1
-
-
-def test_no_more_is_read_while_nothing_can_be_dropped() -> None:
-    state = WorkState(1, 0)
-    sieve = Sieve(state, "n > 0")
-    for end in range(1, 100):
-        while (wanted := sieve.to_read(end)) is not None:
-            sieve.add(wanted[1], [wanted])
-        sieve.with_drop((), 10)  # it is refused each time
-    assert sieve.read_to == 16
-
-
-def test_what_is_not_kept_is_forgotten_once_it_is_settled() -> None:
-    state, step = WorkState(1, 0), 10_000
-    sieve = Sieve(state, "n > 0")
-    for end in range(step, 100 * step, step):
-        sieve.add(end, [(o, o + 1) for o in range(end - step, end, 100)])
-        state.apply(Drop(((0, end),), Reason.PURGED), LeaseId(1, end, 0), end)
-    assert len(sieve._unfit._chunks) <= 10
 
 
 def test_what_one_entry_drops_is_bounded_and_what_was_not_written_is_dropped_again() -> None:

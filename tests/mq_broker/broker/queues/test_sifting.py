@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.queues import sifting
-from mq_broker.broker.queues.lending import LOOKED_AT_MAX, Ready, Wish
+from mq_broker.broker.queues.lending import Ready, Wish
 from mq_broker.broker.queues.sifting import FILTERS_MAX, IDLE_MS, ByLevelAndFilter, Mask, Sifted, Unordered
 from mq_broker.core.messages import Published
 from mq_broker.core.work.ranges import joined
-from mq_broker.core.work.settling import Failed, Release
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Reason, Reject, Reset, Return
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.errors import InvalidSetting
-from mq_protocol.queue_settings import Order, Priority
+from mq_protocol.queue_settings import Priority
 from tests.mq_broker.broker.queues.partitions import Group as Unfiltered
-from tests.mq_broker.broker.queues.partitions import lease_of, offsets, rounds, scenario
+from tests.mq_broker.broker.queues.partitions import offsets, rounds, scenario
 
 KEEPS: dict[str, Callable[[int], bool]] = {
     "even": lambda o: o % 2 == 0,
@@ -75,55 +73,6 @@ async def test_an_unlucky_filter_keeps_nobody_waiting_and_is_told_that_there_is_
 
 
 @scenario
-async def test_what_comes_back_goes_to_whom_it_matches() -> None:
-    group = Group(10)
-    one = group.ask("a", 100)
-    await rounds()
-    waiting = group.ask("b", 100, filter_text="third")
-    await rounds()
-    assert not waiting.answered.done()
-    group.outcome(Release(), "a", one.answered.result().lease, (0, 10))
-    await rounds()
-    assert offsets(waiting) == [(0, 1), (3, 4), (6, 7), (9, 10)]
-
-
-@scenario
-async def test_a_record_that_waits_for_its_time_is_lent_to_a_member_with_a_filter_then() -> None:
-    group = Group(10)
-    one = group.ask("a", 100, filter_text="even")
-    await rounds()
-    group.outcome(Failed(delay_us=1_000_000), "a", one.answered.result().lease, (0, 10))
-    again = group.ask("a", 100, filter_text="even")
-    await rounds()
-    assert not again.answered.done()
-    group.pass_ms(1_001)
-    group.gathering.wake()
-    await rounds()
-    assert len(offsets(again)) == 5
-
-
-@scenario
-async def test_a_filter_of_a_member_needs_a_group_without_order() -> None:
-    for order in (Order.KEY, Order.ALL):
-        group = Group(10, order=order)
-        asking = group.ask("a", filter_text="even")
-        await rounds()
-        with pytest.raises(InvalidSetting, match="order=none"):
-            asking.answered.result()
-
-
-@scenario
-async def test_who_is_refused_its_filter_is_lent_nothing() -> None:
-    group = Group(10, order=Order.ALL)
-    refused = group.ask("a", 5, filter_text="even")
-    await rounds()
-    assert isinstance(refused.answered.exception(), InvalidSetting)
-    other = group.ask("b", 5)
-    await rounds()
-    assert (group.leased(), offsets(other)) == ({"b": ((0, 5),)}, [(0, 5)])
-
-
-@scenario
 async def test_members_whose_filters_overlap_all_get_on() -> None:
     group = Group(2_000)
     lent = dict.fromkeys(("even", "third", "all", ""), 0)
@@ -155,7 +104,6 @@ def test_only_so_many_different_filters_are_in_use_and_idle_ones_make_room() -> 
     assert list(ready.use({"one more"}, 1_000 + IDLE_MS - 1)) == ["one more"]
     assert not ready.use({"one more"}, 1_000 + IDLE_MS)
     assert ready.of("one more") is not ready
-    assert len(ready._sifted) == FILTERS_MAX
 
 
 def test_a_filter_that_is_in_use_makes_no_room() -> None:
@@ -166,45 +114,6 @@ def test_a_filter_that_is_in_use_makes_no_room() -> None:
     assert list(ready.use(["one more", *texts], IDLE_MS)) == ["one more"], "all of them are asked with now"
     assert list(ready.use(["one more"], 2 * IDLE_MS - 1)) == ["one more"], "they were, not long ago"
     assert [ready.of(text) for text in texts] == views
-
-
-@scenario
-async def test_a_delivery_limit_that_is_raised_holds_for_members_with_filters() -> None:
-    group = Group(4, delivery_limit=1, dead_letter="t.dead", retry_ms=0)
-    lease = await lease_of(group, "a", 10, filter_text="even")
-    await group.outcome(Failed(), "a", lease, (0, 1), (2, 3)).answered
-    asking = group.ask("a", 10, filter_text="even")
-    await rounds()
-    assert not asking.answered.done()
-    group.declare(delivery_limit=5)
-    await rounds()
-    assert offsets(asking) == [(0, 1), (2, 3)]
-
-
-def test_what_a_filter_does_not_keep_is_forgotten_once_it_is_settled() -> None:
-    state, step = WorkState(1, 0), 10_000
-    mask = Mask(state, "none")
-    for end in range(step, 100 * step, step):
-        mask.add(end, [(o, o + 1) for o in range(end - step, end, 100)])
-        state.apply(Drop(((0, end),), Reason.PURGED), LeaseId(1, end, 0), end)
-    assert len(mask._unfit._chunks) <= 10
-
-
-def test_one_turn_looks_at_so_many_records_at_most_and_goes_on_from_there() -> None:
-    state, end = WorkState(1, 0), 100_000
-    state.apply(Drop(tuple((o, o + 1) for o in range(0, end, 2)), Reason.PURGED), LeaseId(1, 1, 0), end)
-    ready = Unordered(state, 10)
-    ready.use({"even"}, 0)
-    of = ready.of("even")
-    assert isinstance(of, Sifted)
-    of.mask.add(end, [(o, o + 1) for o in range(1, end, 2)])
-    turns, at_most = 0, (LOOKED_AT_MAX // sifting.LOOKED_EACH + 1) * sifting.RECORDS_AT_ONCE
-    while of.choose(wish(), 0, end, lambda _, until, __: (until, 0)).unfinished:
-        turns += 1
-        assert of._fresh <= turns * at_most
-    assert turns >= end // at_most
-    assert of._fresh == end
-    assert of.choose(wish(), 0, end, lambda _, until, __: (until, 0)).looked == 0  # each is looked at once
 
 
 @scenario
@@ -233,22 +142,6 @@ def test_a_filter_is_compared_with_so_many_unsettled_records_at_most() -> None:
     while (wanted := mask.to_read(end)) is not None:
         mask.add(wanted[1], [])
     assert mask.read_to == sifting.READ_AHEAD
-
-
-def test_a_filter_that_has_not_heard_of_too_much_that_came_back_begins_anew() -> None:
-    state, end = WorkState(1, 0), 10
-    ready = Unordered(state, 0)
-    ready.use({"even"}, 0)
-    read(ready, end)
-    of = ready.of("even")
-    assert choose(of, end) == [0, 2, 4, 6, 8]
-    state.apply(Lease(((0, 10),), "a"), LeaseId(1, 1, 0), end)
-    state.apply(Return(((0, 10),)), LeaseId(1, 2, 0), end)
-    for _ in range(5):
-        ready.written([Return(((0, 1),) * 8_000)], 0)
-    assert len(ready._came_back) <= sifting.CAME_BACK_MAX
-    ready.written([Return(((0, 10),))], 0)
-    assert choose(of, end) == [0, 2, 4, 6, 8]
 
 
 def test_members_with_filters_are_lent_records_of_any_priority_and_others_miss_none() -> None:

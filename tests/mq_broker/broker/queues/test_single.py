@@ -54,14 +54,6 @@ def test_nothing_more_is_chosen_before_what_was_chosen_is_written_or_put_back() 
     assert turns.choose("a").ranges == ((5, 10),)
 
 
-def test_a_question_whether_something_is_ready_keeps_nobody_else_from_it() -> None:
-    turns = Turns()
-    wish = Wish(5, 0, True, "a")
-    for _ in range(2):
-        assert turns.single.is_ready(wish, 0, END)
-    assert turns.choose("a").runs
-
-
 @pytest.mark.parametrize(
     "step", [Accept(((0, 5),)), Return(((0, 5),)), Return(((0, 5),), True, 0, "no")], ids=["ack", "release", "fail"]
 )
@@ -84,15 +76,6 @@ def test_a_member_stays_for_so_long_after_it_was_heard_of_last_unless_another_ma
     assert not turns.tried("b", 3_500 + STAYS_MS - 1), "a has asked since"
     turns.write(Lease(((0, 9) if isinstance(step, Return) else (5, 9),), "b"), 5_000)
     assert not turns.tried("a", 5_001)
-
-
-def test_a_member_that_settles_by_being_lent_waits_for_its_own_records() -> None:
-    turns = Turns()
-    turns.write(Lease(((0, 5),), "a"))
-    wish = Wish(5, 0, True, "a", settled=True)
-    assert not turns.single.choose(wish, 0, END, lambda _, end, __: (end, 0)).runs
-    turns.write(Accept(((0, 5),)))
-    assert turns.single.choose(wish, 0, END, lambda _, end, __: (end, 0)).ranges == ((5, 10),)
 
 
 def test_a_record_that_waits_or_is_doomed_holds_up_all_that_follows_and_is_named() -> None:
@@ -130,14 +113,6 @@ def test_a_record_whose_next_failure_is_its_last_is_lent_alone_once_it_is_due() 
     turns.write(Return(((0, 1),), True, 0, "no"))
     assert not turns.single.waits_alone(50), "it is doomed"
     assert turns.single.blocked_by(50) == 0
-
-
-def test_a_record_is_lent_alone_only_before_all_others() -> None:
-    turns = Turns(limit=2)
-    turns.write(Lease(((0, 3),), "a"))
-    turns.write(Return(((0, 2),)))
-    turns.write(Return(((2, 3),), True, 0, "no"))
-    assert turns.choose("a").ranges == ((0, 2),)
 
 
 # ---------------------------------------------------------------- how many keys are known

@@ -15,7 +15,6 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.stuck import STUCK_MS, Stuck
 from mq_broker.coordination.interface import QueueSpec
-from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Lease
 from mq_broker.measured import ALARMS
 from tests.mq_broker.broker.queues.test_describing import TOPIC, World, run
@@ -93,28 +92,5 @@ def test_a_pause_and_an_order_that_waits_for_a_lease_are_no_alarm(tmp_path: Path
         seen.world.broker.follow_topics({"id": Topic.of(replace(TOPIC.spec, queues=queues))})
         await asyncio.sleep(0)
         assert [seen.later(STUCK_MS) for _ in range(3)] == [""] * 3
-
-    watched(tmp_path, scenario)
-
-
-@pytest.mark.parametrize(("bound", "reached", "says"), [("outbox_full", True, "decisions"), ("fresh_room", 0, "runs")])
-def test_a_bound_that_stays_reached_is_an_alarm_although_nobody_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, reached: object, says: str
-) -> None:
-    async def scenario(seen: Watched) -> None:
-        seen.asks = False
-        monkeypatch.setattr(WorkState, bound, lambda _self: reached)
-        seen.later(0)
-        assert says in seen.later(STUCK_MS)
-
-    watched(tmp_path, scenario)
-
-
-def test_what_is_led_elsewhere_now_is_forgotten(tmp_path: Path) -> None:
-    async def scenario(seen: Watched) -> None:
-        seen.later(0)
-        assert seen.later(STUCK_MS) != ""
-        await seen.world.partition.hand_over(seen.world.broker.now_ms())
-        assert seen.later(1) == ""
 
     watched(tmp_path, scenario)

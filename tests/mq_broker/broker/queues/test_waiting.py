@@ -8,7 +8,7 @@ import pytest
 
 from mq_broker.broker.queues import waiting
 from mq_broker.broker.queues.requests import Asking
-from mq_broker.broker.queues.waiting import BETWEEN_MS, BROKEN_OFF_MS, PRESENT_MS_MIN
+from mq_broker.broker.queues.waiting import BETWEEN_MS, BROKEN_OFF_MS
 from mq_broker.core.work.settling import Ack, Failed
 from mq_protocol.queue_settings import Order
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
@@ -178,23 +178,6 @@ async def test_one_whose_request_is_broken_off_is_waited_for_a_moment() -> None:
 
 
 @scenario
-async def test_the_leader_looks_again_by_itself_after_a_request_that_was_broken_off() -> None:
-    group = Group(0)
-    high, low = watch(group, "high", 1), group.ask("low", 10)
-    await rounds()
-    group.led.append(5)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "BROKEN_OFF_MS", 30)
-        group.gathering.leave(high)
-        await rounds()
-    assert not low.answered.done()
-    group.ms += 30  # nobody wakes it
-    async with asyncio.timeout(5):
-        await low.answered
-    assert offsets(low) == [(0, 5)]
-
-
-@scenario
 async def test_who_leaves_is_not_waited_for() -> None:
     group = Group(10)
     await group.ask("high", 2, priority=1).answered
@@ -204,30 +187,6 @@ async def test_who_leaves_is_not_waited_for() -> None:
     group.gathering.hurry(group.ask("high", 0, priority=1, leaving=True))
     await rounds()
     assert offsets(low) == [(2, 10)]
-
-
-@scenario
-async def test_between_three_priorities_the_highest_that_is_there_counts() -> None:
-    group = Group(10)
-    asking = {priority: group.ask(f"m{priority}", 2, priority=priority) for priority in (0, 5, 9)}
-    await rounds()
-    assert [priority for priority, each in asking.items() if each.answered.done()] == [9]
-    group.pass_ms(PRESENT_MS_MIN + 30_000)
-    group.gathering.wake()
-    await rounds()
-    assert [priority for priority, each in asking.items() if each.answered.done()] == [5, 9]
-
-
-@scenario
-async def test_with_spill_a_setting_that_changes_counts_at_once() -> None:
-    group = Group(10)
-    await group.ask("high", 2, priority=1).answered
-    low = group.ask("low", 3)
-    await rounds()
-    assert not low.answered.done()
-    group.declare(spill=True)
-    await rounds()
-    assert offsets(low) == [(2, 5)]
 
 
 @scenario
@@ -244,19 +203,3 @@ async def test_a_single_active_consumer_of_a_lower_priority_is_relieved() -> Non
     group.gathering.wake()
     await rounds()
     assert (offsets(high), again.answered.done()) == ([(2, 7)], False)
-
-
-@scenario
-async def test_no_more_members_are_known_than_may_be() -> None:
-    group = Group(0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(waiting, "KNOWN_MAX", 5)
-        for number in range(20):
-            group.gathering.leave(group.ask(f"m{number}", 1, priority=1))
-        await rounds()
-    assert len(group.gathering._asking._known) == 5
-    group.pass_ms(60_000)
-    group.gathering.wake()
-    group.ask("low", 1)
-    await rounds()
-    assert not group.gathering._asking._known

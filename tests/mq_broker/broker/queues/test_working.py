@@ -11,11 +11,10 @@ import pytest
 
 from mq_broker.broker.queues import working as working_module
 from mq_broker.broker.queues.declared import Queue
-from mq_broker.broker.queues.gathering import Gathering
 from mq_broker.broker.queues.requests import Asking, Lent
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
-from mq_broker.core.work.steps import Begin, Drop, Lease, OutputLine, Reason, Send
+from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
 from mq_protocol.queue_settings import Overflow, QueueSettings
 from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
@@ -121,39 +120,6 @@ async def test_leases_of_a_former_leader_run_out_though_nobody_asks_anything() -
         while world.led.state.leases:  # noqa: ASYNC110 - the broker's own timer has to come
             await asyncio.sleep(0.01)
     assert world.led.state.totals.returned == 4
-
-
-@scenario
-async def test_a_loop_that_stood_still_runs_out_no_lease() -> None:
-    world = World(10)
-    await world.asks("a")
-    assert world.working._beat is not None
-    world.working._beat.cancel()
-    world.working._beat_at -= 60.0
-    world.ms += 60_000
-    world.working._on_beat()
-    await rounds()
-    assert len(world.led.state.leases) == 1
-
-
-@scenario
-async def test_a_loop_that_stood_still_runs_out_no_lease_though_members_come_first() -> None:
-    world = World(10)
-    await world.asks("a")
-    world.working._beat_at -= 60.0
-    world.ms += 60_000
-    await world.asks("b")  # is heard before the clocks are looked at
-    assert {held.member for held in world.led.state.leases.values()} == {"a", "b"}
-    assert world.led.state.totals.charged == 0
-
-
-@scenario
-async def test_without_a_lease_no_timer_runs() -> None:
-    world = World()
-    waiting = world.asks("a")
-    await rounds()
-    assert world.working._beat is None
-    waiting.cancel()
 
 
 @scenario
@@ -274,24 +240,6 @@ async def test_what_a_former_leader_has_decided_is_published_by_the_next_though_
     became_leader(world.led)
     await rounds()
     assert looked
-    world = World(10)
-    [became_leader] = world.roles
-    became_leader(world.led)
-    await rounds()
-    assert not world.working._groups[world.led].groups, "a group that has nothing costs nothing"
-
-
-@scenario
-async def test_who_is_refused_the_next_lease_alone_is_told_what_became_of_its_outcomes() -> None:
-    world = World(10)
-    lent = await world.asks("a")
-    until = asyncio.get_running_loop().time() + 10
-    ack = Settle(lent.lease, "a", ((0, 1),), Ack())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Gathering, "ask", lambda _, asking: asking.refuse(Overloaded("no room")))
-        asking = Asking("a", b"", 1)
-        told = await world.working.settled_and_lent(world.led, "g", [ack], asking, until)
-        assert told == ([Answer()], Lent(ready=True)), "it asks again, and hears why not"
 
 
 @scenario
@@ -307,20 +255,3 @@ async def test_who_settles_and_asks_is_refused_both_with_one_error_and_nothing_o
     world.led.lose(OutcomeUnknown("deposed"))
     with pytest.raises(NotLeader):
         await world.working.settled_and_lent(world.led, "g", [ack], Asking("a", b"", 1), now + 10)
-
-
-@scenario
-async def test_what_expires_by_itself_goes_in_a_group_that_nobody_ever_asked_for_records() -> None:
-    world = World(2)
-    [role_changed] = world.roles
-    role_changed(world.led)
-    await rounds()
-    assert not world.working._groups[world.led].groups, "nothing is kept for it yet"
-    world.led.append(3, at_us=1, ttl_ms=1)
-    await rounds()
-    assert [(type(step), step.ranges) for work in world.led.proposed for step in work.steps] == []
-    world.now_us = 1_001
-    world.ms += 1_000
-    world.working._on_beat()
-    await rounds()
-    assert [(type(step), step.ranges) for work in world.led.proposed for step in work.steps] == [(Drop, ((2, 5),))]
