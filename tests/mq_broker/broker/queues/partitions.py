@@ -40,7 +40,7 @@ class Led:
 
     def __init__(self, records: int = 0) -> None:
         self.name, self.number = "t-0", 0
-        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t"))
+        self.topic = SimpleNamespace(spec=SimpleNamespace(name="t", topic_id="id"))
         self.machine = PartitionMachine(WindowBounds(1_000, None))
         self.replica = SimpleNamespace(leader_epoch=EPOCH, machine=self.machine, trimming=False)
         self.index = OffsetIndex()

@@ -1,0 +1,139 @@
+"""A stream of sessions of a queue group without a broker: what is heard of a client that does not read, and how much it
+is told at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mq_broker.broker.queues import sessions as sessions_module
+from mq_broker.broker.queues.asked import Asked
+from mq_broker.broker.queues.declared import Queue
+from mq_broker.broker.queues.sessions import ANSWER_BYTES, Sessions
+from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.memory import COPIES_SENT, Held
+from mq_broker.core.work.steps import Begin
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import StorageFailed
+from mq_protocol.queue_settings import QueueSettings
+from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
+
+NOBODYS = pb.LeaseId(leader_epoch=1, entry=1)
+
+
+class World:
+    """A leader of ten records with the queue group `g`, of which each message to the client waits until it `reads`.
+    `heard`: requests that were taken from the client; `sent`: what it was told, and `counted`: what was counted of the
+    memory then."""
+
+    def __init__(self) -> None:
+        self.led: Any = Led(10)
+        self.led.apply("g", 1, Begin(0))
+        self.led.read = self._unreadable
+        self.held = Held(1 << 30)
+        queue = Queue("g", 1, 0, QueueSettings())
+        shell: Any = SimpleNamespace(on_role=[], now_ms=lambda: 1_000_000, leader=lambda *_: self.led)
+        declared: Any = SimpleNamespace(find=lambda *_: queue, get=lambda *_: queue)
+        topics: Any = SimpleNamespace(get=self._get)
+        working = Working(shell, declared, lambda: 1)
+        self.sessions = Sessions(Asked(shell, topics, declared), working, self.held)
+        self.reads, self.goes = asyncio.Event(), asyncio.Event()
+        self.heard = 0
+        self.sent: list[Envelope[pb.WorkHeader]] = []
+        self.counted: list[int] = []
+
+    @staticmethod
+    def _unreadable(*_: object) -> None:
+        raise StorageFailed("rows are fetched by the member")
+
+    async def _get(self, _name: str) -> Any:
+        return self.led.topic
+
+    def says(self, *sessions: pb.SessionRequest) -> asyncio.Task[None]:
+        """Each in a message of its own; then the client says nothing until it `goes`."""
+        return asyncio.create_task(self.sessions.work(self._requests(sessions), self._send))
+
+    async def _requests(self, sessions: Iterable[pb.SessionRequest]) -> AsyncIterator[pb.WorkRequest]:
+        for said in sessions:
+            self.heard += 1
+            yield pb.WorkRequest(sessions=[said])
+        await self.goes.wait()
+
+    async def _send(self, message: Envelope[pb.WorkHeader]) -> None:
+        await self.reads.wait()
+        self.sent.append(message)
+        self.counted.append(self.held.bytes)
+
+    @property
+    def told(self) -> list[pb.SessionResponse]:
+        return [said for message in self.sent for said in message.header.sessions]
+
+
+def opened(member: str, records: int = 0) -> pb.SessionRequest:
+    first = pb.WorkOpen(topic="t", group="g", member=member, member_key=b"k" * 16)
+    return pb.SessionRequest(session=1, open=first, credit=pb.WorkCredit(records=records))
+
+
+async def passed() -> None:
+    for _ in range(10):
+        await rounds()
+
+
+@scenario
+async def test_of_a_client_that_does_not_read_no_more_is_heard_until_it_does() -> None:
+    """It says more and more, of which each word has an answer; what it says waits then, in TCP."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions_module, "UNTOLD_MAX", 100)
+        world = World()
+        extend = [pb.SettleOne(ranges=[offset, 1], outcome=pb.OUTCOME_EXTEND) for offset in range(10)] * 4
+        stream = world.says(opened("a"), *[pb.SessionRequest(session=1, settles=extend)] * 50)
+        await passed()
+        assert world.heard < 10
+        world.reads.set()
+        await passed()
+        assert sum(len(said.answers) for said in world.told) == 50 * len(extend)
+        world.goes.set()
+        await stream
+
+
+@scenario
+async def test_answers_do_not_all_go_into_one_message_and_each_message_is_counted_until_it_is_sent() -> None:
+    """An answer takes the time of some hundred bytes, and others wait meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions_module, "FETCH_CHUNK_BYTES", 10 * ANSWER_BYTES)
+        world = World()
+        world.reads.set()
+        many = pb.SessionRequest(session=1, settles=[pb.SettleOne(lease=NOBODYS)] * 100)
+        stream = world.says(opened("a"), many)
+        await passed()
+        answers = [sum(len(said.answers) for said in message.header.sessions) for message in world.sent]
+        assert (sum(answers), max(answers) <= 10) == (100, True)
+        sizes = [sum(map(len, message.parts)) + message.header.ByteSize() for message in world.sent]
+        assert world.counted == [COPIES_SENT * size for size in sizes]
+        assert world.held.bytes == 0
+        world.goes.set()
+        await stream
+
+
+@scenario
+async def test_the_number_of_a_session_that_was_closed_may_be_given_to_the_next_one() -> None:
+    """What the former was still to be told is not told, and the end of it is not the end of the next one."""
+    world = World()
+    recall = pb.SessionRequest(session=1, credit=pb.WorkCredit(recall=True))
+    close = pb.SessionRequest(session=1, close=True)
+    stream = world.says(opened("a", 3), recall, close, opened("b", 2))
+    await passed()
+    world.reads.set()
+    await passed()
+    leases = [list(said.lease.ranges) for said in world.told if said.HasField("lease")]
+    assert leases[-1][1::2] == [2]
+    assert sum(said.HasField("credit") for said in world.told) == 0
+    assert world.led.state.leased == 2
+    assert not any(said.HasField("error") for said in world.told)
+    world.goes.set()
+    await stream
