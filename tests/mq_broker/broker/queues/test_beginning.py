@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ from mq_protocol.errors import (
 from tests.mq_broker.broker.host.test_shell import HERE, leading, shell, until
 
 
+class Other(SimpleNamespace):
+    """A partition that is none of the broker's."""
+
+    __hash__ = object.__hash__
+
+
 class World:
     """A broker that leads one partition. `stored`: the topic as the coordination service has it, which was
     `asked` for so often."""
@@ -42,11 +49,14 @@ class World:
         self.stored = HERE
         self.reachable = True
         self.asked = 0
+        self.unanswered: Any = None
         self.declared = Declared(broker)
         self.beginning = Beginning(broker, topics, self.declared, Working(broker, self.declared, lambda: 0))
 
-    async def renewed(self, _topic: Topic) -> Topic:
+    async def renewed(self, topic: Topic) -> Topic:
         self.asked += 1
+        if topic is self.unanswered:
+            await asyncio.Event().wait()
         if not self.reachable:
             raise CoordinationUnavailable("not now")
         return self.stored
@@ -152,6 +162,20 @@ def test_what_is_refused_for_now_is_tried_again(tmp_path: Path, monkeypatch: pyt
         world.store(g=QueueSpec(3))
         await until(lambda: world.lives() == {"g": 3})
         assert refusals == []
+
+    run(tmp_path, scenario)
+
+
+def test_a_partition_that_is_held_up_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.unanswered = SimpleNamespace(spec=SimpleNamespace(topic_id="other", queues={}))
+        machine = SimpleNamespace(work={"former": SimpleNamespace(life=1)})
+        replica = SimpleNamespace(leading=True, machine=machine)
+        held_up = Other(name="held up", closed=False, serving=True, topic=topic, replica=replica)
+        monkeypatch.setattr(world.broker, "partitions_of", lambda _: [held_up, world.partition])
+        world.store(g=QueueSpec(3))
+        await until(lambda: world.lives() == {"g": 3})
+        assert world.asked == 1
 
     run(tmp_path, scenario)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mq_broker.broker.queues import clocks as clocks_module
 from mq_broker.broker.queues import members as members_module
 from mq_broker.broker.queues.clocks import Clocks
 from mq_broker.broker.queues.holdings import Holdings
@@ -11,19 +12,24 @@ from mq_broker.broker.queues.members import Members, first_unsettled
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Lease, LeaseId, Return
 
-ONE, TWO = LeaseId(1, 1, 0), LeaseId(1, 2, 0)
 LEASE_MS = 6_400
 """Its deadlines are rounded up to a tenth of a second."""
 
 
-def started(now_ms: int = 0, lease_ms: int = LEASE_MS) -> Clocks:
+def test_leases_that_ended_are_forgotten_once_they_are_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clocks_module, "_PRUNE_ABOVE", 2)
     clocks = Clocks()
-    clocks.start(ONE, [(0, 5)], lease_ms, now_ms)
-    return clocks
-
-
-def out(clocks: Clocks, now_ms: int, most: int = 10) -> list[tuple[LeaseId, list[tuple[int, int]]]]:
-    return [(lease, list(ranges)) for lease, ranges in clocks.expired(now_ms, most)]
+    leases = [LeaseId(1, entry, 0) for entry in range(5)]
+    for lease in leases[:4]:
+        clocks.start(lease, [(0, 1)], LEASE_MS, 0)
+    clocks.prune(leases[:1])
+    assert len(clocks) == 4, "as many as that may be kept"
+    clocks.start(leases[4], [(0, 1)], LEASE_MS, 3_000)
+    assert len(clocks.expired(6_400, 10)) == 4
+    clocks.prune([leases[1], leases[4]])
+    assert len(clocks) == 5, "the more leases there are, the more may be kept"
+    clocks.prune(leases[4:])
+    assert (len(clocks), clocks.due(9_399), clocks.expired(9_400, 10)) == (1, False, [(leases[4], [(0, 1)])])
 
 
 # ---------------------------------------------------------------- whose leases they are

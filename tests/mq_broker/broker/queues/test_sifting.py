@@ -216,3 +216,18 @@ def test_any_steps_are_lent_as_a_look_at_every_record_says(seed: int) -> None:
         ready.written(steps, 0)
         if ready.overgrown():
             ready.begin()
+
+
+def test_a_filter_that_has_not_heard_of_too_much_that_came_back_begins_anew() -> None:
+    state, end = WorkState(1, 0), 10
+    ready = Unordered(state, 0)
+    ready.use({"even"}, 0)
+    read(ready, end)
+    of = ready.of("even")
+    assert choose(of, end) == [0, 2, 4, 6, 8]
+    state.apply(Lease(((0, 10),), "a"), LeaseId(1, 1, 0), end)
+    state.apply(Return(((0, 10),)), LeaseId(1, 2, 0), end)
+    for _ in range(5):
+        ready.written([Return(((0, 1),) * 8_000)], 0)
+    ready.written([Return(((0, 10),))], 0)
+    assert choose(of, end) == [0, 2, 4, 6, 8]
