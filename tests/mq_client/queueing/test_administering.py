@@ -197,20 +197,6 @@ def test_the_first_records_in_a_state_are_read_by_partition_and_offset(
     assert {partition for partition, _, _ in stored.asked} == {0}, "no more is read than is wanted"
 
 
-def test_ready_records_are_taken_from_one_partition_after_another(scripted: Scripted, stored: type[Stored]) -> None:
-    requests = answers(
-        scripted, "Lease", pb.LeaseResponse(ranges=[3, 2]), pb.LeaseResponse(ranges=[0, 1]), pb.LeaseResponse()
-    )
-    assert Administrator(scripted).pop_queue("t", "g", 3) == [(0, 3), (0, 4), (1, 0)]
-    assert [(request.partition, request.records_max, request.accept) for request in requests] == [
-        (0, 3, True),
-        (1, 1, True),
-    ]
-    requests = answers(scripted, "Lease", pb.LeaseResponse(ranges=[3, 2]))
-    assert len(Administrator(scripted).pop_queue("t", "g", 2)) == 2
-    assert len(requests) == 1, "who has enough asks nobody"
-
-
 # ---------------------------------------------------------------- refused before anybody is asked
 
 BAD = "no/name"

@@ -11,8 +11,6 @@ from mq_client.errors import (
     LeaseLost,
     NotEnoughReplicas,
     OutcomeUnknown,
-    Overloaded,
-    UnknownQueue,
     UnknownTopic,
 )
 from mq_client.queueing.planning import GATHER_S
@@ -63,6 +61,16 @@ def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_a
     played.take()
     played.keeper.settle_one(lease, 4, ACK)
     assert [saying.lines for saying in played.sayings()] == [[(A, [0, 5])]]
+
+
+def test_whoever_says_something_takes_a_turn_and_many_who_do_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(5)
+    played.rest()
+    for index in range(4):
+        played.keeper.settle(lease, places(index), ACK)
+    assert len(played.loop.due) == 1
+    assert played.one().lines == [(A, [0, 4])]
 
 
 def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_else(
@@ -329,31 +337,6 @@ def test_at_the_end_whoever_waits_is_told_and_requests_are_broken_off(monkeypatc
         assert isinstance(future.exception(0), OutcomeUnknown)
     assert (played.ended, played.keeper.closing, played.refreshes.stopped) == (True, True, True)
     assert played.keeper.error is None, "a queue that was closed has no error"
-
-
-def test_an_error_of_the_queue_opens_no_session_and_stops_none_of_its_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(3)
-    played.keeper.settle(lease, places(0), ACK)
-    played.one()
-    extension = played.keeper.extend(lease, places(1))
-    played.sayings()
-    played.refuse(UnknownQueue("deleted"))
-    with played.keeper.lock:
-        played.keeper.fail(UnknownTopic("deleted"))
-    played.clock.now = max(played.place.ask_after, played.clock.now + 1.0)
-    played.keeper.settle(lease, places(2), ACK)
-    asked = played.one_request()
-    assert asked.lines == [(E, [1, 1]), (A, [0, 1]), (A, [2, 1])]
-    asked.heard(Overloaded("busy"))
-    played.rest()
-    played.clock.now = max(played.place.extend_after, played.place.settle_after)
-    again = played.one_request()
-    assert again.lines == asked.lines
-    again.done()
-    played.rest()
-    assert extension.result(0) is None
-    assert played.keeper.holdings.settling == 0
 
 
 def test_who_closes_a_queue_with_records_in_hand_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:

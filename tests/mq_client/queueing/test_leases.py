@@ -11,13 +11,6 @@ def lease(*ranges: tuple[int, int]) -> HeldLease:
     return HeldLease(0, LeaseId(1, 2, 0), ranges, [1 + at for at in range(len(ranges))], [0] * len(ranges), 30.0, 100.0)
 
 
-def test_records_know_how_often_they_were_lent() -> None:
-    held = lease((3, 5), (9, 10))
-    assert held.offsets.tolist() == [3, 4, 9]
-    assert held.deliveries.tolist() == [1, 1, 2]
-    assert held.open == 3
-
-
 def test_a_record_that_is_handed_out_is_extended_once_more_and_then_its_time_runs() -> None:
     held = lease((0, 3))
     assert held.extend_at == 110.0

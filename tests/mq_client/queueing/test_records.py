@@ -12,7 +12,7 @@ import pytest
 
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, LeaseLost, TritonMQError
-from mq_client.queueing.leases import DONE, LOST
+from mq_client.queueing.leases import LOST
 from mq_client.queueing.records import DELAY_MS_MAX, LeasedBatch, LeasedRecord, checked_delay
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.manifest import StagedPart
@@ -158,24 +158,6 @@ def test_rows_know_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None
     assert lent.told() == [(A, [3, 1], "", None)]
     with pytest.raises(InvalidRequest, match="settle the record itself"):
         lent.record()._replace(value=b"copy").ack()
-
-
-def test_rows_that_are_done_are_not_spoken_of_again_and_of_lost_ones_the_future_tells(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    lent = Lent(monkeypatch)
-    with lent.played.keeper.lock:
-        lent.played.keeper.drop(lent.held, places(0), DONE)
-        lent.played.keeper.drop(lent.held, places(1), LOST)
-    batch = lent.batch()
-    batch.extend()
-    assert lent.told() == [(pb.OUTCOME_EXTEND, [2, 3], "", None)]
-    future = batch.ack()
-    assert lent.told() == [(A, [2, 3], "", None)]
-    for told in (future.result, batch.extend, batch.ack):
-        with pytest.raises(LeaseLost, match="offset 1"):
-            told()
-    assert lent.batch(0, 2, 3).extend().result(0) is None, "none is left"
 
 
 # ---------------------------------------------------------------- blocks

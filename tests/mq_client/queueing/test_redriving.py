@@ -84,18 +84,6 @@ def test_letters_go_by_topic_and_partition_and_those_with_a_key_by_their_key() -
     assert (first.rows.tolist(), second.rows.tolist(), second.table.num_rows) == ([1], [2], 1)
 
 
-def test_rows_go_back_without_the_column_that_says_why(admin: Admin, bootstrap: str, topic: str) -> None:
-    admin.create_topic(topic, partitions=2, schema="n long")
-    with Producer(bootstrap) as producer:
-        for number in (0, 1):
-            producer.publish_batch(topic, pa.table({"n": [number] * 3}), partition=number).result(30)
-    reject_all(bootstrap, admin, topic, 6)
-    assert admin.redrive_topic(f"{topic}.dead").sent == {topic: 6}
-    wait_until(lambda: len(read(admin, topic)) == 12, "all that came back")
-    found = peek(admin._connection, topic, {}, 100, WAIT_MS)
-    assert sorted((record.value["n"], record.partition) for record in found) == [(0, 0)] * 6 + [(1, 1)] * 6
-
-
 def test_another_group_is_to_be_declared_and_what_others_have_settled_is_told(
     admin: Admin, bootstrap: str, topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -124,23 +112,6 @@ def test_another_group_is_to_be_declared_and_what_others_have_settled_is_told(
     assert admin.redrive_topic(dead, group="again", declare=True).sent == {topic: 4}
 
 
-def test_letters_that_come_while_it_runs_are_let_alone(admin: Admin, bootstrap: str, topic: str) -> None:
-    """A record that fails again at once would be sent for ever."""
-    dead = f"{topic}.dead"
-    admin.create_topic(topic)
-    admin.create_topic(dead)
-    with Producer(bootstrap) as producer:
-        for number in range(3):
-            producer.publish(dead, str(number), headers={HEADERS["topic"]: topic.encode()}).result(30)
-
-        def on_sent(_: int) -> None:
-            producer.publish(dead, "later", headers={HEADERS["topic"]: topic.encode()}).result(30)
-
-        assert admin.redrive_topic(dead, rate=20, on_sent=on_sent) == Redriven({topic: 3}, {})
-    assert admin.describe_queue(dead, "redrive").accepted == 3
-    assert admin.redrive_topic(dead).sent.keys() <= {topic}
-
-
 def test_what_is_no_dead_letter_topic_is_refused_before_anything_is_lent(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:
@@ -166,17 +137,3 @@ def test_what_is_no_dead_letter_topic_is_refused_before_anything_is_lent(
         with pytest.raises(InvalidRequest, match=next(iter(bad))):
             admin.redrive_topic(topic, **bad)  # type: ignore[arg-type]
     assert admin.list_queues(topic) == []
-
-
-def test_a_group_that_would_not_keep_what_cannot_be_sent_is_refused(admin: Admin, bootstrap: str, topic: str) -> None:
-    dead = f"{topic}.dead"
-    admin.create_topic(dead)
-    with Producer(bootstrap) as producer:
-        producer.publish(dead, "a", headers={HEADERS["topic"]: topic.encode()}).result(30)
-    admin.declare_queue(dead, "drops", dead_letter="drop")
-    with pytest.raises(InvalidRequest, match="set it to park"):
-        admin.redrive_topic(dead, group="drops")
-    admin.declare_queue(dead, "waits")
-    admin.pause_queue(dead, "waits")
-    with pytest.raises(InvalidRequest, match="is paused"):
-        admin.redrive_topic(dead, group="waits")

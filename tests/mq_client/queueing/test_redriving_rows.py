@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +13,8 @@ import pytest
 from mq_client.errors import InvalidRequest, LeaseLost, OutcomeUnknown, Overloaded, UnknownTopic
 from mq_client.producing.batches import records_to_batch
 from mq_client.queueing import redriving
-from mq_client.queueing.redriving import LATER_MS, Order, _check, _Redrive
+from mq_client.queueing.redriving import LATER_MS, Order, _Redrive
 from mq_protocol.dead_letters import HEADERS
-from mq_protocol.errors import RefusedError
 from tests.mq_client.cluster.scripted import Clock
 
 
@@ -196,26 +194,3 @@ def test_a_rate_is_kept_whatever_the_batches(monkeypatch: pytest.MonkeyPatch) ->
     assert run.clock.now == began + 5.0, "what was not sent in time is not made up for at once"
     run.take(Letters(("x", "a")))
     assert run.clock.now == pytest.approx(began + 5.1)
-
-
-def test_what_was_asked_for_is_checked() -> None:
-    def order(rate: float | None = None, limit: int | None = None, to: str | None = None) -> Order:
-        return Order("dead", to, "g", False, rate, limit, lambda _: None)
-
-    good: list[Callable[[], Order]] = [
-        lambda: order(rate=1e-3), lambda: order(rate=1_000_000), lambda: order(limit=1), lambda: order(to="other")
-    ]  # fmt: skip
-    bad: list[tuple[str, Callable[[], Order]]] = [
-        ("rate=0", lambda: order(rate=0)),
-        ("rate=-1", lambda: order(rate=-1)),
-        ("rate=nan", lambda: order(rate=float("nan"))),
-        ("rate=1000001", lambda: order(rate=1_000_001)),
-        ("limit=0", lambda: order(limit=0)),
-        ("to='dead' is the dead-letter topic itself", lambda: order(to="dead")),
-        ("no/name", lambda: order(to="no/name")),
-    ]
-    for make in good:
-        _check(make())
-    for words, make in bad:
-        with pytest.raises(RefusedError, match=words):
-            _check(make())

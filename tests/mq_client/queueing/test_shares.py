@@ -48,6 +48,18 @@ def test_bytes_that_lie_idle_with_others_are_taken_back_with_the_records() -> No
     assert of[1].out_bytes > 599 * 1_000
 
 
+def test_what_others_may_lend_and_have_not_keeps_nobody_waiting() -> None:
+    """Many records are worked on for long, and leaders that have none may lend one each: the rest of the credit is for
+    who has something, however little it is."""
+    small = Credit(20, 60 << 20)
+    shares, of = Shares(0), accounts(6)
+    for account in of[1:]:
+        account.give(1, SHARE_BYTES_MIN)
+    of[0].ready = True
+    shares.hand_out(of, small, Credit(10, 1_000), hungry=True)
+    assert of[0].out == 5
+
+
 def test_a_word_about_credit_that_was_taken_back_before_counts_for_nothing() -> None:
     account = Account(0)
     account.give(5, 100)

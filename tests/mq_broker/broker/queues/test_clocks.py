@@ -137,3 +137,15 @@ def test_the_processes_of_so_many_members_are_remembered_those_seen_last(monkeyp
     for member in ("a", "b", "a", "c"):
         members.seen(member, b"one")
     assert [members.is_another(member, b"two") for member in "abc"] == [True, False, True]
+
+
+def test_what_is_charged_of_members_is_forgotten_once_they_have_nothing_any_more() -> None:
+    known = state()
+    members = Members(known)
+    for entry in range(200):
+        lease = LeaseId(1, entry, 0)
+        known.apply(Lease(((2, 4),), f"gone-{entry}"), lease, 1_000)
+        members.lent(f"gone-{entry}", lease)
+        assert members.begun(f"gone-{entry}", [(2, 4)]) == [(2, 3)]
+        known.apply(Return(((2, 4),)), LeaseId(1, entry, 1), 1_000)
+    assert len(members._silent) <= 17

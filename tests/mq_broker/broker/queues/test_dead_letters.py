@@ -11,11 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker import server
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.queues import dead_letters
 from mq_broker.broker.queues.dead_letters import DeadLetters
-from mq_broker.broker.queues.leftovers import Leftovers
 from mq_broker.broker.queues.outbox import Outbox
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, encode_batch, schema_fingerprint
@@ -182,37 +180,6 @@ async def counted(broker: Broker, dead: int, outbox: int) -> bool:
     answer = await broker.ask("DescribeQueue", pb.DescribeQueueRequest(topic="t", group="g", partitions=[0]))
     [told] = answer.partitions
     return (told.dead, told.outbox) == (dead, outbox)
-
-
-async def sweep(sweeps: list[Leftovers]) -> None:
-    """Twice: nobody is asked about what is seen for the first time."""
-    for _ in range(2):
-        await sweeps[-1].sweep()
-
-
-async def stage(broker: Broker, key: pb.TransactionKey, run_id: str) -> None:
-    async with broker.producing() as stream:
-        fingerprint = schema_fingerprint(RECORD_SCHEMA)
-        of_run = pb.StageOf(key=key, batch_id=0, run_id=run_id)
-        await stream.send("dead", encode_batch(records(1)), 1, schema_fingerprint=fingerprint, stage=of_run)
-        assert not (await stream.result()).HasField("error")
-
-
-@pytest.fixture
-def sweeps(monkeypatch: pytest.MonkeyPatch) -> list[Leftovers]:
-    """Those of the brokers that the test starts; they sweep when the test says so."""
-    made: list[Leftovers] = []
-
-    class Noted(Leftovers):
-        def __init__(self, *parts: Any) -> None:
-            super().__init__(*parts)
-            made.append(self)
-
-        async def keep(self) -> None:
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr(server, "Leftovers", Noted)
-    return made
 
 
 def test_records_whose_letters_cannot_go_anywhere_wait_and_describe_says_why(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,10 @@ import pytest
 
 from mq_broker.broker.queues import declaring
 from mq_broker.broker.queues.declaring import with_queue, with_queue_settings, without_queue
-from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
-    IncompatibleVersion,
     InvalidRequest,
     InvalidSetting,
     TooManyGroups,
@@ -126,29 +123,6 @@ def test_what_cannot_be_declared_changes_nothing(
             with pytest.raises(error):
                 await alter(broker, **fields)
             assert await told(broker) == {}
-
-    asyncio.run(scenario())
-
-
-def test_a_cluster_of_the_last_release_has_no_queue_groups_before_its_level_is_raised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordination_file, "LEVEL", 1)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            with pytest.raises(IncompatibleVersion, match="tritonmq cluster upgrade"):
-                await alter(broker)
-            await broker.ask("Upgrade", pb.UpgradeRequest())
-            deadline = time.monotonic() + 10
-            while True:  # the broker learns of the level by a hint
-                try:
-                    assert (await alter(broker)).made
-                    break
-                except IncompatibleVersion:
-                    assert time.monotonic() < deadline
-                    await asyncio.sleep(0.02)
 
     asyncio.run(scenario())
 

@@ -10,7 +10,7 @@ from mq_broker.broker.queues import dropping
 from mq_broker.broker.queues.expiring import Expiring, Fate
 from mq_broker.core.messages import Published
 from mq_broker.core.work.settling import Failed, Release
-from mq_broker.core.work.state import WorkState
+from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import NotEnoughReplicas
@@ -124,33 +124,6 @@ async def test_a_ttl_that_changes_holds_at_once_for_what_is_there() -> None:
     assert not group.gathering.waits
 
 
-@pytest.mark.parametrize("order", [Order.KEY, Order.ALL])
-def test_in_an_order_nothing_is_lent_before_what_is_too_old_is_gone(order: Order) -> None:
-    @scenario
-    async def run() -> None:
-        group = group_of(20_000, 0, order=order)
-        group.key_of = lambda offset: offset % 2
-        asking = group.ask("a", 100)
-        group.gathering.hurry(asking)
-        await rounds()
-        assert offsets_of(asking) == [(5, 10)], "who does not wait is not told that there is nothing"
-        assert dropped(group) == 5
-        kinds = [[type(step).__name__ for step in work.steps] for work in group.led.proposed]
-        assert kinds == [["Drop"], ["Lease"]]
-
-    run()
-
-
-@scenario
-async def test_with_priorities_what_is_too_old_is_lent_of_no_level() -> None:
-    group = Group(0, ttl_ms=TTL_MS)
-    for age_ms, priority in ((20_000, 9), (20_000, 1), (0, 1), (0, 9)):
-        group.led.append(5, priority, group.us - age_ms * 1_000)
-    assert offsets_of(await lent(group, "a", 5)) == [(15, 20)]
-    assert offsets_of(await lent(group, "b", 5)) == [(10, 15)]
-    assert dropped(group) == 10
-
-
 @pytest.mark.parametrize(
     ("dead_letter", "expired", "step"),
     [
@@ -245,3 +218,16 @@ def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_seco
     assert [of.due(ms) for ms in (59_999, 60_000)] == [False, True]
     of.look(95_000_000 + 3_600_000_000 - 1_500_001, 60_000)
     assert [of.due(ms) for ms in (61_500, 61_501)] == [False, True], "not a moment too early"
+
+
+def test_what_was_handed_out_is_not_remembered_where_nothing_waits_for_it() -> None:
+    index = OffsetIndex()
+    index.append(Published(0, 5, 1, 0, 10, 10))
+    of = Expiring(WorkState(1, 0), index, TTL_MS, Fate.SENT, ordered=False)
+    of.look(20_000_000, 0)
+    assert of.sends
+    assert of.take(9, 10) == [(0, 5, NO_MARK)]
+    assert (of.sends, of._taken) == (False, [])
+    kept = Expiring(WorkState(1, 0), index, TTL_MS, Fate.DROPPED, ordered=False)
+    kept.look(20_000_000, 0)
+    assert (kept.sends, kept.take(9, 10)) == (False, [])

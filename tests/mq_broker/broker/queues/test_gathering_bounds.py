@@ -170,22 +170,6 @@ async def test_when_the_leadership_ends_everybody_is_told_but_who_waits_for_an_e
 
 
 @scenario
-async def test_a_withdrawn_settle_is_not_done() -> None:
-    group = Group(10)
-    lease = await lease_of(group, "a", 5)
-    group.led.keeps_up = False
-    group.ack("a", lease, (0, 1))
-    await rounds()
-    withdrawn, kept = group.ack("a", lease, (1, 2)), group.ack("a", lease, (2, 3))
-    group.gathering.withdraw(withdrawn)
-    group.led.keeps_up = True
-    group.led.commit()
-    await rounds()
-    assert kept.answered.result() == [Answer()]
-    assert list(group.state.settled.missing(0, 5)) == [(1, 2), (3, 5)]
-
-
-@scenario
 async def test_a_lease_is_as_long_as_its_member_asks_for_and_as_the_group_says_otherwise() -> None:
     group = Group(10, lease_ms=20_000)
     longer = await group.ask("a", 1, lease_ms=50_000).answered

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.queues import gathering as gathering_module
-from mq_broker.core.work.settling import Failed
 from mq_protocol.errors import NotEnoughReplicas
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
 
@@ -40,25 +38,6 @@ async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while()
         group.pass_ms(1)
         await rounds()
         assert len(tried) == 1
-
-
-@scenario
-async def test_doomed_records_whose_parking_was_refused_are_parked_later() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gathering_module, "AGAIN_S", 0.02)
-        group = Group(5, delivery_limit=1)
-        lease = await lease_of(group, "a", 2)
-        group.led.keeps_up = False
-        group.outcome(Failed("broken"), "a", lease, (0, 2))
-        await rounds()
-        group.led.refuses = NotEnoughReplicas("1 of 2")
-        group.led.commit()
-        await rounds()
-        assert not list(group.state.parked())
-        group.led.refuses, group.led.keeps_up = None, True
-        async with asyncio.timeout(5):
-            while not list(group.state.parked()):  # noqa: ASYNC110 - the group's own timer has to come
-                await asyncio.sleep(0.01)
 
 
 @scenario

@@ -199,14 +199,6 @@ def test_only_the_leader_of_partition_0_asks_and_the_others_say_what_they_know()
     assert world.proved == [Work("g", 1, ())], "it made sure that it leads"
 
 
-def test_a_leader_that_does_not_know_whether_it_leads_says_nothing() -> None:
-    world = watched(1)
-    world.wait(2 * MINUTE)
-    world.refuses = NotLeader("another broker leads")
-    with pytest.raises(NotLeader):
-        world.says()
-
-
 @pytest.mark.parametrize(
     "now",
     [

@@ -98,17 +98,6 @@ def test_so_many_batches_of_an_attempt_are_asked_about_at_once_and_the_rest_late
     assert [world.sweep(), world.staged, world.sweep()] == [[("epoch:2", 2)], {}, []]
 
 
-def test_so_many_attempts_are_asked_about_in_one_sweep_and_the_others_in_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(leftovers, "ATTEMPTS_PER_SWEEP", 2)
-    world = World(*[run_of_lease(2, 7, step) for step in (0, 1, 2, 0, 1, 2)])
-    world.sweep()
-    assert world.sweep() == [("lease:2.7.0", 2), ("lease:2.7.1", 2)]
-    assert world.sweep() == [("lease:2.7.2", 2)]
-    assert not world.staged
-
-
 def test_an_attempt_of_a_later_leader_is_for_that_one_to_judge() -> None:
     world = World()
     for run in (run_of_epoch(LED_IN + 1), run_of_lease(LED_IN + 1, 1, 0)):

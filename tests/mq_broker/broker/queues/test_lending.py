@@ -56,16 +56,6 @@ def given_back(*ranges: Range) -> list[Step]:
 # ---------------------------------------------------------------- what a request is lent
 
 
-def test_records_are_chosen_once_lowest_first_and_again_when_they_are_put_back() -> None:
-    of = ready(state())
-    first, second = choose(of, 5), choose(of, 5)
-    assert [first.ranges, second.ranges] == [((0, 5),), ((5, 10),)]
-    assert (first.records, first.full, first.unfinished) == (5, True, False)
-    for choice in (second, first):
-        of.put_back(choice.runs)
-    assert choose(of, 12).ranges == ((0, 12),)
-
-
 def test_what_came_back_is_lent_before_what_was_never_lent_and_by_runs_of_equal_marks() -> None:
     of = ready(state(Lease(((0, 20),), "a"), Return(((2, 4),)), Return(((7, 9),), True)))
     choice = choose(of, 6)
@@ -117,16 +107,14 @@ def test_a_record_whose_next_failure_is_its_last_is_lent_alone_and_before_all_ot
     assert not of.waits_alone(0)
 
 
-def test_a_record_that_waits_to_be_lent_alone_waits_for_its_time_first() -> None:
-    known = state(*failed(2, (5, 6)))
+def test_a_record_that_waits_to_be_lent_alone_and_was_redriven_is_lent_with_others() -> None:
+    known = state(*failed(2, (0, 3)))
     of = ready(known)
-    for step in (Lease(((5, 6),), "a"), Return(((5, 6),), due_us=50)):
-        known.apply(step, LeaseId(1, 9, 0), END)
-    assert not of.waits_alone(49)
-    assert of.next_due_us() == 50
-    assert of.wake(50)
-    assert of.waits_alone(50)
-    assert choose(of, now_us=50).ranges == ((5, 6),)
+    known.apply(Reset(((0, 2),)), LeaseId(1, 9, 0), END)
+    assert not of.waits_alone(0)
+    assert choose(of, 4).ranges == ((0, 2), (3, 5))
+    assert of.waits_alone(0)
+    assert choose(of).ranges == ((2, 3),)
 
 
 # ---------------------------------------------------------------- whether anything is ready
@@ -135,34 +123,7 @@ def test_a_record_that_waits_to_be_lent_alone_waits_for_its_time_first() -> None
 # ---------------------------------------------------------------- what waits, and what is doomed
 
 
-def test_what_is_delayed_is_lent_once_it_is_due_and_its_time_is_told() -> None:
-    of = ready(state(*failed(1, (0, 1), due_us=70), *failed(1, (1, 2), due_us=50)))
-    assert of.next_due_us() == 50
-    assert of.wake(49)
-    assert choose(of, 1, now_us=49).ranges == ((2, 3),)
-    assert of.wake(50)
-    assert of.next_due_us() == 70
-    assert choose(of, 1, now_us=50).ranges == ((1, 2),)
-
-
 # ---------------------------------------------------------------- bounds
-
-
-def test_after_a_step_that_gave_back_very_much_the_state_is_looked_through_anew(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(lending, "CAME_BACK_MAX", 3)
-    known = state(Lease(((0, 20),), "a"), *(Return(((n, n + 1),), error=str(n)) for n in range(5)))
-    of = ready(known)
-    assert choose(of, 9).records == 9
-    of.came_back(((0, 3),))
-    assert of.scan(1_000)
-    assert choose(of).ranges == ((0, 1), (1, 2), (2, 3), (24, 31)), "as many as that are kept up with"
-    of.came_back(((0, 4),))
-    assert not of.scan(1)
-    while not of.scan(1):
-        pass
-    assert choose(of, 5).ranges == tuple((n, n + 1) for n in range(5))
 
 
 # ---------------------------------------------------------------- the walk

@@ -284,15 +284,6 @@ async def test_letters_whose_records_are_not_doomed_any_more_are_discarded_and_w
 
 
 @scenario
-async def test_letters_that_are_refused_are_discarded_and_made_again() -> None:
-    world = World((1, 2, FAILED))
-    world.answers = [Answer(error=Overloaded("outbox full")), Overloaded("not written")]
-    await world.send()
-    assert world.discarded == [world.staged[0][0], world.staged[1][0]]
-    assert (len(world.decided), len(world.slept)) == (3, 2)
-
-
-@scenario
 async def test_letters_of_which_it_is_not_known_whether_they_are_decided_stay_in_hand() -> None:
     world = World((1, 2, FAILED))
     world.answers = [OutcomeUnknown("deposed")]
@@ -352,26 +343,4 @@ async def test_letters_that_were_lost_are_made_again_under_their_own_name() -> N
     await world.letters.stage_again(world.gathering, 5)
     await world.letters.stage_again(world.gathering, 5)
     assert len(world.staged) == 2
-    world.letters.close()
-
-
-@scenario
-async def test_letters_that_cannot_be_made_as_they_were_are_not_made_again() -> None:
-    world = World()
-    decided(world, Reason.REJECTED, (1, 3))
-    await world.letters.stage_again(world.gathering, 6)
-    world.trimmed = 2
-    await world.letters.stage_again(world.gathering, 5)
-    world.trimmed = 3
-    await world.letters.stage_again(world.gathering, 5)
-    world.trimmed, world.there = 0, False
-    await world.letters.stage_again(world.gathering, 5)
-    del world.work["g"]
-    world.there = True
-    await world.letters.stage_again(world.gathering, 5)
-    assert world.staged == []
-    world = World()
-    decided(world, Reason.OUTPUT, (1, 3))
-    await world.letters.stage_again(world.gathering, 5)
-    assert world.staged == [], "outputs are not the leader's to make"
     world.letters.close()

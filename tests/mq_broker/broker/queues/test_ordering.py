@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from mq_broker.broker.queues import unsettled
 from mq_broker.broker.queues.ordering import HELD_MAX, LOOK_AHEAD_MAX, READ_AT_ONCE, STAYS_MS
 from mq_broker.broker.queues.requests import Asking, Extend, OwnSteps
 from mq_broker.core.work.settling import Ack, AckWithOutputs, Answer, Failed, Outcome, Rejected, Release
-from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason, Reset
+from mq_broker.core.work.steps import Drop, LeaseId, OutputLine, Reason
 from mq_protocol.errors import OutOfOrder
 from mq_protocol.queue_settings import DeadLetter, Order
 from tests.mq_broker.broker.queues.partitions import Group, offsets, rounds, scenario
@@ -75,39 +73,6 @@ async def test_another_member_takes_over_once_the_active_one_holds_nothing_and_d
     assert offsets(waiting) == [(3, 6)]
 
 
-@scenario
-async def test_with_all_in_order_a_return_takes_all_later_records_with_it() -> None:
-    group = all_in_order()
-    first, second = await lent(group, "a", 3), await lent(group, "a", 3)
-    answer = await told(group, Failed("no", 0), "a", first, (1, 2))
-    assert answer == Answer(pulled=((first, ((2, 3),)), (second, ((3, 6),))))
-    assert group.leased() == {"a": ((0, 1),)}
-    assert [group.state.counts(offset)[1] for offset in (1, 2, 3)] == [0 + 1, 0, 0]
-    assert group.state.totals.charged == 1
-
-
-@scenario
-async def test_a_delayed_and_a_parked_record_hold_up_all_that_follows() -> None:
-    group = all_in_order(dead_letter=DeadLetter.PARK)
-    lease = await lent(group, "a", 2)
-    await told(group, Release(5_000_000), "a", lease, (0, 1))
-    waiting = await ask(group, "a", 2)
-    assert not waiting.answered.done()
-    assert group.gathering.blocked_by() == 0
-    group.pass_ms(5_001)
-    group.gathering.wake()
-    await rounds()
-    assert offsets(waiting) == [(0, 1), (1, 2)], "lent equally often, and with other marks"
-    await told(group, Rejected("never"), "a", waiting.answered.result().lease or lease, (0, 1))
-    await rounds()
-    assert group.state.marks.at(0).parked  # type: ignore[union-attr]
-    held = await ask(group, "a", 2)
-    assert not held.answered.done()
-    group.gathering.add(OwnSteps(1, (Reset(((0, 1),)),)))
-    await rounds()
-    assert offsets(held) == [(0, 2)]
-
-
 # ---------------------------------------------------------------- who is lent what
 
 
@@ -167,20 +132,6 @@ async def test_as_many_keys_are_read_as_may_be_and_what_is_stuck_is_named() -> N
 
 
 # ---------------------------------------------------------------- what comes back
-
-
-@pytest.mark.parametrize("outcome", [Release(), Failed("no"), Rejected("never")])
-def test_what_comes_back_takes_later_records_of_its_key_with_it_uncharged(outcome: Outcome) -> None:
-    @scenario
-    async def run() -> None:
-        group = by_key("abab")
-        first, second = await lent(group, "x", 2), await lent(group, "x", 2)
-        answer = await told(group, outcome, "x", first, (0, 1))
-        assert answer == Answer(pulled=((second, ((2, 3),)),))
-        assert group.leased() == {"x": ((1, 2), (3, 4))}
-        assert group.state.counts(2) == (1, 0)
-
-    run()
 
 
 @scenario
@@ -248,20 +199,6 @@ async def test_a_delayed_or_parked_record_holds_its_key_and_one_that_is_gone_doe
 
 
 @scenario
-async def test_an_ack_that_overtook_one_of_its_key_waits_for_it() -> None:
-    group = by_key("aab")
-    lease = await lent(group, "x", 3)
-    late = group.ack("x", lease, (1, 3))
-    await rounds()
-    assert not late.answered.done()
-    assert group.state.settled.missing_count(0, 3) == 2, "only b is done"
-    await group.ack("x", lease, (0, 1)).answered
-    await rounds()
-    assert late.answered.result() == [Answer()]
-    assert group.state.base == 3
-
-
-@scenario
 async def test_an_ack_waits_for_a_bounded_time_and_then_is_to_be_asked_again() -> None:
     group = by_key("aab")
     lease = await lent(group, "x", 3)
@@ -289,15 +226,6 @@ async def test_an_ack_with_outputs_waits_whole() -> None:
     await rounds()
     assert late.answered.result() == [Answer()]
     assert len(group.state.outbox) == 1
-
-
-@scenario
-async def test_a_late_ack_is_refused_where_order_counts() -> None:
-    group = by_key("ab", lease_ms=1_000)
-    lease = await lent(group, "x", 2)
-    group.pass_ms(1_100)
-    await rounds()
-    assert await told(group, Ack(), "x", lease, (0, 1)) == Answer(lost=((0, 1),))
 
 
 # ---------------------------------------------------------------- settings

@@ -247,6 +247,17 @@ async def test_a_topic_that_is_not_known_here_yet_is_waited_for() -> None:
 
 
 @scenario
+async def test_the_journal_is_not_asked_again_at_once() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(outbox_module, "AGAIN_S", (0.0, 3_600.0))
+        world = World()
+        world.journal_says = [NotEnoughReplicas("1 of 2"), None]
+        world.decide((OUT, 0, b"a"))
+        await world.publish()
+        assert (world.journal_says, world.written) == ([None], [])
+
+
+@scenario
 async def test_a_leader_that_leads_no_more_publishes_and_notes_nothing_more() -> None:
     world = World()
     world.journal_says = [NotLeader("deposed", 2, 4)]

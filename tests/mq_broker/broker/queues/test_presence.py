@@ -53,6 +53,7 @@ def test_members_that_are_gone_are_bounded_while_no_entry_can_be_written(
         session = Here(f"m{number}")
         presence.come(session, "g", replaced_before=False)
         presence.leave(session, until_ms)
+    assert presence.due(0), "too many to be waited for"
     given_up(presence, state, 5)
     assert 85 <= len(state.leases) < 100
 

@@ -14,7 +14,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import MemberInUse, Overloaded, RequestTooLarge, TritonMQError, UnknownQueue
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import queue, ranges
-from tests.mq_broker.broker.queues.spoken import ack, failed, released, speaking
+from tests.mq_broker.broker.queues.spoken import ack, released, speaking
 
 
 async def described(broker: Broker) -> pb.QueuePartition:
@@ -45,34 +45,6 @@ def test_records_are_pushed_as_far_as_the_credit_goes_and_as_they_come(tmp_path:
         async with standalone(tmp_path) as broker:
             await until(lambda: _is(broker, "accepted", 10))
             assert (await described(broker)).leased == 2, "what was settled stays so"
-
-    asyncio.run(scenario())
-
-
-def test_bytes_bound_what_is_pushed_and_one_record_may_pass_them(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker, speaking(broker) as member:
-            await member.open(watch=False)
-            await member.credit(10, bytes_max=1)
-            lent = await member.hear(lambda said: said.HasField("lease"))
-            assert ranges(lent.lease) == [0, 1]
-            assert lent.lent_bytes > 1, "what counts is told"
-            await member.credit(10, bytes_max=lent.lent_bytes + 1)
-            assert ranges(await member.lease()) == [1, 1]
-
-    asyncio.run(scenario())
-
-
-def test_a_member_is_answered_before_it_is_pushed_what_the_same_entry_lends(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path, records=1) as broker, speaking(broker) as member:
-            await member.open(records=1)
-            first = await member.lease()
-            await member.settle(failed(first.lease, 0, 1), records=2)
-            said = await member.hear(lambda said: said.answers or said.HasField("lease"))
-            assert said.answers, "not the lease of what it gave back"
-            again = said.lease if said.HasField("lease") else await member.lease()
-            assert (ranges(again), list(again.deliveries), list(again.failures)) == ([0, 1], [2], [1])
 
     asyncio.run(scenario())
 

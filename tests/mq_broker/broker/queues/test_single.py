@@ -118,29 +118,6 @@ def test_a_record_whose_next_failure_is_its_last_is_lent_alone_once_it_is_due() 
 # ---------------------------------------------------------------- how many keys are known
 
 
-def test_keys_are_read_in_pieces_up_to_a_bound_past_what_was_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    for bound, records in (("READ_AHEAD", 8), ("READ_AT_ONCE", 3), ("LOOK_AHEAD_MAX", 7)):
-        monkeypatch.setattr(ordering, bound, records)
-    keys = ByKey(WorkState(1, 0), 0)
-    assert not keys.knows(100)
-    assert keys.knows(0)
-    assert keys.knows_lent, "nothing was lent"
-    read = []
-    while (wanted := keys.to_read(100)) is not None:
-        read.append(wanted)
-        assert keys.knows(100) == (wanted[0] >= 4), "half of what may be read ahead"
-        keys.add(wanted[1], [], [])
-    assert read == [(0, 3), (3, 6), (6, 8)]
-    assert keys.to_read(5) is None
-    keys = ByKey(WorkState(1, 0), 0)
-    assert keys.to_read(2) == (0, 2)
-    keys.add(2, [0, 1], [5, 6])
-    keys.add(6, [1, 2, 3, 4, 5], [6, 5, 5, 5, 5])
-    assert (len(keys.index), keys.full) == (6, False), "what was read before is left out"
-    keys.add(7, [6], [5])
-    assert (keys.full, keys.to_read(100), keys.knows(100)) == (True, None, True)
-
-
 def test_the_keys_of_all_that_was_lent_are_read_first_and_of_nothing_that_is_settled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
