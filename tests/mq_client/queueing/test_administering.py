@@ -259,20 +259,3 @@ def test_counts_and_starts_that_cannot_be_are_refused_at_once(scripted: Scripted
         {"lease_ms": 12 * 3_600_000},
     ):
         Queue("b:1", "t", "g", **options).close()  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("group", "level"), [("wrokers", "WARNING"), ("reports", "INFO"), ("workers", None)])
-def test_a_queue_that_is_declared_by_being_opened_is_logged_and_a_likely_mistake_is_a_warning(
-    scripted: Scripted, caplog: pytest.LogCaptureFixture, group: str, level: str | None
-) -> None:
-    answers(scripted, "Queues", pb.QueuesResponse(queues=[pb.QueueInfo(topic="t", group="workers", life=1)]))
-    answers(
-        scripted, "AlterQueue", pb.AlterQueueResponse(queue=pb.QueueInfo(topic="t", group=group, life=2), made=True)
-    )
-    described(scripted, True)
-    caplog.set_level("INFO", asking.__name__)
-    asking.ensure_declared(scripted, "t", group, Deadline(5_000))
-    told = [record for record in caplog.records if record.name == asking.__name__]
-    assert [record.levelname for record in told] == ([level] if level else [])
-    assert all(f"declared queue '{group}'" in record.getMessage() for record in told)
-    assert any("did you mean 'workers'?" in record.getMessage() for record in told) == (level == "WARNING")

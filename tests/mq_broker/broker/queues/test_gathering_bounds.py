@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from mq_broker.broker.queues import gathering as gathering_module
 from mq_broker.broker.queues import holdings as holdings_module
 from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
-from mq_broker.core.work.settling import Ack, Answer, Failed, Release, SendDead, Settle
-from mq_broker.core.work.steps import Accept, Drop, LeaseId, OutputLine, Reason, Return
-from mq_protocol.errors import NotLeader, OutcomeUnknown
+from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release, SendDead, Settle
+from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
+from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
-
-# ---------------------------------------------------------------- rest
-
 
 # ---------------------------------------------------------------- one entry
 
@@ -244,3 +244,110 @@ async def test_an_acknowledgement_of_a_later_leaders_lease_is_not_judged_here() 
     await rounds()
     assert isinstance(settling.answered.result()[0].error, NotLeader)
     assert offsets(asking) == [(0, 1)]
+
+
+LINE = OutputLine("0" * 32, 0, (bytes(16),))
+
+
+async def doomed(group: Group, life: int = 1) -> Sending:
+    """Letters of the record that comes next, which a member has rejected."""
+    asking = group.ask("a", 1)
+    await rounds()
+    [run] = asking.answered.result().runs
+    group.outcome(Rejected("bad"), "a", asking.answered.result().lease, (run.first, run.end))
+    await rounds()
+    return Sending(life, SendDead(((run.first, run.end),), Reason.REJECTED, (LINE,)))
+
+
+@scenario
+async def test_numbers_of_a_later_life_go_on_where_the_former_one_ended() -> None:
+    group = Group(10, dead_letter="dead")
+    sending = await doomed(group)
+    group.gathering.send(sending)
+    await rounds()
+    assert not sending.answered.result().lost
+    assert list(group.state.outbox) == [EPOCH << 32]
+    for steps, life in (((End(),), 1), ((Begin(0),), 2)):
+        group.gathering.add(OwnSteps(life, steps))
+        await rounds()
+    assert group.queue is not None
+    group.queue = replace(group.queue, life=2)
+    group.gathering.wake()
+    await rounds()
+    sending = await doomed(group, 2)
+    group.gathering.send(sending)
+    await rounds()
+    assert list(group.state.outbox) == [(EPOCH << 32) + 1], "its partitions take a lower one for done"
+
+
+@scenario
+async def test_letters_of_a_former_life_are_not_sent() -> None:
+    group = Group(10, dead_letter="dead")
+    sending = await doomed(group)
+    sending.life = 7
+    group.gathering.send(sending)
+    await rounds()
+    assert sending.answered.result().lost
+    assert not group.state.outbox
+
+
+@scenario
+async def test_whoever_waits_for_letters_when_the_leadership_ends_is_told_that_it_is_not_known() -> None:
+    group = Group(10, dead_letter="dead")
+    sending = await doomed(group)
+    group.led.keeps_up = False
+    group.gathering.send(sending)
+    await rounds()
+    assert group.led.in_flight == 1
+    group.gathering.close(NotLeader("another one leads"))
+    assert not sending.answered.done(), "its entry may be committed yet"
+    group.led.lose(OutcomeUnknown("another one leads"))
+    with pytest.raises(OutcomeUnknown):
+        sending.answered.result()
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+async def refused_once(again_s: float, patch: pytest.MonkeyPatch) -> tuple[Group, list[object]]:
+    """A group whose leases have run out, and which was refused to write so; what it has tried to write from then on."""
+    patch.setattr(gathering_module, "AGAIN_S", again_s)
+    group = Group(5)
+    await lease_of(group, "a", 5, working=5)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    tried: list[object] = []
+    plain = group.led.propose
+
+    def propose(*arguments: Any) -> None:
+        tried.append(arguments)
+        plain(*arguments)
+
+    group.led.propose = propose
+    group.pass_ms(40_000)
+    await rounds()
+    return group, tried
+
+
+@scenario
+async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        group, tried = await refused_once(60.0, patch)
+        assert len(tried) == 1
+        group.pass_ms(1)
+        await rounds()
+        assert len(tried) == 1
+
+
+@scenario
+async def test_a_member_whose_leases_could_not_go_back_is_told_and_may_ask_again() -> None:
+    group = Group(5)
+    await lease_of(group, "a", 5)
+    group.led.refuses = NotEnoughReplicas("1 of 2")
+    asking = group.ask("a", 5)
+    await rounds()
+    assert isinstance(asking.answered.exception(), NotEnoughReplicas)
+    group.led.refuses = None
+    again = group.ask("a", 5)
+    await rounds()
+    assert offsets(again) == [(0, 5)]
+    assert group.state.totals.charged == 0

@@ -117,15 +117,6 @@ def test_a_record_that_waits_to_be_lent_alone_and_was_redriven_is_lent_with_othe
     assert choose(of).ranges == ((2, 3),)
 
 
-# ---------------------------------------------------------------- whether anything is ready
-
-
-# ---------------------------------------------------------------- what waits, and what is doomed
-
-
-# ---------------------------------------------------------------- bounds
-
-
 # ---------------------------------------------------------------- the walk
 
 

@@ -226,6 +226,3 @@ async def test_an_ack_with_outputs_waits_whole() -> None:
     await rounds()
     assert late.answered.result() == [Answer()]
     assert len(group.state.outbox) == 1
-
-
-# ---------------------------------------------------------------- settings
