@@ -134,6 +134,18 @@ async def test_what_is_lent_in_the_same_entry_need_not_be_dropped() -> None:
 
 
 @scenario
+async def test_a_group_that_is_given_a_bound_drops_what_is_too_much() -> None:
+    group = Group(records=30)
+    assert not group.gathering.waits
+    group.declare(length_max=12)
+    await rounds()
+    assert not group.led.proposed, "with reject nothing is dropped"
+    group.declare(overflow=Overflow.DROP_HEAD)
+    await rounds()
+    assert (group.state.base, group.state.unlent(30)) == (18, 12)
+
+
+@scenario
 async def test_what_comes_back_is_dropped_if_it_is_too_much_then() -> None:
     group = Group(records=10, length_max=10, overflow=Overflow.DROP_HEAD)
     lease = (await group.ask("m", 4).answered).lease

@@ -344,3 +344,25 @@ async def test_letters_that_were_lost_are_made_again_under_their_own_name() -> N
     await world.letters.stage_again(world.gathering, 5)
     assert len(world.staged) == 2
     world.letters.close()
+
+
+@scenario
+async def test_letters_that_cannot_be_made_as_they_were_are_not_made_again() -> None:
+    world = World()
+    decided(world, Reason.REJECTED, (1, 3))
+    await world.letters.stage_again(world.gathering, 6)
+    world.trimmed = 2
+    await world.letters.stage_again(world.gathering, 5)
+    world.trimmed = 3
+    await world.letters.stage_again(world.gathering, 5)
+    world.trimmed, world.there = 0, False
+    await world.letters.stage_again(world.gathering, 5)
+    del world.work["g"]
+    world.there = True
+    await world.letters.stage_again(world.gathering, 5)
+    assert world.staged == []
+    world = World()
+    decided(world, Reason.OUTPUT, (1, 3))
+    await world.letters.stage_again(world.gathering, 5)
+    assert world.staged == [], "outputs are not the leader's to make"
+    world.letters.close()
