@@ -10,6 +10,7 @@ from mq_client.errors import (
     InvalidRequest,
     LeaseLost,
     NotEnoughReplicas,
+    NotLeader,
     OutcomeUnknown,
     Overloaded,
     TritonMQError,
@@ -87,6 +88,13 @@ def test_what_passes_is_asked_again_after_a_pause_and_what_does_not_ends_the_que
     assert any(request.HasField("open") for request in played.said()) == asked_again
 
 
+def test_a_leader_that_is_named_is_asked_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    played.refuse(NotLeader("another", leader=2, leader_epoch=2))
+    played.clock.now = played.place.ask_after
+    assert any(request.HasField("open") for request in played.said("b:2"))
+
+
 def test_a_group_that_is_not_known_is_one_that_was_declared_lately_or_one_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -155,3 +163,21 @@ def test_what_could_not_be_extended_is_lost_unless_it_has_an_outcome(monkeypatch
     with pytest.raises(LeaseLost, match=r"1 of these records .*\(offset 0\)"):
         extension.result(0)
     assert [lease.state(index) for index in range(4)] == [5, 3, 0, 0]
+
+
+def test_an_extension_that_can_never_be_is_told_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(4)
+    extension = played.keeper.extend(lease, places(0))
+    played.one().refuse(InvalidRequest("never"))
+    played.rest()
+    assert isinstance(extension.exception(0), InvalidRequest)
+    assert lease.open == 4
+    extension = played.keeper.extend(lease, places(0))
+    played.one().refuse(Overloaded("busy"))
+    played.rest()
+    assert not extension.done()
+    played.clock.now = played.place.extend_after
+    played.one().done()
+    played.rest()
+    assert extension.result(0) is None
