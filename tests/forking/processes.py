@@ -30,13 +30,30 @@ def started(
     if list(command[:3]) != COMMAND or env.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
         return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=stderr, env=env, **options)
     assert (stdin, stderr) == (subprocess.PIPE, subprocess.STDOUT)
-    return Forked(command[3:], stdout.fileno(), env)
+    return Forked(command[3:], stdout.fileno(), stdout.fileno(), env)
+
+
+def heard(arguments: Sequence[str], *, stdin: int) -> Forked:
+    """One of our own commands, whose two outputs are read. `stdin`: as of `Popen`, `PIPE` or `DEVNULL`."""
+    reading, writing = zip(*(os.pipe() for _ in range(2)), strict=True)
+    process = Forked(arguments, *writing, os.environ)
+    for each in writing:
+        os.close(each)
+    process.stdout, process.stderr = (os.fdopen(each, "rb") for each in reading)
+    if stdin == subprocess.DEVNULL:
+        process.stdin.close()  # it sees the end of it, as there
+        process.stdin = None
+    return process
 
 
 class Forked:
     """A process, with what we use of `Popen`. Its standard input is a pipe."""
 
-    def __init__(self, arguments: Sequence[str], output: int, environment: Mapping[str, str]) -> None:
+    stdin: io.FileIO | None
+    stdout: io.BufferedReader | None = None
+    stderr: io.BufferedReader | None = None
+
+    def __init__(self, arguments: Sequence[str], output: int, errors: int, environment: Mapping[str, str]) -> None:
         self.returncode: int | None = None
         start = {
             "arguments": ["tritonmq", *arguments],
@@ -47,7 +64,7 @@ class Forked:
         reading, writing = os.pipe()
         self.stdin = io.FileIO(writing, "wb")
         with telling:
-            socket.send_fds(server(), [json.dumps(start).encode()], [reading, output, output, telling.fileno()])
+            socket.send_fds(server(), [json.dumps(start).encode()], [reading, output, errors, telling.fileno()])
         os.close(reading)
         self._told.settimeout(STARTED_S)
         (self.pid,) = struct.unpack("!i", self._told.recv(4))
@@ -75,6 +92,9 @@ class Forked:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -51,6 +51,8 @@ def main() -> None:
                 return
             child = os.fork()
             if not child:
+                for each in (starts, woken, wakes, *children.values()):
+                    each.detach()  # else it closes in the end what has its number by then
                 become(json.loads(said), descriptors)
             told = socket.socket(fileno=descriptors.pop())
             for descriptor in descriptors:

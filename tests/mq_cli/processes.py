@@ -1,4 +1,5 @@
-"""The `tritonmq` command as a process: started, heard line by line, ended by its id."""
+"""The `tritonmq` command as a process: started, heard line by line, ended by its id. It begins as a fork of one that
+has its imports (tests/forking)."""
 
 from __future__ import annotations
 
@@ -8,11 +9,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from mq_cli.main import run
+from tests.forking.processes import heard
 
 WAIT_S = 60.0
 
@@ -20,14 +24,9 @@ WAIT_S = 60.0
 class Command:
     """Owns one running `tritonmq`. Its two outputs are read as they come, so that it never waits for us."""
 
-    def __init__(self, *arguments: str, stdin: int | None = subprocess.DEVNULL, module: str = "mq_cli.main") -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+    def __init__(self, *arguments: str, stdin: int = subprocess.DEVNULL, module: str = "") -> None:
+        """`module`: in place of the command's, which takes a process of its own."""
+        self.process: Any = heard(arguments, stdin=stdin) if not module else _alone(module, arguments, stdin)
         self.out: queue.Queue[bytes | None] = queue.Queue()
         self.err: queue.Queue[bytes | None] = queue.Queue()
         self._readers = [
@@ -122,9 +121,20 @@ def tritonmq(*arguments: str, given: bytes = b"") -> Outcome:
 
 def tritonmq_process(*arguments: str, given: bytes = b"") -> Outcome:
     """Run it to its end, in a process of its own."""
-    result = subprocess.run(_command(arguments), input=given, capture_output=True, timeout=WAIT_S)
-    return Outcome(result.returncode, result.stdout, result.stderr)
+    with Command(*arguments, stdin=subprocess.PIPE) as command:
+        assert command.process.stdin is not None
+        with suppress(BrokenPipeError), io.BufferedWriter(command.process.stdin) as standard_in:
+            standard_in.write(given)
+        command.process.stdin = None
+        code = command.process.wait(WAIT_S)
+        return Outcome(code, b"".join(_all(command.out)), b"".join(_all(command.err)))
 
 
-def _command(arguments: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "mq_cli.main", *arguments]
+def _alone(module: str, arguments: Sequence[str], stdin: int) -> subprocess.Popen[bytes]:
+    command, pipe = [sys.executable, "-m", module, *arguments], subprocess.PIPE
+    return subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe, start_new_session=True)
+
+
+def _all(lines: queue.Queue[bytes | None]) -> Iterator[bytes]:
+    while (line := lines.get(timeout=WAIT_S)) is not None:
+        yield line
