@@ -93,7 +93,7 @@ def scheduled(ground: Ground) -> Readings:
 
 def ordered(ground: Ground) -> Readings:
     """Two processes of eight members each. What is counted is that each record is settled once; the order is what
-    tests/cluster/test_queue_order.py is about."""
+    tests/simulation/real/order_truth.py is about."""
     count = ground.of(ORDERED)
     with ground.queue(0, order="key") as where:
         with Producer(where[0]) as producer:

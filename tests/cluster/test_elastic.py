@@ -265,24 +265,3 @@ def publish(cluster: Cluster, numbers: range) -> None:
 
 def values(batches: Iterator[pa.RecordBatch]) -> list[int]:
     return [int(value) for batch in batches for value in batch.column("value").to_pylist()]
-
-
-@pytest.mark.long
-def test_a_memory_topic_goes_on_after_all_brokers_restarted(start_cluster: StartCluster) -> None:
-    cluster = start_cluster(3, arguments=SHORT_SESSIONS)
-    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability="memory")
-    cluster.admin.create_topic("stops", partitions=1, replicas=3, durability="memory", on_total_loss="stop")
-    with GentleLoad(cluster.bootstrap) as load:
-        load.more(100)
-    cluster.kill_all()
-    cluster.restart_all()
-    cluster.wait_for_leaders(TOPIC)
-    cluster.wait_for_isr(TOPIC, 3)
-    assert cluster.leaders("stops") == {0: 0}
-    assert "how many is unknown" in command(cluster, "partition", "recover", "stops", "0")
-    with GentleLoad(cluster.bootstrap) as load:
-        load.more(100)
-    expect_exactly_what_was_acknowledged(cluster, load)
-    assert cluster.admin.offsets(TOPIC)[0][0] == OFFSETS_OF_A_LIFE, (
-        "offsets never restart: who stood at 50 is told, not given 50"
-    )

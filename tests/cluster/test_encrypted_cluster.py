@@ -95,31 +95,3 @@ def test_keys_are_replaced_while_leaders_are_killed_and_every_record_is_there_on
     check_each_is_there_once(cluster.bootstrap, cluster.security, count)
     cluster.kill_all()  # so that no file goes away while it is read
     encrypted.check_nothing_is_readable()
-
-
-@pytest.mark.long
-def test_a_broker_whose_journal_was_altered_stands_back_and_the_others_serve(
-    start_cluster: Callable[..., Cluster], tmp_path: Path
-) -> None:
-    encrypted = Encrypted(start_cluster, tmp_path)
-    cluster = encrypted.cluster
-    with writing(cluster.bootstrap, cluster.security, MARKER * 400) as at_work:
-        at_work.goes_on()
-        victim = cluster.leader(TOPIC)
-        partitions = (encrypted.data(victim) / "partitions").iterdir()
-        found = next(each for each in partitions if f'"topic": "{TOPIC}"' in (each / "log.json").read_text())
-        wait_until(lambda: len(list(found.glob("*.log"))) > 1, "a second segment")
-        encrypted.stop(victim)
-        segments = sorted(found.glob("*.log"))
-        last = segments[-1].read_bytes()
-        segments[-1].write_bytes(segments[0].read_bytes())  # every checksum holds
-        cluster.restart(victim, wait=False)
-        log = cluster.brokers[victim].log_path
-        wait_until(lambda: "was altered, although its checksum holds" in log.read_text(), "it says so", IN_SYNC_S)
-        at_work.goes_on()
-        encrypted.stop(victim)
-        segments[-1].write_bytes(last)
-        cluster.restart(victim)
-        cluster.wait_for_isr(TOPIC, 3, IN_SYNC_S)
-        count = at_work.end()
-    check_each_is_there_once(cluster.bootstrap, cluster.security, count)

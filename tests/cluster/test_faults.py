@@ -74,10 +74,10 @@ def expect_exactly_what_was_acknowledged(cluster: Cluster, load: Load) -> None:
     assert stored(cluster) == load.acknowledged == list(range(len(load.acknowledged)))
 
 
-@pytest.mark.parametrize("durability", ["fsync", "os", "memory"])
-def test_a_killed_leader_loses_nothing_and_doubles_nothing(start_cluster: StartCluster, durability: str) -> None:
+def test_a_killed_leader_loses_nothing_and_doubles_nothing(start_cluster: StartCluster) -> None:
+    """Not even what it had in memory alone. With logs on disks it is one of the faults of test_client_failover.py."""
     cluster = start_cluster(arguments=SHORT_SESSIONS)
-    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability=durability)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability="memory")
     with Load(cluster.bootstrap) as load:
         load.more(200)
         leader = cluster.leader(TOPIC)
@@ -90,26 +90,9 @@ def test_a_killed_leader_loses_nothing_and_doubles_nothing(start_cluster: StartC
     expect_exactly_what_was_acknowledged(cluster, load)
 
 
-def test_a_paused_leader_wakes_and_does_not_lead(start_cluster: StartCluster) -> None:
+def test_all_brokers_killed_at_once_come_back_with_everything(start_cluster: StartCluster) -> None:
     cluster = start_cluster(arguments=SHORT_SESSIONS)
-    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3)
-    with Load(cluster.bootstrap) as load:
-        load.more(200)
-        leader = cluster.leader(TOPIC)
-        cluster.pause(leader)
-        wait_until(lambda: cluster.leaders(TOPIC)[0] not in (0, leader), "another leader")
-        load.more(200)
-        cluster.resume(leader)
-        load.more(200)
-        cluster.wait_for_isr(TOPIC, 3)
-        assert cluster.leader(TOPIC) != leader
-    expect_exactly_what_was_acknowledged(cluster, load)
-
-
-@pytest.mark.parametrize("durability", ["fsync", "os"])
-def test_all_brokers_killed_at_once_come_back_with_everything(start_cluster: StartCluster, durability: str) -> None:
-    cluster = start_cluster(arguments=SHORT_SESSIONS)
-    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability=durability)
+    cluster.admin.create_topic(TOPIC, partitions=1, replicas=3, durability="os")
     with Load(cluster.bootstrap) as load:
         load.more(400)
         cluster.kill_all()

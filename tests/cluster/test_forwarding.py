@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader, TritonMQError
+from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch
@@ -135,17 +135,6 @@ def test_each_record_is_there_once_while_leaders_are_killed(hidden: Cluster) -> 
     ends = {partition: len(range(partition, count, PARTITIONS)) for partition in range(PARTITIONS)}
     wait_until(lambda: {p: end for p, (_, end) in watch.latest()["t"].items()} == ends, "the ends are watched", WAIT_S)
     watch.close()
-
-
-def test_without_it_only_the_broker_that_is_reached_is_used(hidden: Cluster) -> None:
-    """Else the other tests would show nothing."""
-    hidden.admin.create_topic("t", partitions=PARTITIONS, replicas=3)
-    hidden.wait_for_leaders("t", deadline_s=WAIT_S)
-    hidden.admin.transfer_leadership("t", 0, 2)
-    with Producer(hidden.brokers[1].address, timeout_ms=1_500) as producer:
-        futures = [producer.publish("t", b"0", partition=number) for number in range(PARTITIONS)]
-        errors = [future.exception(WAIT_S) for future in futures]
-    assert any(isinstance(error, TritonMQError) for error in errors)
 
 
 def test_every_client_and_the_command_line_reach_every_broker(hidden: Cluster) -> None:

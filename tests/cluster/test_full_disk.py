@@ -39,6 +39,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield path
 
 
+@pytest.fixture
+def root(zookeeper: str) -> str:
+    """In the ZooKeeper of all tests."""
+    return f"{zookeeper}/{uuid.uuid4().hex}"
+
+
 def readable(bootstrap: str) -> list[int]:
     with Admin(bootstrap) as admin, Reader(bootstrap) as reader:
         start, end = admin.offsets("t")[0]
@@ -86,8 +92,8 @@ def test_a_full_disk_is_told_and_loses_nothing(small_disk: Path) -> None:
         cluster.stop()
 
 
-def test_a_broker_starts_on_a_full_disk_serves_what_it_has_and_can_make_room(tmp_path: Path) -> None:
-    cluster = Cluster(tmp_path / "cluster", 1, zookeeper=True)  # a directory that coordinates is written at each start
+def test_a_broker_starts_on_a_full_disk_serves_what_it_has_and_can_make_room(tmp_path: Path, root: str) -> None:
+    cluster = Cluster(tmp_path / "cluster", 1, zookeeper=root)  # a directory that coordinates is written at each start
     with mounted(cluster.brokers[1].data_dir) as disk:
         try:
             cluster.start()
@@ -131,9 +137,9 @@ def first_and_last_of(cluster: Cluster, broker: int) -> str:
     raise AssertionError("50 topics were placed alike")
 
 
-def test_a_leader_whose_disk_is_full_gives_way_whatever_its_rank(tmp_path: Path) -> None:
+def test_a_leader_whose_disk_is_full_gives_way_whatever_its_rank(tmp_path: Path, root: str) -> None:
     """The first replica is preferred as leader, and would claim first again."""
-    cluster = Cluster(tmp_path / "cluster", 3, zookeeper=True)
+    cluster = Cluster(tmp_path / "cluster", 3, zookeeper=root)
     with mounted(cluster.brokers[1].data_dir) as disk:
         try:
             cluster.start()

@@ -285,12 +285,6 @@ def without_links(cluster: FireCluster, kubelet: Kubelet, number: int) -> None:
     wait_until(lambda: kubelet.probe("livenessProbe", number), f"broker {number} lives", 60)
 
 
-def under_min_isr(cluster: Cluster, number: int) -> float:
-    with switch.opened(cluster.brokers[number].http, "/metrics?detail=broker", 10) as answer:
-        found: float = read(answer.read())["partitions_under_min_isr"][()]
-    return found
-
-
 def test_nobody_is_restarted_before_the_one_before_has_caught_up(apart: FireCluster) -> None:
     kubelet = Kubelet(apart)
     without_links(apart, kubelet, 3)
@@ -304,15 +298,6 @@ def test_nobody_is_restarted_before_the_one_before_has_caught_up(apart: FireClus
         apart.brokers[2].start()
         assert kubelet.until_ready(2)
     assert seen.under == []
-
-
-def test_with_a_readiness_that_ignores_who_is_in_sync_partitions_would_refuse_writes(apart: FireCluster) -> None:
-    """What the test above would see if readiness were worth nothing."""
-    kubelet = Kubelet(apart, ["--ready-in-sync-timeout-s=0"])
-    without_links(apart, kubelet, 3)
-    assert kubelet.until_ready(3)
-    kubelet.end(2)
-    wait_until(lambda: under_min_isr(apart, 1), "partitions have too few replicas in sync", 60)
 
 
 def answer_of(address: str, path: str) -> str:

@@ -102,26 +102,6 @@ def test_one_trace_goes_from_publish_through_the_leader_to_whoever_works_on_the_
     assert (send.resource["service.name"], process.resource["service.name"]) == ("shop", "shop")
 
 
-def test_the_trace_of_rows_ends_with_their_append_and_what_is_of_no_trace_begins_one_with_the_work_on_it(
-    start_cluster: Callable[..., Cluster], collector: Collector
-) -> None:
-    program = Program(start_cluster(brokers=1), "orders")
-    program.go()
-    program.finish()
-    both = {"send orders.rows": 2, "append orders.rows": 2}
-
-    def come() -> dict[str, list[Span]]:
-        found = spans_of(collector, "load", *both)
-        return found if all(len(well(found[name])) >= count for name, count in both.items()) else {}
-
-    rows = wait_until(come, "the table's spans and the row's", ENDS_S)
-    assert set(rows) == {"load", *both}
-    parents = {span.parent for span in well(rows["append orders.rows"])}
-    assert parents == {span.id for span in rows["send orders.rows"]}
-    traced = {rows["load"][0].trace, spans_of(collector, "order")["order"][0].trace}
-    assert {span.name for span in collector.spans if span.trace not in traced} == {"process orders"}
-
-
 @pytest.mark.long
 def test_a_trace_shows_the_leader_that_took_over(start_cluster: Callable[..., Cluster], collector: Collector) -> None:
     cluster = start_cluster(brokers=3)
