@@ -45,20 +45,6 @@ def test_the_first_line_that_did_not_arrive_is_known_whatever_came_after_it() ->
     assert (ledger.acknowledged, ledger.failure) == (7, (2, error))
 
 
-def test_of_two_that_did_not_arrive_the_first_line_is_told() -> None:
-    ledger, one, other = Ledger(), BatchOutcome("t"), BatchOutcome("t")
-    sent(ledger, one, [1])
-    sent(ledger, other, [2])
-    ledger.add_table(TableOutcome("t", 1).complete(), 3, 1)
-    one.settle(None, UnknownTopic("one"))
-    other.settle(None, UnknownTopic("other"))
-    with pytest.raises(UnknownTopic, match="one"):
-        ledger.look()
-    ledger.settle(0)
-    assert ledger.failure is not None
-    assert ledger.failure[0] == 1
-
-
 def test_an_answer_that_does_not_come_is_no_acknowledgement() -> None:
     ledger = Ledger()
     sent(ledger, BatchOutcome("t"), [1])
@@ -66,10 +52,3 @@ def test_an_answer_that_does_not_come_is_no_acknowledgement() -> None:
     assert ledger.acknowledged == 0
     assert ledger.failure is not None
     assert isinstance(ledger.failure[1], OutcomeUnknown)
-
-
-def test_all_answers_that_do_not_come_are_waited_for_together_and_not_one_after_the_other() -> None:
-    ledger = Ledger()
-    for line in range(1, 2_001):
-        sent(ledger, BatchOutcome("t"), [line])
-    ledger.settle(0.2)  # one after the other would outlast the test

@@ -13,7 +13,7 @@ from mq_cli.main import MISUSED
 from mq_client import Admin, Consumer, Producer, Skipped
 from mq_dev.local_cluster import LocalCluster
 from tests.cluster.harness import wait_until
-from tests.mq_cli.processes import Command, tritonmq
+from tests.mq_cli.processes import tritonmq
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +115,6 @@ def test_after_the_broker_was_killed_a_member_goes_on_with_what_comes(cluster: L
     assert values == {"b"}
     assert consumer.skipped.gaps == 1, "what was in the log that was lost has no number"
     consumer.stop()
-
-
-def test_a_shell_is_a_member_too(cluster: LocalCluster, topic: str) -> None:
-    waiting = ("consume", topic, "--broadcast", "desks", "--priority", "3", "--max", "1")
-    with Command(*waiting, "--bootstrap", cluster.bootstrap) as command:
-
-        def heard() -> bool:
-            publish(cluster, topic, "a")
-            return command.process.poll() is not None
-
-        wait_until(heard, "the command was given a message")
-        assert command.rest() == ["a\n"]
 
 
 @pytest.mark.parametrize(

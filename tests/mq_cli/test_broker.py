@@ -11,35 +11,45 @@ from pathlib import Path
 import pytest
 
 from mq_dev.embedded_zookeeper import free_port
-from tests.mq_cli.processes import Command, tritonmq_process
+from tests.mq_cli.processes import Command, tritonmq, tritonmq_process
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def started(number: int, listen: str, data: Path) -> list[str]:
+    return ["broker", "--id", str(number), "--listen", listen, "--data", str(data), "--standalone"]
+
+
 @pytest.mark.processes
-def test_a_signal_ends_it_cleanly(tmp_path: Path, number: signal.Signals) -> None:
-    with Command("broker", "--id", "7", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone") as broker:
+def test_a_signal_ends_it_cleanly(tmp_path: Path) -> None:
+    """Meanwhile its data and its port are its own, and afterwards its data are no other broker's."""
+    listen, data = f"127.0.0.1:{free_port()}", tmp_path / "data"
+    with Command(*started(7, listen, data)) as broker:
         broker.remark_with("broker 7 serves")
-        assert int((tmp_path / "broker.pid").read_text()) == broker.pid
-        assert broker.end(number) == 0
+        assert int((data / "broker.pid").read_text()) == broker.pid
+        check_refused(started(7, "127.0.0.1:0", data), str(data))
+        *log, _ = check_refused(started(2, listen, tmp_path / "b"), listen)
+        # No line of gRPC's own: ours begin with their date.
+        assert [line for line in log if not re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line)] == []
+        assert broker.end(signal.SIGINT) == 0
         assert broker.rest() == []
+    check_refused(started(2, "127.0.0.1:0", data), str(data), "broker 7")
+
+
+def check_refused(words: list[str], *told: str) -> list[str]:
+    """All that it said."""
+    result = tritonmq_process(*words)
+    assert result.returncode == 1
+    lines = result.stderr.decode().splitlines()
+    assert lines[-1].startswith("Error: ")
+    assert all(each in lines[-1] for each in told), lines[-1]
+    assert "Traceback" not in result.stderr.decode()
+    return lines
 
 
 @pytest.mark.processes
 def test_it_ends_with_whoever_holds_its_standard_input(tmp_path: Path) -> None:
-    arguments = [
-        "broker",
-        "--id",
-        "1",
-        "--listen",
-        "127.0.0.1:0",
-        "--data",
-        str(tmp_path),
-        "--standalone",
-        "--stop-at-eof",
-    ]
-    with Command(*arguments, stdin=subprocess.PIPE) as broker:
+    with Command(*started(1, "127.0.0.1:0", tmp_path), "--stop-at-eof", stdin=subprocess.PIPE) as broker:
         broker.remark_with("serves")
         assert broker.process.stdin is not None
         broker.process.stdin.close()
@@ -58,47 +68,6 @@ def test_an_embedded_zookeeper_runs_as_long_as_the_broker(tmp_path: Path) -> Non
             other.remark_with("broker 2 serves")
             assert other.end() == 0
         assert broker.end() == 0
-
-
-@pytest.mark.processes
-def test_data_of_another_broker_is_refused(tmp_path: Path) -> None:
-    with Command("broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone") as broker:
-        broker.remark_with("serves")
-        assert broker.end() == 0
-    result = tritonmq_process("broker", "--id", "2", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone")
-    assert result.returncode == 1
-    last = result.stderr.decode().splitlines()[-1]
-    assert str(tmp_path) in last
-    assert "broker 1" in last
-    assert b"Traceback" not in result.stderr
-
-
-@pytest.mark.processes
-def test_data_that_another_process_uses_is_refused(tmp_path: Path) -> None:
-    arguments = ["broker", "--id", "1", "--listen", "127.0.0.1:0", "--data", str(tmp_path), "--standalone"]
-    with Command(*arguments) as broker:
-        broker.remark_with("serves")
-        result = tritonmq_process(*arguments)
-        assert result.returncode == 1
-        assert str(tmp_path) in result.stderr.decode().splitlines()[-1]
-        assert b"Traceback" not in result.stderr
-        assert broker.end() == 0
-
-
-@pytest.mark.processes
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    listen = f"127.0.0.1:{free_port()}"
-    with Command("broker", "--id", "1", "--listen", listen, "--data", str(tmp_path / "a"), "--standalone") as broker:
-        broker.remark_with("serves")
-        result = tritonmq_process(
-            "broker", "--id", "2", "--listen", listen, "--data", str(tmp_path / "b"), "--standalone"
-        )
-        assert result.returncode == 1
-        *log, last = result.stderr.decode().splitlines()
-        assert last.startswith("Error: ")
-        assert listen in last
-        # Neither a traceback nor a line of gRPC's own: ours begin with their date.
-        assert [line for line in log if not re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z ", line)] == []
 
 
 def test_a_broker_id_that_a_live_process_has_is_refused_and_that_process_goes_on(
@@ -141,7 +110,7 @@ def test_the_collector_does_not_walk_over_what_lives_as_long_as_the_broker() -> 
 @pytest.mark.parametrize("more", [("--standalone",), ("--zookeeper", "embedded"), ("--zookeeper", "embedded:2181")])
 def test_a_proxy_without_a_cluster_is_refused(more: tuple[str, ...], tmp_path: Path) -> None:
     proxy = ["broker", "--role", "proxy", "--id", "9", "--listen", "127.0.0.1:0", "--data", str(tmp_path / "data")]
-    result = tritonmq_process(*proxy, *more)
+    result = tritonmq(*proxy, *more)
     assert result.returncode == 2
     assert b"--role proxy" in result.stderr
     assert not (tmp_path / "data").exists()

@@ -44,7 +44,7 @@ def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data(
         assert not data.exists()
 
 
-def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path: Path) -> None:
+def test_three_brokers_and_their_zookeeper_come_one_may_die_and_all_go_when_it_is_killed(tmp_path: Path) -> None:
     with Command("dev", "--brokers", "3", "--port", "0", "--no-console", "--data", str(tmp_path / "d")) as dev:
         ready = dev.line()
         assert len(ready.removeprefix("ready bootstrap=").split(",")) == 3
@@ -66,25 +66,27 @@ def test_three_brokers_and_their_zookeeper_come_and_go_and_one_may_die(tmp_path:
             again.remark_with("serves")
             assert int((tmp_path / "d" / "broker-2" / "broker.pid").read_text()) == again.pid
             assert again.end() == 0
-        assert dev.end() == 0
-        assert not any(child.is_running() for child in children)
-        assert (tmp_path / "d" / "broker-1").is_dir()
+        children = children_of(dev)
+        assert any("java" in child.name() for child in children)
+        dev.process.kill()
+        _gone, alive = psutil.wait_procs(children, timeout=120)
+        assert alive == []
 
 
-def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others(
+def test_a_secure_one_has_a_user_with_rules_the_key_that_makes_others_and_a_port_for_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "d"
-    with Command(
-        "dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(data), "--secure", "--authorize"
-    ) as dev:
-        ready = dev.line()
-        bootstrap, _, certs = ready.removeprefix("ready bootstrap=").partition(" certs=")
+    monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")
+    words = ("dev", "--port", "0", "--no-console", "--data", str(data), "--secure", "--authorize", "--tokens")
+    with Command(*words) as dev:
+        bootstrap, certs, tokens = (word.partition("=")[2] for word in dev.line().removeprefix("ready ").split())
         assert certs == str(data / "certs")
         monkeypatch.setenv("TRITONMQ_BOOTSTRAP", bootstrap)
         monkeypatch.setenv("TRITONMQ_CERTS", certs)
         monkeypatch.setenv("TRITONMQ_USER", "")  # what --user leaves there goes with the test
         command = dev.remark_with("another user: ").partition("another user: tritonmq ")[2]
+        told = dev.remark_with("a user with a token: ").partition("; its clients: ")
         key = Path(command.rpartition(" ")[2])
         assert key.stat().st_mode & 0o777 == 0o600
         assert not key.is_relative_to(certs)
@@ -98,63 +100,27 @@ def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others(
         assert b"User:trial" in tritonmq("acl", "list", "--user", "admin").stdout
         assert tritonmq("cert", "revoke", "User:trial", "--user", "admin").stdout == b"User:trial\n1 revoked\n"
         assert tritonmq("topic", "list", "--user", "trial").returncode == 1
-        assert b"closed to all but the brokers" in tritonmq("cluster", "status", "--user", "admin").stdout
-        assert dev.end() == 0
-
-
-def test_a_user_with_a_token_speaks_at_a_port_for_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")
-    words = ("dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path / "d"), "--secure")
-    with Command(*words, "--tokens") as dev:
-        bootstrap, certs, tokens = (word.partition("=")[2] for word in dev.line().removeprefix("ready ").split())
-        assert len(tokens.split(",")) == 2
-        told = dev.remark_with("a user with a token: ").partition("; its clients: ")
         assert told[2] == f"--bootstrap {tokens}"
-        command = told[0].partition("tritonmq ")[2].replace("NAME.token", str(tmp_path / "etl.token"))
-        monkeypatch.setenv("TRITONMQ_CERTS", certs)
-        made = tritonmq(*command.replace("NAME", "etl").split(), "--user", "admin", "--bootstrap", bootstrap)
+        words = told[0].partition("tritonmq ")[2].replace("NAME.token", str(tmp_path / "etl.token"))
+        made = tritonmq(*words.replace("NAME", "etl").split(), "--user", "admin")
         assert (made.returncode, b"warning" in made.stderr) == (0, False), made.stderr
-        listed = tritonmq("topic", "list", "--token-file", str(tmp_path / "etl.token"), "--bootstrap", tokens)
-        assert listed.returncode == 0, listed.stderr
+        by_token = ("--token-file", str(tmp_path / "etl.token"), "--bootstrap", tokens)
+        assert b"User:etl has no right" in tritonmq(*make, "other", *by_token).stderr
         assert dev.end() == 0
 
 
-def test_tokens_without_certificates_are_refused() -> None:
-    refused = tritonmq("dev", "--tokens")
+@pytest.mark.parametrize("wanted", ["--tokens", "--authorize"])
+def test_tokens_or_rules_without_certificates_are_refused(wanted: str) -> None:
+    refused = tritonmq("dev", wanted)
     assert refused.returncode == 2
     assert b"--secure" in refused.stderr
-
-
-def test_rules_without_names_are_refused() -> None:
-    refused = tritonmq("dev", "--authorize")
-    assert refused.returncode == 2
-    assert b"--secure" in refused.stderr
-
-
-def test_it_can_be_ended_while_it_starts(tmp_path: Path) -> None:
-    with Command("dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path)) as dev:
-        dev.remark_with("starting broker 1")
-        children = children_of(dev)
-        assert dev.end(signal.SIGINT) == 0
-        assert dev.rest() == []
-        _gone, alive = psutil.wait_procs(children, timeout=30)
-        assert alive == []
-
-
-def test_a_killed_dev_takes_its_brokers_and_its_zookeeper_with_it() -> None:
-    with Command("dev", "--brokers", "2", "--port", "0", "--no-console") as dev:
-        dev.line()
-        children = children_of(dev)
-        assert any("java" in child.name() for child in children)
-        dev.process.kill()
-        _gone, alive = psutil.wait_procs(children, timeout=120)
-        assert alive == []
 
 
 @pytest.mark.parametrize("by", ["Ctrl-C", "what it has to say"])
 def test_when_nobody_reads_what_it_says_it_leaves_nothing_running(by: str, tmp_path: Path) -> None:
     """As in `tritonmq dev 2>&1 | tee log` and `| head`."""
-    words = ["dev", "--brokers", "2", "--port", "0", "--no-console", "--data", str(tmp_path)]
+    brokers = "1" if by == "Ctrl-C" else "2"
+    words = ["dev", "--brokers", brokers, "--port", "0", "--no-console", "--data", str(tmp_path)]
     with subprocess.Popen(
         [sys.executable, "-m", "mq_cli.main", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as dev:
@@ -178,16 +144,6 @@ def test_a_port_that_is_taken_is_named_and_the_other_cluster_is_not_taken_for_ou
             assert second.process.wait(60) == 1
             assert second.rest() == []
             assert f"127.0.0.1:{port}" in second.remark_with("Error: ")
-
-
-def test_without_java_several_brokers_are_refused_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with Command("dev", "--brokers", "2", "--port", "0", "--no-console", stdin=subprocess.DEVNULL) as dev:
-        assert dev.process.wait(60) == 1
-        assert "install Java 17" in dev.remark_with("Error: ")
 
 
 def test_a_zookeeper_that_starts_slowly_is_waited_for_and_told_of_and_can_be_ended(

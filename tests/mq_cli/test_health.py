@@ -9,7 +9,6 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from mq_broker.broker import BrokerConfig
 from mq_cli.cluster import cluster
 from mq_cli.cluster_summary import ClusterSummary
 from mq_cli.health import health
@@ -17,7 +16,7 @@ from mq_client import BrokerDescription, ClusterDescription, PartitionDescriptio
 from mq_client.cluster.channels import channel
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.arrow import RECORD_SCHEMA
-from tests.mq_broker.broker.cluster import Broker, standalone
+from tests.mq_broker.broker.cluster import standalone
 from tests.mq_cli.processes import Command
 
 
@@ -52,24 +51,6 @@ def test_a_broker_that_stands_alone_lives_is_ready_and_is_well(tmp_path: Path) -
         assert gone.return_value == 1
         unknown = await command(health, "no address")
         assert unknown.exception is not None
-
-    asyncio.run(scenario())
-
-
-def test_it_is_waited_for_brokers_that_do_not_listen_yet(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        address = f"127.0.0.1:{free_port()}"
-        nobody = await command(cluster, "wait", "--bootstrap", address, "--for", "0")
-        assert nobody.return_value == 1
-        assert f"no broker listens at {address}" in nobody.output
-        waiting = asyncio.create_task(command(cluster, "wait", "--bootstrap", address, "--for", "60"))
-        await asyncio.sleep(0)  # it is on its way, and there is no broker
-        broker = await Broker(BrokerConfig(1, address, tmp_path)).start()
-        try:
-            waited = await waiting
-            assert waited.return_value == 0, waited.output
-        finally:
-            await broker.stop()
 
     asyncio.run(scenario())
 

@@ -200,30 +200,6 @@ def test_a_key_is_retired_only_once_what_is_sealed_with_the_newer_one_is_on_the_
     assert run(["keys", "retire", first, "--encrypt", ref, "--data", str(data)]) == 0
 
 
-def test_what_one_key_seals_is_rewrapped_by_its_name_also_where_it_is_in_the_slot_that_does_not_count(
-    ref: str, tmp_path: Path
-) -> None:
-    class Dying(OsFiles):
-        left = 1
-
-        def write(self, fd: int, parts: object, position: int) -> int:
-            if not self.left:
-                raise KeyboardInterrupt
-            self.left -= 1
-            return super().write(fd, parts, position)  # type: ignore[arg-type]
-
-    data, first = tmp_path / "data", newest(ref)
-    journal(data, ref, 1, 3)
-    run(["keys", "rotate", "--encrypt", ref])
-    [found] = sealed_files(data)
-    with pytest.raises(KeyboardInterrupt):
-        rewrap(found, Keyring(ref), newest(ref), Dying())
-    [half] = sealed_files(data)
-    assert [slot.key_id for slot in half.slots] == [newest(ref), first]
-    assert run(["keys", "rewrap", "--from", first, "--encrypt", ref, "--data", str(data)]) == 0
-    assert [found.is_wrapped_by(newest(ref)) for found in sealed_files(data)] == [True]
-
-
 def test_what_is_sealed_is_verified_without_keys_and_shown_with_them(ref: str, tmp_path: Path, told: Told) -> None:
     data = tmp_path / "data"
     journal(data, ref, 1, 3)

@@ -46,30 +46,10 @@ def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "/s" in shown
 
 
-@pytest.mark.parametrize("show", [True, False])
-def test_progress_is_silent_in_a_pipe(capfd: pytest.CaptureFixture[str], show: bool) -> None:
-    with output.counting(show=show, total=10) as progress:
-        progress(5)
-    assert capfd.readouterr() == ("", "")
-
-
 def test_a_table_in_a_pipe_is_lines_of_cells_between_tabs(capsys: pytest.CaptureFixture[str]) -> None:
     long = "x" * 250
     output.write_table(["name", "#count", "in sync"], [(long, 1, "1 2"), ("[bold]not markup[/bold]\t", 22, "")])
     assert capsys.readouterr().out == f"name\tcount\tin sync\n{long}\t1\t1 2\n[bold]not markup[/bold]\\t\t22\t\n"
-
-
-def test_a_table_on_a_terminal_has_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours, theirs = os.openpty()
-    with os.fdopen(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stdout", terminal)
-        monkeypatch.setenv("TERM", "dumb")
-        monkeypatch.setenv("COLUMNS", "80")
-        output.write_table(["name", "#count"], [("a", 1), ("longer", 22)])
-        terminal.flush()
-        lines = os.read(ours, 1 << 16).decode().splitlines()
-    os.close(ours)
-    assert [line.rstrip() for line in lines] == ["name    count", "a           1", "longer     22"]
 
 
 def test_nobody_to_ask_is_a_refusal_and_an_answer_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,11 +65,6 @@ def test_nobody_to_ask_is_a_refusal_and_an_answer_is_heard(monkeypatch: pytest.M
         else:
             with pytest.raises(click.ClickException, match="nothing was done"):
                 output.confirm("Delete it?", yes=False)
-
-
-def test_json_keeps_every_letter(capsys: pytest.CaptureFixture[str]) -> None:
-    output.write_json({"name": "grüße", "none": None})
-    assert json.loads(capsys.readouterr().out) == {"name": "grüße", "none": None}
 
 
 @pytest.mark.parametrize(

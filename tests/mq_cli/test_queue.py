@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import signal
 import sys
@@ -11,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_cli.main import INTERRUPTED, MISUSED, REFUSED
-from mq_cli.work import _pass_on
+from mq_cli.main import MISUSED, REFUSED
 from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
 from tests import switch
@@ -153,7 +151,8 @@ def test_dead_letters_are_sent_back(cluster: LocalCluster, caplog: pytest.LogCap
     assert (refused.returncode, b"give --declare" in refused.stderr) == (REFUSED, True)
     wrong = run(cluster, "queue", "redrive", "orders")
     assert (wrong.returncode, b"holds no dead letters" in wrong.stderr) == (REFUSED, True)
-    assert run(cluster, "queue", "redrive", "orders.dead", "-n", "1").stdout == b"topic\tletters\norders\t1\n"
+    some = run(cluster, "queue", "redrive", "orders.dead", "-n", "1")
+    assert (some.returncode, some.stdout) == (0, b"topic\tletters\norders\t1\n"), "so many were asked for"
     with Producer(cluster.bootstrap) as producer:
         producer.publish("orders.dead", "no letter").result(30)
     rest = run(cluster, "queue", "redrive", "orders.dead", "--json")
@@ -173,16 +172,6 @@ def test_a_command_that_cannot_be_run_is_refused_before_any_record_is_lent() -> 
     done = tritonmq("work", "t", "g", "--bootstrap", "127.0.0.1:1", "--", "no-such-command")
     assert done.returncode == MISUSED
     assert b"no-such-command" in done.stderr
-
-
-def test_of_what_a_command_says_the_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed_on = io.BytesIO()
-    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(passed_on))
-    said = tmp_path / "said"
-    said.write_text("ü" * 5_000 + "the end\n")
-    assert _pass_on(said.open("rb")).endswith("üthe end")
-    assert passed_on.getvalue() == said.read_bytes()
-    assert len(_pass_on(said.open("rb")).encode()) <= 240
 
 
 def test_describe_names_the_record_that_others_of_its_key_wait_for(cluster: LocalCluster) -> None:
@@ -205,19 +194,6 @@ def test_describe_names_the_record_that_others_of_its_key_wait_for(cluster: Loca
     wait_until(lambda: admin.describe_queue("ledger", "g").parked == 1, "it is parked")
     told = run(cluster, "queue", "describe", "ledger", "g").stderr.decode()
     assert "partition 0: records wait for offset 0, which has the key 'alice'" in told
-
-
-def test_a_second_ctrl_c_ends_the_command_and_gives_its_record_back(cluster: LocalCluster) -> None:
-    admin = publish(cluster, "endless", "a")
-    code = "import sys, time; print(sys.stdin.read(), flush=True); time.sleep(60)"
-    at = ("--bootstrap", cluster.bootstrap)
-    with Command("work", "endless", "g", "--declare", *at, "--", sys.executable, "-c", code) as command:
-        assert command.line() == "a"
-        command.process.send_signal(signal.SIGINT)
-        command.remark_with("waiting for 1 command to end")
-        assert command.end(signal.SIGINT) == INTERRUPTED
-    found = admin.describe_queue("endless", "g")
-    assert (found.accepted, found.ready, found.leased, found.charged) == (0, 1, 0, 0)
 
 
 @pytest.mark.processes

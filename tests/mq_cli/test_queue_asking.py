@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import click
 import pytest
 
-from mq_cli.queue_asking import check_declared, say_if_paused, say_what_waits
+from mq_cli.queue_asking import check_declared, say_what_waits
 from mq_client.errors import OutcomeUnknown, UnknownQueue
 
 
@@ -26,19 +26,6 @@ def admin(error: Exception | None, **counts: int) -> Any:
 def test_work_begins_without_the_leaders_that_do_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
     say_what_waits(admin(OutcomeUnknown("t/0")), "t", "g")
     assert capsys.readouterr().err == "working on queue g of topic t; not all of its leaders answer now\n"
-
-
-@pytest.mark.parametrize(
-    ("paused", "words"), [("true", "lends nothing until `tritonmq queue resume t g`"), ("false", "")]
-)
-def test_who_takes_nothing_off_a_paused_queue_is_told_why(
-    capsys: pytest.CaptureFixture[str], paused: str, words: str
-) -> None:
-    found = SimpleNamespace(settings={"paused": paused})
-    say_if_paused(cast("Any", SimpleNamespace(describe_queue=lambda *_: found)), "t", "g")
-    told = capsys.readouterr().err
-    assert words in told
-    assert bool(told) == bool(words)
 
 
 def test_a_queue_that_only_its_leaders_know_yet_is_declared() -> None:

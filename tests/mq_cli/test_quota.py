@@ -1,125 +1,71 @@
-"""What the words of `tritonmq quota` mean."""
+"""`tritonmq quota` against a broker."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from typing import Any
+from collections.abc import Iterator
 
-import click
 import pytest
-from click.testing import CliRunner
 
-from mq_cli import quota as module
-from mq_cli.in_force import NOT_EVERYWHERE
-from mq_cli.quota import quota
-from mq_client import AclVerdict, QuotaDescription
-from mq_client.acl_admin import KnownEntry
+from mq_cli.in_force import NOT_EVERYWHERE, told_of_late
+from mq_cli.main import DONE, MISUSED
+from mq_dev.local_cluster import LocalCluster
+from tests.mq_cli.processes import Outcome, tritonmq
 
 
-class Admin:
-    """Notes what it is asked to change."""
-
-    def __init__(self) -> None:
-        self.changed: list[tuple[str, dict[str, int | None]]] = []
-        self.late: tuple[str, ...] = ()
-        self.nameless: tuple[str, ...] = ()
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return
-
-    def set_quotas(self, principal: str, **limits: int | None) -> tuple[str, ...]:
-        self.changed.append((principal, limits))
-        return self.late
-
-    def check_acl(self, principal: str, operation: str, kind: str) -> AclVerdict:
-        return AclVerdict(False, "no rule allows it")
-
-    def known_to_brokers(self, *who: str) -> list[KnownEntry]:
-        return [KnownEntry(each, each) for each in who]
-
-    def without_names(self) -> tuple[str, ...]:
-        return self.nameless
-
-    def delete_quotas(self, principal: str) -> tuple[str, ...]:
-        return self.set_quotas(principal)
-
-    def quotas(self) -> list[QuotaDescription]:
-        return [
-            QuotaDescription("*", {"streams": 1_000}, built_in=True),
-            QuotaDescription("*", {"produce": 20 << 20}),
-            QuotaDescription("User:etl", {"produce": -1, "requests": 500}),
-        ]
+@pytest.fixture(scope="module")
+def bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with LocalCluster(tmp_path_factory.mktemp("quota")) as cluster:
+        yield cluster.bootstrap
 
 
-@pytest.fixture
-def admin(monkeypatch: pytest.MonkeyPatch) -> Admin:
-    made = Admin()
-    monkeypatch.setattr(module, "open_admin", lambda *_: made)
-    return made
+@pytest.fixture(autouse=True)
+def _there(bootstrap: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITONMQ_BOOTSTRAP", bootstrap)
 
 
-def run(words: str) -> Any:
-    return CliRunner().invoke(quota, shlex.split(words), standalone_mode=False)
+def quota(words: str) -> Outcome:
+    return tritonmq("quota", *shlex.split(words))
 
 
-def test_what_is_said_is_set_and_no_more(admin: Admin) -> None:
-    done = run("set User:etl --produce 50MiB/s --requests 500/s --streams unlimited --topics default")
-    assert done.return_value == 0
-    limits = {"produce": 50 << 20, "requests": 500, "streams": -1, "topics": None}
-    assert admin.changed == [("User:etl", limits)]
-    assert done.output == "User:etl: produce 50MiB/s, requests 500/s, streams unlimited, topics default\n"
+def limits(who: str) -> dict[str, int]:
+    found = json.loads(quota(f"list {who} --json").stdout)
+    return next((each["limits"] for each in found if each["principal"] == who and not each["built_in"]), {})
 
 
-def test_where_nobody_has_a_name_a_users_quota_is_said_to_bound_nobody(admin: Admin) -> None:
-    admin.nameless = ("h:1", "h:2")
-    assert "at h:1, h:2 everybody is User:ANONYMOUS" in run("set User:etl --streams 5").stderr
-    assert run("set User:ANONYMOUS --streams 5").stderr == ""
-    assert run("set --default --streams 5").stderr == ""
-    admin.nameless = ()
-    assert run("set User:etl --streams 5").stderr == ""
+def test_what_is_said_is_set_and_no_more_until_it_is_taken_back() -> None:
+    assert quota("set User:etl --topics 5 --fetch 4k").returncode == DONE
+    done = quota("set User:etl --produce 50MiB/s --requests 500/s --streams unlimited --topics default")
+    assert done.stdout == b"User:etl: produce 50MiB/s, requests 500/s, streams unlimited, topics default\n"
+    assert limits("User:etl") == {"produce": 50 << 20, "fetch": 4 << 10, "requests": 500, "streams": -1}
+    assert quota("set --default --fetch 1GiB/s").returncode == DONE
+    listed = quota("list").stdout.decode().splitlines()
+    assert {line.split()[0] for line in listed[1:]} >= {"(everybody", "User:etl"}
+    assert any("1GiB/s" in line for line in listed)
+    assert quota("delete --default").returncode == quota("delete User:etl").returncode == DONE
+    assert limits("User:etl") == {}
+    never = quota("delete User:etl")
+    assert (never.returncode, never.stdout, never.stderr) == (DONE, b"", b"User:etl: nothing was set\n")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("50MB/s", "50MiB/s"), ("1gb/s", "1GiB/s"), ("4kb", "4KiB/s"), ("50MiB/s", ""), ("5m/s", "")]
-)
-def test_powers_of_ten_are_told_to_be_powers_of_two(admin: Admin, text: str, told: str) -> None:
-    done = run(f"set --default --fetch {text}")
-    assert done.stderr == (f"{text} is taken as {told}: sizes are powers of two\n" if told else "")
-
-
-@pytest.mark.parametrize(
-    ("words", "warned"),
+    ("words", "told"),
     [
-        ("--produce 1", "produce 1B/s"),
-        ("--fetch 1023/s", "fetch 1023B/s"),
+        ("--fetch 50MB/s", "50MB/s is taken as 50MiB/s: sizes are powers of two"),
+        ("--fetch 4kb", "4kb is taken as 4KiB/s: sizes are powers of two"),
+        ("--fetch 50MiB/s", ""),
+        ("--produce 1", "warning: produce 1B/s holds a batch back"),
+        ("--fetch 1023/s", "warning: fetch 1023B/s holds a batch back"),
         ("--produce 1KiB/s", ""),
         ("--produce unlimited --fetch default", ""),
         ("--requests 1/s --staged-bytes 1 --streams 1", ""),
     ],
 )
-def test_a_rate_of_few_bytes_is_set_with_a_warning(admin: Admin, words: str, warned: str) -> None:
-    done = run(f"set User:etl {words}")
-    assert done.return_value == 0
-    assert len(admin.changed) == 1
-    assert done.stderr.startswith(f"warning: {warned} holds a batch back") if warned else done.stderr == ""
-
-
-def test_default_is_everybody_else(admin: Admin) -> None:
-    assert run("set --default --fetch 1GiB/s").return_value == 0
-    assert run("delete --default").return_value == 0
-    assert run("delete User:etl").return_value == 0
-    assert admin.changed == [("*", {"fetch": 1 << 30}), ("*", {}), ("User:etl", {})]
-
-
-def test_where_nothing_was_set_nothing_is_taken_back(admin: Admin) -> None:
-    done = run("delete User:never")
-    assert (done.return_value, done.stderr, done.stdout) == (0, "User:never: nothing was set\n", "")
-    assert admin.changed == []
-    assert run("delete User:etl").output == "User:etl: all that was set is taken back\n"
+def test_what_may_not_be_what_was_meant_is_set_and_told(words: str, told: str) -> None:
+    done = quota(f"set --default {words}")
+    assert quota("delete --default").returncode == done.returncode == DONE
+    assert done.stderr.decode().startswith(told) if told else done.stderr == b""
 
 
 @pytest.mark.parametrize(
@@ -135,23 +81,11 @@ def test_where_nothing_was_set_nothing_is_taken_back(admin: Admin) -> None:
         "delete User:etl --default",
     ],
 )
-def test_what_says_too_little_or_too_much_is_refused(admin: Admin, words: str) -> None:
-    assert isinstance(run(words).exception, click.UsageError)
-    assert admin.changed == []
+def test_what_says_too_little_or_too_much_is_refused(words: str) -> None:
+    assert quota(words).returncode == MISUSED
+    assert limits("User:etl") == {}
 
 
-def test_brokers_that_do_not_answer_are_named(admin: Admin) -> None:
-    admin.late = ("h:1",)
-    done = run("set User:etl --produce 5")
-    assert done.return_value == NOT_EVERYWHERE
-    assert "it is done, and not yet known to be in force at h:1" in done.output
-
-
-def test_lists_are_tables_and_json(admin: Admin) -> None:
-    lines = run("list").output.splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["(built", "(everybody", "User:etl"]
-    assert "20MiB/s" in lines[2]
-    assert "unlimited" in lines[3]
-    assert json.loads(run("list User:etl --json").output) == [
-        {"principal": "User:etl", "limits": {"produce": -1, "requests": 500}, "built_in": False}
-    ]
+def test_brokers_that_do_not_answer_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (told_of_late(()), told_of_late(["h:1"])) == (DONE, NOT_EVERYWHERE)
+    assert "it is done, and not yet known to be in force at h:1" in capsys.readouterr().err

@@ -73,10 +73,6 @@ def test_traffic_is_what_came_in_between_two_looks_also_after_retention() -> Non
     assert after.kept == {"a": 70, "b": 7, "n": 9}
 
 
-def test_followers_words_are_not_counted() -> None:
-    assert look(1.0, partition("a", 0, 5), partition("a", 1, 9, leads=False)).ends == {"a": 5}
-
-
 def test_the_brokers_own_topics_are_not_listed_and_count_as_they_do_in_cluster_status() -> None:
     own = partition("__transactions", 0, 9, replicas=(1, 2)), partition("__transactions", 1, leads=False, leader=0)
     seen = look(1.0, partition("a", 0, 5), partition("a", 1, 5), *own)
@@ -107,11 +103,6 @@ def test_topics_are_sorted_as_asked_for(order: str, names: list[str]) -> None:
     after = look(1.0, partition("a", 0, 50, size=9), partition("b", 0, 9, size=1), partition("c", 0, 99, size=5))
     assert [row[0] for row in topics(after, before, Wish(order))[1]] == names
     assert [row[0] for row in topics(after, before, Wish(order, only="b"))[1]] == ["b"]
-
-
-def test_no_replica_is_in_sync_where_nobody_leads() -> None:
-    closed = partition("b", leads=False, leader=0)
-    assert look(0.0, partition("a"), closed).in_sync == {1: 1}
 
 
 def test_groups_that_are_furthest_behind_come_first() -> None:

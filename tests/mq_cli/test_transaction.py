@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from mq_cli.main import DONE, MISUSED, REFUSED, run
-from mq_client import AclRule, Admin, InvalidRequest, TransactionAborted, UnknownTransaction
+from mq_client import AclRule, Admin, UnknownTransaction
 from mq_client.transactions import TransactionClient
 from mq_dev.local_cluster import LocalCluster
 
@@ -113,18 +112,3 @@ def test_a_key_that_nobody_knows_is_refused_by_name(bootstrap: str, capsys: pyte
         assert "transaction list" in capsys.readouterr().err
     with Admin(bootstrap) as admin, pytest.raises(UnknownTransaction):
         admin.abort_transaction("nobody")
-
-
-def test_of_a_query_that_writes_to_several_sinks_one_is_to_be_chosen(bootstrap: str, tmp_path: Path) -> None:
-    query_id = str(uuid.uuid4())
-    rows = pa.table({"n": pa.array([1], pa.int64())})
-    with TransactionClient(bootstrap) as client, Admin(bootstrap) as admin:
-        for sink in ("flights", ""):
-            client.stage("flights", 0, [rows], (query_id, sink), 0, "run")
-        with pytest.raises(InvalidRequest, match=":flights") as refused:
-            admin.abort_transaction(query_id)
-        for choice in str(refused.value).partition("one of ")[2].split(", "):
-            assert admin.abort_transaction(choice).discarded == 1
-        with pytest.raises(TransactionAborted):
-            client.stage("flights", 0, [rows], (query_id, ""), 1, "run")
-        assert [each.aborted for each in admin.transactions(query_id)] == [True, True]
