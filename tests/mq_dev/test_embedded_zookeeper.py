@@ -15,10 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException
 
-from mq_broker.coordination.zookeeper_tls import TlsHandler
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper, free_port, parse_ensemble
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
 from mq_protocol.pem import Files, context, examine, files_of_broker, read
@@ -32,6 +29,8 @@ def test_it_starts_is_killed_and_starts_again_on_the_same_port(tmp_path: Path) -
     assert server.pid is None
     server.start()
     first, hosts = server.pid, server.hosts
+    listening = [c.laddr.ip for c in psutil.Process(first).net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    assert [ip.removeprefix("::ffff:") for ip in listening] == ["127.0.0.1"], "no admin server, no JMX"
     server.start()  # it runs: nothing to do
     assert server.pid == first
     server.kill()
@@ -45,25 +44,6 @@ def test_it_starts_is_killed_and_starts_again_on_the_same_port(tmp_path: Path) -
     assert server.pid is None
     assert second is not None
     assert not psutil.pid_exists(second)
-
-
-def test_it_listens_on_a_loopback_address_only(tmp_path: Path) -> None:
-    server = EmbeddedZooKeeper(tmp_path)
-    server.start()
-    try:
-        listening = [
-            c.laddr.ip for c in psutil.Process(server.pid).net_connections("inet") if c.status == psutil.CONN_LISTEN
-        ]
-        assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
-        assert len(listening) == 1  # no admin server, no JMX
-    finally:
-        server.stop()
-
-
-def test_no_port_is_given_twice_before_whoever_has_it_listens() -> None:
-    """One of 3,000 clusters of three had two processes with the same port, and one that did not start."""
-    given = [free_port() for _ in range(1_000)]  # by chance alone, one of 17,000 each: the same twice, all but surely
-    assert len(set(given)) == len(given)
 
 
 def test_no_port_is_given_to_two_processes_while_both_live() -> None:
@@ -102,16 +82,16 @@ def test_a_zookeeper_on_that_port_is_offered_instead(tmp_path: Path, zookeeper: 
         server.start()
 
 
-def test_without_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CoordinationUnavailable, match=r"install Java 17.*--zookeeper HOST:PORT"):
-        EmbeddedZooKeeper(tmp_path / "zk").start()
-
-
-def test_without_pyspark_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    with pytest.raises(CoordinationUnavailable, match=r"\.\[spark\].*--zookeeper HOST:PORT"):
+@pytest.mark.parametrize(("missing", "told"), [("java", r"install Java 17"), ("pyspark", r"\.\[spark\]")])
+def test_without_what_it_needs_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, told: str
+) -> None:
+    if missing == "java":
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+        monkeypatch.setenv("PATH", str(tmp_path))
+    else:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    with pytest.raises(CoordinationUnavailable, match=f"{told}.*--zookeeper HOST:PORT"):
         EmbeddedZooKeeper(tmp_path / "zk").start()
 
 
@@ -119,24 +99,6 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CoordinationUnavailable, match="--data"):
         EmbeddedZooKeeper(tmp_path / "file" / "zk").start()
-
-
-def test_of_two_that_are_started_together_on_one_port_one_says_that_it_is_taken(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each has found the port free. What answers there is one's server, and the other does not take it for its own."""
-    first = EmbeddedZooKeeper(tmp_path / "first")
-    second = EmbeddedZooKeeper(tmp_path / "second", first.port)
-    monkeypatch.setattr(second, "_check_port", lambda: None)  # it has looked before the first one listened
-    first.start()
-    try:
-        with pytest.raises(CoordinationUnavailable, match="Address already in use"):
-            second.start()
-        assert second.pid is None
-        assert first.pid is not None
-    finally:
-        second.stop()
-        first.stop()
 
 
 def test_what_a_killed_owner_left_running_is_ended_and_what_a_live_one_has_is_not(tmp_path: Path) -> None:
@@ -202,62 +164,6 @@ def test_a_renewal_that_could_not_be_written_is_made_later_and_what_it_left_is_n
     assert pair.read_bytes() == files.key.read_bytes() + b"\n" + files.certificate.read_bytes()
     assert authorities.read_bytes() == files.ca.read_bytes()
     assert not server.renew()
-
-
-def version_of_tls(port: int, tls: Files) -> str | None:
-    with (
-        socket.create_connection(("127.0.0.1", port), 5.0) as plain,
-        context(read(tls), server=False).wrap_socket(plain, server_hostname="127.0.0.1") as secured,
-    ):
-        return secured.version()
-
-
-@pytest.mark.long
-def test_an_ensemble_of_three_over_tls_goes_on_without_one_and_takes_it_back(tmp_path: Path) -> None:
-    """In plain text: tests/cluster/test_embedded_ensemble.py."""
-    certs = Certs(tmp_path / "certs", 1, 2, 3)
-    tls = files_of_broker(certs.path, 1)
-    members = parse_ensemble(",".join(f"{n}@127.0.0.1:{free_port()}:{free_port()}:{free_port()}" for n in (1, 2, 3)))
-    servers = [
-        EmbeddedZooKeeper(
-            tmp_path / str(member.number),
-            number=member.number,
-            ensemble=members,
-            tls=files_of_broker(certs.path, member.number),
-        )
-        for member in members
-    ]
-    assert [len(server.hosts.split(",")) for server in servers] == [3, 3, 3]
-    client = KazooClient(servers[0].hosts, timeout=4.0, handler=TlsHandler(tls), use_ssl=True)
-    try:
-        for server in servers:
-            server.launch()
-        for server in servers:
-            server.start()  # returns once it serves with most of the others
-        assert [version_of_tls(member.election_port, tls) for member in members] == ["TLSv1.3"] * 3
-        client.start(30)
-        client.create("/kept", b"1")
-        servers[0].kill()
-        deadline = time.monotonic() + 30
-        written = False
-        while not written:
-            assert time.monotonic() < deadline, "the two that are left take no write"
-            with contextlib.suppress(KazooException):
-                client.set("/kept", b"2")
-                written = True
-        servers[0].start()
-        where = f"{servers[0].host}:{servers[0].port}"
-        alone = KazooClient(where, timeout=4.0, handler=TlsHandler(tls), use_ssl=True)
-        alone.start(30)
-        alone.sync("/kept")
-        assert alone.get("/kept")[0] == b"2"
-        alone.stop()
-        alone.close()
-    finally:
-        client.stop()
-        client.close()
-        for server in servers:
-            server.stop()
 
 
 def serial_shown(port: int, tls: Files) -> str:

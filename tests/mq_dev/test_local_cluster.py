@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import uuid
 from pathlib import Path
 
 import psutil
@@ -51,14 +52,14 @@ def test_a_paused_broker_is_stopped_all_the_same(tmp_path: Path) -> None:
     assert cluster.brokers[1].status == 0
 
 
-def test_a_broker_that_cannot_start_is_named_with_its_last_words_and_nothing_is_left(tmp_path: Path) -> None:
+def test_a_broker_that_cannot_start_is_named_with_its_last_words_and_nothing_is_left(
+    tmp_path: Path, zookeeper: str
+) -> None:
     (tmp_path / "broker-2").write_text("not a directory")
-    cluster = LocalCluster(tmp_path, brokers=2)
+    cluster = LocalCluster(tmp_path, brokers=2, zookeeper=f"{zookeeper}/{uuid.uuid4().hex}")
     with pytest.raises(ClusterFailed, match=r"(?s)broker 2 ended.*broker-2"), cluster:
         pass
     assert all(broker.pid is None for broker in cluster.brokers.values())
-    assert cluster.zookeeper is not None
-    assert cluster.zookeeper.pid is None
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
@@ -68,16 +69,6 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         with pytest.raises(ClusterFailed, match=f"{HOST}:{port}"), LocalCluster(tmp_path, brokers=1, port=port):
             pass
-
-
-def test_killing_what_does_not_run_is_a_mistake_that_is_told(tmp_path: Path) -> None:
-    with pytest.raises(ClusterFailed, match="broker 1 is not running"):
-        LocalCluster(tmp_path, brokers=1).kill(1)
-
-
-def test_several_brokers_need_a_zookeeper(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ZooKeeper"):
-        LocalCluster(tmp_path, brokers=2, zookeeper=False)
 
 
 def test_without_java_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

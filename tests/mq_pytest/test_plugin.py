@@ -7,12 +7,13 @@ import re
 import pytest
 
 from mq_client import Admin
-from mq_pytest.running import Running
 from tests import switch
 
 pytest_plugins = "pytester"
 
-ROOM_S = 150
+pytestmark = pytest.mark.timeout(400)
+
+ROOM_S = 300
 """For a suite that starts brokers on a busy machine."""
 
 RECORDS = """
@@ -90,13 +91,10 @@ def test_a_suite_that_uses_no_fixture_imports_nothing(pytester: pytest.Pytester)
 
 
 @pytest.mark.cluster
-def test_a_suite_has_a_broker_of_its_own(pytester: pytest.Pytester) -> None:
-    run(pytester, RECORDS).assert_outcomes(passed=3)
-
-
-@pytest.mark.cluster
-def test_a_suite_kills_brokers_of_a_cluster_and_finds_them_again(pytester: pytest.Pytester) -> None:
-    run(pytester, KILLED).assert_outcomes(passed=2)
+def test_a_suite_has_a_broker_of_its_own_and_a_cluster_whose_brokers_it_kills_and_finds_again(
+    pytester: pytest.Pytester,
+) -> None:
+    run(pytester, RECORDS + KILLED).assert_outcomes(passed=5)
 
 
 def test_brokers_that_run_already_are_used_and_not_killed(pytester: pytest.Pytester, bootstrap: str) -> None:
@@ -106,12 +104,3 @@ def test_brokers_that_run_already_are_used_and_not_killed(pytester: pytest.Pytes
     assert not re.search("LocalCluster", found.stdout.str())
     with Admin(bootstrap) as admin:
         assert [name for name in admin.list_topics() if name.startswith("test-")], "they are left there"
-
-
-def test_an_admin_is_opened_when_it_is_used_and_closed_at_the_end(bootstrap: str) -> None:
-    with Running(bootstrap) as running:
-        assert running._admin is None
-        admin = running.admin
-        assert running.admin is admin
-    assert running._admin is None
-    assert repr(running) == f"<TritonMQ at {bootstrap}>"
