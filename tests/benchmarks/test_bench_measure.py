@@ -34,22 +34,9 @@ def test_the_median_of_an_even_number_lies_between_the_two_in_the_middle() -> No
     assert spread([5.0]).median == 5.0
 
 
-def test_nothing_measured_is_an_error_and_not_a_zero() -> None:
-    with pytest.raises(ValueError, match="nothing was measured"):
-        spread([])
-    with pytest.raises(ValueError, match="nothing was measured"):
-        percentile([], 50)
-
-
 @pytest.mark.parametrize(("percent", "expected"), [(50, 50.0), (99, 99.0), (99.9, 100.0), (100, 100.0), (0.5, 1.0)])
 def test_a_percentile_is_a_sample_that_was_seen(percent: float, expected: float) -> None:
     assert percentile([float(value) for value in range(100, 0, -1)], percent) == expected
-
-
-@pytest.mark.parametrize("percent", [0, -1, 100.1])
-def test_a_percentile_outside_its_range_is_refused(percent: float) -> None:
-    with pytest.raises(ValueError, match="percent"):
-        percentile([1.0], percent)
 
 
 def test_each_round_runs_all_in_turn_and_begins_one_further_on() -> None:
@@ -57,18 +44,6 @@ def test_each_round_runs_all_in_turn_and_begins_one_further_on() -> None:
     readings = interleave([recorded(name, log) for name in "abc"], 3, warm_ups=0)
     assert "".join(log) == "abcbcacab"
     assert readings["a"] == [{"runs": 1.0}, {"runs": 6.0}, {"runs": 8.0}]
-
-
-def test_rounds_that_warm_up_run_and_do_not_count() -> None:
-    log: list[str] = []
-    readings = interleave([recorded(name, log) for name in "ab"], 2, warm_ups=1)
-    assert len(log) == 6
-    assert [len(found) for found in readings.values()] == [2, 2]
-
-
-def test_two_contestants_of_one_name_are_refused() -> None:
-    with pytest.raises(ValueError, match="one name"):
-        interleave([recorded("a", []), recorded("a", [])], 1)
 
 
 def test_ratios_are_taken_within_a_round() -> None:
@@ -105,8 +80,3 @@ def test_a_schedule_is_kept_however_slow_the_work_is() -> None:
             clock.now_ns += 2_500_000_000
     assert stamps == [(1.0, 1.0), (2.0, 3.5), (3.0, 3.5), (4.0, 4.0)]
     assert clock.slept == [1.0, 0.5]
-
-
-def test_due_times_do_not_drift() -> None:
-    schedule = Schedule(0, 3, 3_000_000)
-    assert schedule.due_ns(3_000_000) == 1_000_000 * 1_000_000_000

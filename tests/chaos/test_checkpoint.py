@@ -22,7 +22,3 @@ def test_each_micro_batch_begins_where_the_one_before_ended_and_is_committed_if_
         MicroBatch(1, {0: 0, 1: 0}, {0: 10, 1: 20}, True),
         MicroBatch(2, {0: 10, 1: 20}, {0: 15, 1: 30}, False),
     ]
-
-
-def test_no_checkpoint_has_no_micro_batches(tmp_path: Path) -> None:
-    assert list(micro_batches(tmp_path / "none", "in")) == []

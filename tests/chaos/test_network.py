@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -119,16 +118,6 @@ def test_another_pair_is_not_touched(network: Network, dialled: socket.socket, p
     assert answer(dialled, b"still") == b"still"
 
 
-def test_who_is_no_broker_is_a_client(
-    network: Network, owners: dict[str, int | None], echo: Echo, dialled: socket.socket
-) -> None:
-    del owners["1"]
-    network.cut(CLIENTS, "2")
-    with socket.create_connection((HOST, network.listen("2", echo.port)), timeout=NOT_SOON_S) as client:
-        assert answer(client, b"anybody") == b""
-    assert answer(dialled, b"broker 1 was known") == b"broker 1 was known"
-
-
 def test_a_reset_pair_loses_its_connections_and_gets_no_new_ones(
     network: Network, dialled: socket.socket, echo: Echo
 ) -> None:
@@ -147,13 +136,6 @@ def test_a_reset_pair_loses_its_connections_and_gets_no_new_ones(
     assert refused()
     network.mend("1", "2")
     assert not refused()
-
-
-def test_a_slow_pair_takes_its_time(network: Network, dialled: socket.socket) -> None:
-    network.slow("1", "2", NOT_SOON_S)
-    began = time.monotonic()
-    assert answer(dialled, b"slow") == b"slow"
-    assert time.monotonic() - began >= 2 * NOT_SOON_S, "there and back"
 
 
 def test_a_given_dialler_is_believed_and_one_who_does_not_answer_is_not_reached(network: Network, echo: Echo) -> None:

@@ -161,12 +161,6 @@ def test_a_record_with_an_output_and_a_letter_was_settled_twice() -> None:
     assert history.anomalies(dead=1) == {"settled-twice": 1}
 
 
-def test_another_record_under_an_offset_is_found() -> None:
-    history = History(values=("a",))
-    history.work(0, value="z")
-    assert history.anomalies() == {"job-other": 1}
-
-
 @pytest.mark.parametrize(("deliveries", "failures", "charged"), [(2, 0, 0), (2, 1, 1), (3, 1, 0), (3, 2, 1)])
 def test_a_failure_without_a_cause_is_found(deliveries: int, failures: int, charged: int) -> None:
     history = History(values=("a",))
@@ -228,17 +222,6 @@ def test_a_record_begun_before_the_one_before_it_was_acknowledged_is_out_of_orde
     assert history.anomalies() == {"key-order": 1}, "an ack of a lost lease settles nothing"
 
 
-def test_a_member_that_went_on_before_its_ack_was_answered_has_lost_both_leases() -> None:
-    for process, found in (("m", {}), ("n", {"key-order": 1})):
-        history = History(order=True)
-        history.work(0, "ack", "lost", process="m")
-        history.work(1, "ack", "lost", process=process)
-        for offset in (0, 1):
-            history.work(offset, process="w", deliveries=2)
-        history.work(2)
-        assert history.anomalies() == found
-
-
 def test_two_who_work_on_one_key_at_a_time_are_found_unless_one_of_them_had_lost_it() -> None:
     for state, found in (("ok", {"key-overlap": 1}), ("lost", {})):
         history = History(order=True, values=("a",))
@@ -256,33 +239,6 @@ def test_a_member_that_slept_is_told_that_another_has_settled_its_record() -> No
         history.work(0, process="n", deliveries=2, failures=1)
         history.work(1, process="n")
         history.say(slept, late, "ok", "slept")
-        assert history.anomalies() == ({"key-overlap": overlaps} if overlaps else {})
-
-
-def test_an_ack_that_arrives_late_is_told_that_another_has_settled_its_record() -> None:
-    """It was said before the other's. Answers of a member that was cut off come together, in another order."""
-    for told_last, overlaps in (("late", 0), ("n", 1)):
-        history = History(order=True, values=("a",))
-        late = history.begin(0, "late")
-        history.work(0, "ack", "lost", process="n", deliveries=2, failures=1)
-        history.say(late, "ack", "", "late")
-        first = history.begin(0, "n", deliveries=3, failures=2)
-        if told_last == "n":
-            history.add("job", "late", state="ok", id=late)
-        history.say(first, "ack", "ok", "n")
-        if told_last == "late":
-            history.add("job", "late", state="ok", id=late)
-        assert history.anomalies().get("key-overlap", 0) == overlaps
-
-
-def test_a_member_that_slept_may_begin_late_what_another_was_given_meanwhile() -> None:
-    """Its ack is answered as done, since the other's settled the record."""
-    for slept, overlaps in ((1, 0), (3, 1)):
-        history = History(order=True, values=("a",))
-        first = history.begin(0, "n", deliveries=2, failures=1)
-        late = history.begin(0, "slept", deliveries=slept)
-        history.say(first, "ack", "ok", "n")
-        history.say(late, "ack", "ok", "slept")
         assert history.anomalies() == ({"key-overlap": overlaps} if overlaps else {})
 
 

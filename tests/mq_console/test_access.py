@@ -95,18 +95,3 @@ def test_a_form_comes_from_a_page_of_this_console(headers: dict[str, str], statu
 def test_other_methods_and_long_addresses_are_refused() -> None:
     assert answer("DELETE").status_code == 405
     assert answer(path="/?q=" + "x" * 9_000).status_code == 414
-
-
-def test_an_address_with_bytes_that_are_no_text_is_refused() -> None:
-    """Uvicorn does so itself; another server may not."""
-    told: list[dict[str, Any]] = []
-
-    async def send(message: dict[str, Any]) -> None:
-        told.append(message)
-
-    async def receive() -> None:
-        raise AssertionError("nothing of it is read")
-
-    scope = {"type": "http", "method": "GET", "path": "/", "query_string": b"q=\xe9t"}
-    asyncio.run(Guard(inside)({**scope, "headers": [(b"host", b"localhost")]}, receive, send))
-    assert told[0]["status"] == 400

@@ -11,10 +11,9 @@ import pytest
 
 from mq_console.charts import chart, sparkline, top_of
 from mq_console.history import History
-from mq_console.rendering import TEMPLATES, as_json, environment, indented, metric_text, moment_text, rate_text
+from mq_console.rendering import as_json, environment, indented, metric_text, moment_text, rate_text
 from mq_console.tables import Column, Wish, listed
 from mq_console.tail import CELL_CHARACTERS_MAX, text_of
-from mq_console.views import Settings
 
 # ------------------------------------------------------------------ history
 
@@ -39,14 +38,6 @@ def test_a_note_holds_for_the_time_since_the_one_before_it_and_old_values_go() -
     assert history.of("a") == [3.0] * 4
     history.note(1_000_001, {("a",): 4.0})
     assert history.of("a") == [3.0, 3.0, 3.0, 4.0]
-
-
-def test_old_values_do_not_come_back_while_nothing_is_known() -> None:
-    history = History(points=3, step_s=1)
-    history.note(0, {("a",): 5.0})
-    for tick in range(1, 8):
-        history.note(tick, {})
-    assert history.of("a") == [None, None, None]
 
 
 def test_there_are_never_more_series_than_allowed_and_idle_ones_give_way() -> None:
@@ -140,13 +131,3 @@ def test_figures_have_the_digits_that_say_something() -> None:
     assert indented('{"a":1}') == '{\n  "a": 1\n}'
     assert indented("{no") == "{no"
     assert indented("[" * 100_000) == "[" * 100_000
-
-
-def test_who_has_a_certificate_is_told_that_a_right_may_be_missing() -> None:
-    templates = environment()
-    for name in ("overview.html", "topics.html"):
-        source = (TEMPLATES / name).read_text()
-        line = next(line for line in source.splitlines() if "No topic yet" in line)
-        shown = templates.from_string(line[line.index("<p") : line.index("</p>")])
-        for secured in (True, False):
-            assert ("tritonmq acl list" in shown.render(console=Settings(secured=secured))) is secured

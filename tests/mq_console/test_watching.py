@@ -42,7 +42,7 @@ class Cluster:
         self.now_s += after_s
         self.answer = answer
         self.watcher.look()
-        return self.watcher._seen
+        return self.watcher.seen(0)
 
 
 def test_everything_is_asked_every_two_seconds_and_brokers_in_between() -> None:
@@ -95,20 +95,6 @@ def test_rates_and_the_time_to_catch_up_are_over_some_seconds() -> None:
     assert cluster.watcher.history.of("records in")[-1] == 10.0
     assert cluster.watcher.history.of("lag", "g", "t")[-1] == 50.0
     assert ("g", "t") not in cluster.look(observed(end=200, lag=500), 2).catching_up
-
-
-def test_a_look_that_costs_much_is_made_more_rarely() -> None:
-    cluster = Cluster()
-    slow = cluster.watcher._observe
-
-    def slowly(detail: str) -> ClusterObservation:
-        cluster.now_s += 1.0 if detail == "partitions" else 0.0
-        return slow(detail)
-
-    cluster.watcher._observe = slowly
-    for _ in range(8):
-        cluster.look(observed())
-    assert cluster.asked.count("partitions") == 2
 
 
 def test_who_looks_first_waits_for_a_look() -> None:
