@@ -73,33 +73,12 @@ def job(
 EXPECTED = Counter(f"{number}".encode() for number in range(ROWS))
 
 
-def test_a_driver_killed_before_the_decision_has_written_nothing_of_it_and_after_a_restart_everything_once(
-    spark: SparkSession, admin: Admin, job: list[str], tmp_path: Path
-) -> None:
-    with driver_killed_at("before_decide", job, tmp_path):
-        assert contents(job[0], admin, job[2]).total() == 100
-    copy_stream(spark, *job)
-    assert contents(job[0], admin, job[2]) == EXPECTED
-
-
 def test_a_driver_killed_between_the_decision_and_sparks_own_commit_file_has_written_its_micro_batch_once(
     spark: SparkSession, admin: Admin, job: list[str], tmp_path: Path
 ) -> None:
     with driver_killed_at("after_decide", job, tmp_path):
         assert contents(job[0], admin, job[2]).total() == 200
         assert not (tmp_path / "checkpoint" / "commits" / str(KILLED_IN)).exists()
-    copy_stream(spark, *job)
-    assert contents(job[0], admin, job[2]) == EXPECTED
-
-
-def test_a_commit_file_that_was_never_written_does_not_write_a_micro_batch_twice(
-    spark: SparkSession, admin: Admin, job: list[str], tmp_path: Path
-) -> None:
-    copy_stream(spark, *job)
-    commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    # What a crash leaves between the sink's commit and Spark's
-    for name in (commits[-1].name, f".{commits[-1].name}.crc"):
-        (commits[-1].parent / name).unlink()
     copy_stream(spark, *job)
     assert contents(job[0], admin, job[2]) == EXPECTED
 

@@ -47,11 +47,3 @@ def test_nobody_listening_is_said_within_the_deadline_and_names_the_address(
     frame = spark.createDataFrame([("v",)], "value string").write.format("tritonmq").mode("append")
     with pytest.raises(PySparkException, match=f"no broker answered within 1000 ms at {address}"):
         frame.option("bootstrap.servers", address).option("topic", "t").option("requestTimeoutMs", 1000).save()
-
-
-def test_a_stream_into_a_topic_that_is_not_there_ends_with_an_error(
-    spark: SparkSession, cluster: LocalCluster, admin: Admin, name: Name
-) -> None:
-    frame = spark.createDataFrame([("v",)], "value string").write.format("tritonmq").mode("append")
-    with pytest.raises(PySparkException, match=f"unknown topic '{name('nowhere')}'"):
-        frame.option("bootstrap.servers", cluster.bootstrap).option("topic", name("nowhere")).save()

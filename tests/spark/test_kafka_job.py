@@ -57,11 +57,10 @@ def test_a_kafka_job_runs_with_another_format_and_other_servers(
     orders, totals = name("orders"), name("totals")
     for topic in (orders, totals):
         admin.create_topic(topic, partitions=2, replicas=1)
-    for run in range(2):
-        for count in range(4):
-            producer.publish(orders, json.dumps({"item": f"item {run}", "count": count}), key=f"customer {count}")
-        producer.flush()
-        job(spark, "tritonmq", cluster.bootstrap, orders, totals, str(tmp_path / "checkpoint"))
+    for count in range(4):
+        producer.publish(orders, json.dumps({"item": "an item", "count": count}), key=f"customer {count}")
+    producer.flush()
+    job(spark, "tritonmq", cluster.bootstrap, orders, totals, str(tmp_path / "checkpoint"))
     found = (
         spark.read.format("tritonmq")
         .option("kafka.bootstrap.servers", cluster.bootstrap)
@@ -73,5 +72,5 @@ def test_a_kafka_job_runs_with_another_format_and_other_servers(
         .collect()
     )
     assert sorted((row.key, json.loads(row.value)["item"], json.loads(row.value)["count"]) for row in found) == sorted(
-        (f"customer {count}", f"item {run}", 2 * count) for run in range(2) for count in range(1, 4)
+        (f"customer {count}", "an item", 2 * count) for count in range(1, 4)
     )

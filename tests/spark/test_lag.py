@@ -64,27 +64,16 @@ def described(streams: Streams, group: str) -> dict[int, tuple[int, int]]:
     return {cursor["partition"]: (cursor["offset"], cursor["lag"]) for cursor in json.loads(found.stdout)["cursors"]}
 
 
-def test_without_a_listener_the_brokers_know_what_has_been_read_right_after_the_last_micro_batch(
-    streams: Streams, tmp_path: Path
-) -> None:
-    streams.create(2)
-    streams.publish("a", "b", "c", partition=0)
-    streams.publish("d", partition=1)
-    query = start(streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=2), tmp_path / "c", once=True)
-    assert query.awaitTermination(ENDS_S)
-    wait_until(lambda: described(streams, group_of(query)) == {0: (3, 0), 1: (1, 0)}, "the last micro-batch is told")
-    streams.publish("e", "f", partition=1)
-    assert described(streams, group_of(query)) == {0: (3, 0), 1: (1, 2)}
-
-
 def test_a_query_is_found_by_its_name_with_nothing_set_and_after_its_end(
     streams: Streams, name: Name, tmp_path: Path
 ) -> None:
     streams.create(2)
     streams.publish("a", "b", "c", partition=0)
     called = name("orders, by") + " day"
-    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", once=True, name=called)
+    frame = streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=2)
+    query = start(frame, tmp_path / "c", once=True, name=called)
     assert query.awaitTermination(ENDS_S)
+    wait_until(lambda: described(streams, group_of(query)) == {0: (3, 0), 1: (0, 0)}, "the last micro-batch is told")
 
     def listed() -> dict[str, str | None]:
         found = tritonmq("group", "list", "--json", "--bootstrap", streams.bootstrap)
@@ -98,11 +87,22 @@ def test_a_query_is_found_by_its_name_with_nothing_set_and_after_its_end(
     assert (by_query.records, by_query.name, by_query.running, by_query.run_id) == (1, called, False, str(query.runId))
 
 
-def test_a_listener_gives_the_lag_to_a_registry(
-    streams: Streams, listen: Callable[..., LagListener], name: Name, tmp_path: Path
+def test_a_listener_gives_the_lag_to_a_registry_to_a_topic_and_to_a_callback_that_may_fail(
+    streams: Streams,
+    listen: Callable[..., LagListener],
+    name: Name,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    calls: list[QueryLag] = []
+
+    def fail(lag: QueryLag) -> None:
+        calls.append(lag)
+        raise ValueError("not today")
+
     registry = CollectorRegistry()
-    listener = listen(registry=registry, interval_s=0.5)
+    streams.admin.create_topic(name("lag"), schema=LAG_SCHEMA)
+    listener = listen(registry=registry, topic=name("lag"), on_lag=fail, interval_s=0.2)
     streams.create(1)
     streams.publish(*"abc")
     query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", name=name("counted"))
@@ -115,10 +115,19 @@ def test_a_listener_gives_the_lag_to_a_registry(
         wait_until(lambda: lags().get(place) == 0, "its lag is a metric")
         phases = {dict(labels)["phase"] for labels in read(generate_latest(registry))["query_batch_seconds"]}
         assert {"triggerExecution", "addBatch"} <= phases
+        wait_until(lambda: len(calls) > 1, "the callback is called again")
     finally:
         query.stop()
     wait_until(lambda: not lags(), "it has ended")
+    wait_until(lambda: not listener.latest()[query.id].running, "its end is measured")
     assert listener.latest()[str(query.id)].records == 0
+    assert "not today" in caplog.text
+    listener.close()
+    with Reader(streams.bootstrap) as reader:
+        _, end = streams.admin.offsets(name("lag"))[0]
+        *_, last = (row for batch in reader.read(name("lag"), 0, 0, end) for row in batch.to_pylist())
+    assert (last["query"], last["name"], last["topic"]) == (query.id, name("counted"), streams.topic)
+    assert (last["partition"], last["offset"], last["records"], last["bytes"], last["seconds"]) == (0, 3, 0, 0, 0.0)
 
 
 def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the_end(
@@ -181,47 +190,6 @@ def test_the_lag_of_a_query_that_hangs_grows_between_its_micro_batches(
     finally:
         holding.unlink(missing_ok=True)
         query.stop()
-
-
-def test_lag_can_be_rows_of_a_topic(
-    streams: Streams, listen: Callable[..., LagListener], name: Name, tmp_path: Path, spark: SparkSession
-) -> None:
-    streams.create(2)
-    streams.publish("a", "b")
-    streams.admin.create_topic(name("lag"), schema=LAG_SCHEMA)
-    listener = listen(topic=name("lag"))
-    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c", once=True, name="written")
-    assert query.awaitTermination(ENDS_S)
-    wait_until(lambda: query.id in listener.latest() and not listener.latest()[query.id].running, "its end is measured")
-    listener.close()
-    with Reader(streams.bootstrap) as reader:
-        (_, end) = streams.admin.offsets(name("lag"))[0]
-        rows = [row for batch in reader.read(name("lag"), 0, 0, end) for row in batch.to_pylist()]
-    last = {row["partition"]: row for row in rows}
-    assert {number: (row["offset"], row["records"], row["bytes"], row["seconds"]) for number, row in last.items()} == {
-        0: (2, 0, 0, 0.0),
-        1: (0, 0, 0, 0.0),
-    }
-    assert {(row["query"], row["name"], row["topic"]) for row in rows} == {(query.id, "written", streams.topic)}
-
-
-def test_a_callback_that_fails_is_called_again(
-    streams: Streams, listen: Callable[..., LagListener], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    calls: list[QueryLag] = []
-
-    def fail(lag: QueryLag) -> None:
-        calls.append(lag)
-        raise ValueError("not today")
-
-    listen(on_lag=fail, interval_s=0.1)
-    streams.create(1)
-    query = start(streams.stream(startingOffsets="earliest"), tmp_path / "c")
-    try:
-        wait_until(lambda: len(calls) > 1, "it is called twice")
-    finally:
-        query.stop()
-    assert "not today" in caplog.text
 
 
 def test_what_cannot_work_is_refused_at_once(streams: Streams, cluster: LocalCluster) -> None:

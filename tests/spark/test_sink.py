@@ -3,25 +3,20 @@ written."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections import Counter
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as f
 
 from mq_client import Admin, Producer
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.partitioner import partition_for_key
 from tests.spark.harness import Sinks
-from tests.spark.sink_driver import ENDS_S
 
 Name = Callable[[str], str]
 
@@ -47,42 +42,6 @@ def test_a_stream_copies_each_record_once_over_restarts(sinks: Sinks) -> None:
         sinks.run_stream(frame)
         assert sinks.values() == sorted(expected)
     assert all(row["_partition"] == partition_for_key(row["key"], 3) for row in sinks.rows())
-
-
-def test_a_query_that_quotas_hold_back_writes_each_row_once(sinks: Sinks) -> None:
-    """Its reads, its writes and its requests all wait; in the first run some requests are even refused for a while."""
-    sinks.admin.create_topic(sinks.source, partitions=2, replicas=1)
-    sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
-    frame = sinks.source_stream().select("key", "value")
-    expected: list[bytes] = []
-    chance = random.Random(1)
-    for limits in ({"produce": "256KiB/s", "requests": 8}, {"produce": "256KiB/s", "fetch": "256KiB/s"}):
-        values = [chance.randbytes(8_000) for _ in range(200)]  # which cannot be compressed
-        for value in values:
-            sinks.producer.publish(sinks.source, value)
-        sinks.producer.flush()
-        expected += values
-        sinks.admin.set_quotas("*", **limits)
-        began = time.monotonic()
-        try:
-            sinks.run_stream(frame)
-        finally:
-            sinks.admin.delete_quotas("*")
-        assert time.monotonic() - began > 2, "1.6 MB at 256 KiB a second, in three batches"
-        assert sinks.values() == sorted(expected)
-
-
-def test_a_stream_writes_a_typed_topic_by_the_names_of_its_columns(sinks: Sinks) -> None:
-    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
-    sinks.admin.create_topic(
-        sinks.topic, partitions=2, replicas=1, schema=pa.schema([("word", pa.string()), ("size", pa.int64())])
-    )
-    sinks.producer.publish(sinks.source, b"hello")
-    sinks.producer.flush()
-    sinks.run_stream(
-        sinks.source_stream().select(f.length("value").alias("size"), f.col("value").cast("string").alias("word"))
-    )
-    assert [(row["word"], row["size"]) for row in sinks.rows()] == [("hello", 5)]
 
 
 def test_complete_mode_appends_every_result_as_kafkas_sink_does(sinks: Sinks) -> None:
@@ -119,18 +78,6 @@ def test_rows_may_name_their_topics(sinks: Sinks) -> None:
     assert (sinks.values(), sinks.values(other)) == ([b"a", b"c"], [b"b"])
 
 
-def test_a_large_write_reaches_all_partitions_without_keys(sinks: Sinks) -> None:
-    sinks.admin.create_topic(sinks.topic, partitions=3, replicas=1)
-    sinks.write(
-        sinks.spark.range(0, 12_000, numPartitions=2).select(
-            f.rpad(f.col("id").cast("string"), 600, "x").alias("value")
-        )
-    )
-    found = sinks.rows()
-    assert {row["_partition"] for row in found} == {0, 1, 2}
-    assert Counter(int(row["value"].rstrip(b"x")) for row in found) == Counter(range(12_000))
-
-
 def test_a_batch_write_with_an_application_and_a_version_is_written_once(sinks: Sinks) -> None:
     sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
     frame = sinks.spark.createDataFrame([("a",), ("b",)], "value string")
@@ -145,25 +92,6 @@ def test_a_batch_write_with_an_application_and_a_version_is_written_once(sinks: 
     sinks.write(frame)
     sinks.write(frame)
     assert sinks.values() == sorted([b"a", b"b"] * 4)
-
-
-def test_a_batch_write_in_for_each_batch_is_exactly_once_by_its_version(sinks: Sinks) -> None:
-    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
-    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
-    sinks.producer.publish(sinks.source, b"x")
-    sinks.producer.flush()
-
-    def write_twice(frame: DataFrame, batch_id: int) -> None:
-        for _ in range(2):
-            sinks.write(frame.select("value"), txnAppId="copier", txnVersion=batch_id)
-
-    query = (
-        sinks.source_stream()
-        .writeStream.foreachBatch(write_twice)
-        .option("checkpointLocation", str(sinks.scratch / "each"))
-    )
-    assert query.trigger(availableNow=True).start().awaitTermination(ENDS_S)
-    assert sinks.values() == [b"x"]
 
 
 def test_nothing_is_visible_of_a_write_that_fails_half_way(sinks: Sinks) -> None:
@@ -184,8 +112,6 @@ def test_nothing_is_visible_of_a_write_that_fails_half_way(sinks: Sinks) -> None
     ("select", "first_words"),
     [
         (["1 AS value"], "column 'value' is int"),
-        (["'v' AS value", "'x' AS vallue"], "unknown column 'vallue': did you mean 'value'?"),
-        (["'k' AS key"], "column 'value' is missing"),
         (["'v' AS value", "9 AS partition"], "column 'partition' holds 9: topic"),
     ],
 )
@@ -197,15 +123,6 @@ def test_rows_that_do_not_fit_are_refused_and_nothing_is_written(
         sinks.write(sinks.spark.range(3).selectExpr(*select))
     assert first_words in str(caught.value)
     assert sinks.values() == []
-
-
-def test_a_stream_whose_columns_do_not_fit_ends_with_an_error_that_names_the_column(sinks: Sinks) -> None:
-    sinks.admin.create_topic(sinks.source, partitions=1, replicas=1)
-    sinks.admin.create_topic(sinks.topic, partitions=1, replicas=1)
-    sinks.producer.publish(sinks.source, b"x")
-    sinks.producer.flush()
-    with pytest.raises(StreamingQueryException, match="unknown column 'offset'"):
-        sinks.run_stream(sinks.source_stream().select("value", "offset"))
 
 
 EVERY_TYPE = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from mq_client import Admin, Producer
@@ -93,31 +93,37 @@ def test_the_latest_offsets_are_in_sparks_progress(streams: Streams, tmp_path: A
         query.stop()
 
 
-def test_an_error_of_a_reader_ends_the_query_with_first_words_that_say_what_to_do(
-    streams: Streams, run_stream: Run
-) -> None:
-    streams.create(1)
-    with pytest.raises(StreamingQueryException, match="startingOffsets names partitions 0, 1 of topic"):
-        run_stream(streams.stream(startingOffsets=f'{{"{streams.topic}":{{"0":0,"1":0}}}}'))
-
-
-def test_a_topic_that_was_made_again_is_never_taken_for_the_old_one(streams: Streams, run_stream: Run) -> None:
-    streams.create(1)
-    streams.publish("old", "older")
-    options = {"startingOffsets": "earliest", "requestTimeoutMs": "1000"}
-    assert run_stream(streams.stream(**options)).values() == ["old", "older"]
-    streams.admin.delete_topic(streams.topic)
-    streams.create(1)
-    streams.publish("new")
-    with pytest.raises(StreamingQueryException, match=r"data was lost: topic .* was deleted and made again since it"):
-        run_stream(streams.stream(**options))
-    assert run_stream(streams.stream(failOnDataLoss="false", **options)).values() == ["new"]
-    streams.publish("newer")
-    assert run_stream(streams.stream(failOnDataLoss="false", **options)).values() == ["newer"]
-
-
 def test_a_task_has_no_more_rows_than_max_records_per_partition(streams: Streams) -> None:
     streams.create(2)
     streams.publish(*map(str, range(10)), partition=0)
     assert streams.read(maxRecordsPerPartition=3).rdd.getNumPartitions() == 4
     assert streams.read(minPartitions=2).rdd.getNumPartitions() == 2
+
+
+FLIGHTS = "id long, delay double, carrier string"
+FILTERS = (
+    "not (delay <= 150) and carrier in ('UA', 'O''H')",
+    "id >= 190 or carrier is null and delay != 5",
+)
+
+
+def test_a_filter_keeps_what_sparks_own_would_keep(streams: Streams) -> None:
+    streams.create(1, schema=FLIGHTS)
+    for first in (0, 100):  # two stored batches; `id` is the offset
+        ids = range(first, first + 100)
+        delays = [None if i % 7 == 0 else float("nan") if i % 11 == 0 else float(i) for i in ids]
+        carriers = [None if i % 5 == 0 else ("UA", "AA", "O'H")[i % 3] for i in ids]
+        table = pa.table({"id": ids, "delay": delays, "carrier": carriers})
+        streams.producer.publish_batch(streams.topic, table).result(30)
+    for text in FILTERS:
+        expected = [row["id"] for row in streams.read().filter(text).collect()]
+        assert 0 < len(expected) < 200
+        assert [row["id"] for row in streams.read(filter=text).collect()] == expected
+
+
+def test_what_only_the_brokers_can_know_is_said_too(streams: Streams, run_stream: Run) -> None:
+    streams.create(1, schema="n long")
+    with pytest.raises(PySparkException, match="filter compares column 'n', which is int64, with 'x'"):
+        streams.read(filter="n = 'x'").collect()
+    with pytest.raises(StreamingQueryException, match="startingOffsets names partitions 0, 1 of topic"):
+        run_stream(streams.stream(startingOffsets=f'{{"{streams.topic}":{{"0":0,"1":0}}}}'))

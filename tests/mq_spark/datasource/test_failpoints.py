@@ -55,11 +55,6 @@ def test_a_process_that_reaches_the_point_says_so_and_waits_to_be_killed(
     assert held.wait(10) == -signal.SIGKILL
 
 
-def test_it_goes_on_when_the_mark_is_removed(held: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    (tmp_path / "after_decide@3.reached").unlink()
-    assert held.wait(10) == 0
-
-
 def test_a_point_stops_one_process_only(
     held: subprocess.Popen[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
-from mq_protocol.errors import InvalidRequest, InvalidSetting, LeaseLost
+from mq_protocol.errors import InvalidRequest, InvalidSetting
 from mq_spark.datasource.lease_batch import METADATA
 from mq_spark.datasource.source import TritonMQSource
 from mq_spark.settling import settle
@@ -100,21 +100,6 @@ def test_what_was_read_is_settled_once_whatever_was_selected_since(bootstrap: st
     assert len(read.rows()) == 3, "the same rows, whatever became of them"
 
 
-def test_what_is_not_settled_in_time_comes_again_and_settling_it_late_names_what_others_have(
-    bootstrap: str, admin: Admin, topic: str
-) -> None:
-    read = Read(bootstrap, topic, lease_ms=4_000)
-    skipping = Read(bootstrap, topic, lease_ms=1_000, leaseLost="skip")
-    assert skipping.rows() == [], "all are lent to the other"
-    with Queue(bootstrap, topic, "g") as queue:
-        again = [queue.take(timeout_ms=15_000) for _ in range(5)]
-        assert all(record is not None for record in again)
-        with pytest.raises(LeaseLost, match=r"5 records that were read are not this read's any more: topic"):
-            read.settle()
-        with pytest.raises(LeaseLost, match="Set leaseLost=skip to read the others"):
-            read.rows()
-
-
 def test_with_leaselost_skip_a_read_goes_on_without_what_others_have(bootstrap: str, admin: Admin, topic: str) -> None:
     read = Read(bootstrap, topic, lease_ms=1_000, leaseLost="skip", lease_rows=2)
     while counts(admin, topic)[0] < 5:  # until its leases have run out
@@ -123,13 +108,6 @@ def test_with_leaselost_skip_a_read_goes_on_without_what_others_have(bootstrap: 
         record = queue.take(timeout_ms=15_000)
         assert record is not None
         assert record.value.decode() not in read.rows()
-
-
-def test_a_read_of_an_empty_queue_has_no_rows_and_settles_nothing(bootstrap: str, admin: Admin, topic: str) -> None:
-    Read(bootstrap, topic).settle()
-    empty = Read(bootstrap, topic)
-    assert empty.rows() == []
-    assert empty.settle() == 0
 
 
 def test_a_stream_without_its_name_is_refused_and_gives_back_what_it_was_lent(
@@ -158,9 +136,3 @@ def test_a_frame_without_a_mark_is_refused() -> None:
     frame: Any = SimpleNamespace(schema=StructType([StructField("a", StringType())]))
     with pytest.raises(InvalidRequest, match="give the DataFrame that load"):
         settle(frame)
-
-
-def test_marks_stay_small(bootstrap: str, topic: str) -> None:
-    marks = {field.metadata[METADATA] for field in Read(bootstrap, topic).columns}
-    [mark] = marks
-    assert len(mark) < 1_000

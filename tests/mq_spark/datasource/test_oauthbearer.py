@@ -8,13 +8,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from pyspark.sql.types import BinaryType, StructType
 
-from mq_client import AclRule, Admin, NotAuthenticated, Producer, Security
+from mq_client import AclRule, Admin, NotAuthenticated, Producer
 from mq_protocol.pem import CA_FILE
 from mq_spark.datasource.stream_reader import StreamReader
-from mq_spark.planning.options import parse_sink, parse_source
+from mq_spark.planning.options import parse_source
 from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, beside
 
@@ -86,23 +85,3 @@ def test_a_query_goes_on_with_the_issuers_token_that_replaces_one_which_is_not_t
     with Issuer(tmp_path / "issuer") as issuer:
         beside(tmp_path, job, oidc_issuer=issuer.url, oidc_audience=AUDIENCE, oidc_ca=issuer.ca)
     assert issuer.asked
-
-
-def test_a_token_of_another_audience_is_refused_and_shown_by_no_error(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-
-    def job(place: Place) -> None:
-        token = issuer.token(aud="others")
-        file.write_text(token)
-        taken = parse_sink({**options(place, file), "topic": "t"}, streaming=True)
-        assert taken.security is not None
-        security = Security(ca=taken.security.ca, token_file=taken.security.token_file)
-        with (
-            pytest.raises(NotAuthenticated, match="not authenticated") as refused,
-            Admin(place.tokens, timeout_ms=10_000, security=security) as admin,
-        ):
-            admin.list_topics()
-        assert token.partition(".")[2] not in f"{refused.value!r} {taken!r} {security!r}"
-
-    with Issuer(tmp_path / "issuer") as issuer:
-        beside(tmp_path, job, oidc_issuer=issuer.url, oidc_audience=AUDIENCE, oidc_ca=issuer.ca)

@@ -48,18 +48,6 @@ def test_a_flush_waits_for_what_was_handed_over_and_not_for_the_interval() -> No
         assert sent[-1] == {("t", 0): offset}
 
 
-def test_a_flush_does_not_wait_for_brokers_that_do_not_answer() -> None:
-    answered = threading.Event()
-    reporter = Reporter(lambda _group, _positions: assert_set(answered), interval_s=0.0)
-    reporter.report("g", [("t", 0, 1)])
-    reporter.flush(0.05)
-    answered.set()
-
-
-def assert_set(event: threading.Event) -> None:
-    assert event.wait(5)
-
-
 def test_a_report_that_failed_is_sent_again_by_itself_and_raises_nowhere() -> None:
     sent: list[dict[Place, int]] = []
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from mq_client import Admin, Producer
 from mq_client.cluster.connection import Connection
 from mq_dev.local_cluster import LocalCluster
-from mq_protocol.errors import DataLoss, InvalidSetting, SchemaMismatch
+from mq_protocol.errors import DataLoss, InvalidSetting
 from mq_spark.datasource import cluster, subscribed
 from mq_spark.datasource.batch_reader import BatchReader
 from mq_spark.datasource.deciding import decide
@@ -26,6 +26,7 @@ from mq_spark.datasource.reading import read_ranges
 from mq_spark.datasource.securing import with_environment
 from mq_spark.datasource.staging import stage_rows
 from mq_spark.planning.options import parse_sink, parse_source
+from tests.cluster.harness import wait_until
 from tests.mq_spark.datasource.calls import NUMBERS, VALUE, Stream, numbers, publish, read, rows_of, values
 
 
@@ -178,6 +179,31 @@ def test_a_pattern_is_looked_for_between_runs_and_while_one_goes_on(
     assert sorted(allowed.at) == ["/", f"{name}-a", f"{name}-c"]
 
 
+def test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over(
+    bootstrap: str, admin: Admin, name: str
+) -> None:
+    admin.create_topic(name)
+    options = {"subscribe": name, "startingOffsets": "earliest"}
+    publish(bootstrap, name, "0")
+    stream = Stream(bootstrap, VALUE, **options)
+    assert values(stream.available_now()) == ["0"]
+    publish(bootstrap, name, *"12345")
+    admin.alter_topic(name, retention_bytes=1)
+    wait_until(lambda: admin.offsets(name)[0][0] > 1, "retention")
+    start, end = admin.offsets(name)[0]
+    strict = Stream(bootstrap, VALUE, stream.at, **options)
+    with pytest.raises(DataLoss, match=f"offset 1 of topic .* only {start} to 6 is kept: retention has removed"):
+        strict.next()
+    strict.reader.stop()
+    allowed = Stream(bootstrap, VALUE, stream.at, failOnDataLoss="false", **options)
+    assert values(allowed.available_now()) == [str(n) for n in range(start, end)]
+    zero = json.dumps({name: {"0": 0}})
+    with pytest.raises(InvalidSetting, match=f"startingOffsets has offset 0 for topic .*, which keeps {start} to 6"):
+        read(bootstrap, VALUE, subscribe=name, startingOffsets=zero)
+    found = read(bootstrap, VALUE, subscribe=name, startingOffsets=zero, failOnDataLoss="false")
+    assert len(found) == end - start
+
+
 def test_a_topic_that_was_made_again_is_read_from_its_first_record_or_ends_the_query(
     bootstrap: str, admin: Admin, name: str
 ) -> None:
@@ -266,25 +292,6 @@ def test_a_new_query_reads_in_its_first_micro_batch_wherever_it_begins(bootstrap
     assert at[name] == {"0": 0}
 
 
-def test_a_topic_that_a_pattern_finds_and_that_does_not_fit_ends_the_query(
-    bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(subscribed, "SEARCH_SECONDS", 0.1)
-    admin.create_topic(f"{name}-a")
-    stream = Stream(bootstrap, VALUE, subscribePattern=f"{name}-.")
-    stream.next()
-    admin.create_topic(f"{name}-b", schema="n long")
-    with pytest.raises(SchemaMismatch, match=f"topic {name}-b has no column 'value'"):
-        go_on(stream)
-    stream.reader.stop()
-
-
-def go_on(stream: Stream, deadline_s: float = 20) -> None:
-    deadline = time.monotonic() + deadline_s
-    while time.monotonic() < deadline:
-        stream.next()
-
-
 def test_partitions_that_are_added_and_those_that_are_assigned(
     bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,6 +358,15 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
     assert [row["word"] for row in found] == [None, "w"], "a worker that remembers the topic as it was asks again"
     again.reader.stop()
     stream.reader.stop()
+
+
+def test_the_environment_of_a_worker_leads_through_no_tunnel(
+    bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.create_topic(name)
+    given = with_environment({"bootstrap.servers": bootstrap, "requestTimeoutMs": "29996"})
+    monkeypatch.setenv("TRITONMQ_VIA", "127.0.0.1:1")
+    assert name in cluster.connect(parse_sink(given, streaming=True)).topic_names()
 
 
 def test_a_sink_that_does_not_know_the_columns_that_were_added_goes_on(bootstrap: str, admin: Admin, name: str) -> None:

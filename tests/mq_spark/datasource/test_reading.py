@@ -58,12 +58,6 @@ def test_small_stored_batches_aremerged_and_large_ones_stay_as_they_are() -> Non
     assert offsets == list(range(30 + 2 * MERGED_ROWS_MAX))
 
 
-def test_batches_aremerged_up_to_a_size_and_not_only_a_number_of_rows() -> None:
-    projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
-    made = list(merged(projection, 0, (stored(number, 1, b"x" * (300 << 10)) for number in range(8))))
-    assert [batch.num_rows for batch in made] == [3, 3, 2]
-
-
 def test_stored_batches_that_are_nearly_as_large_as_may_be_reach_spark_uncopied() -> None:
     projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
     full = [stored(number * 8_000, 8_000, b"x" * 100) for number in range(3)]
@@ -71,13 +65,3 @@ def test_stored_batches_that_are_nearly_as_large_as_may_be_reach_spark_uncopied(
     assert [batch.column("value").buffers()[2].address for batch in made] == [
         each.rows.column("value").buffers()[2].address for each in full
     ]
-
-
-def test_what_repeats_in_every_row_is_as_long_as_its_batch() -> None:
-    projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
-    for rows in (1, 2, 3, 1_000, 1_024, 1 << 14, (1 << 14) + 1):
-        made = projection.convert(7, [stored(0, rows)])
-        made.validate(full=True)
-        assert made.column("topic").unique().to_pylist() == ["t"]
-        assert made.column("partition").unique().to_pylist() == [7]
-        assert made.num_rows == rows

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -14,7 +13,7 @@ from pyspark.sql import types as spark
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.partitioner import partition_for_key
-from mq_spark.datasource.rows import SPREAD, Fit, by_partition, by_topic, even_slices
+from mq_spark.datasource.rows import SPREAD, Fit, by_topic
 from mq_spark.datasource.schemas import Topic
 
 NOW_US = 1_700_000_000_000_000
@@ -104,20 +103,6 @@ def test_records_take_text_for_key_and_value_and_headers_as_they_come_out() -> N
     ]
 
 
-def test_timestamps_of_any_zone_keep_their_instant() -> None:
-    topic = Topic("t", "id", pa.schema([("at", pa.timestamp("us", tz="UTC"))]), typed=True, partitions=1)
-    rows = batch(at=pa.array([5], pa.timestamp("us", tz="America/New_York")))
-    made = Fit(topic, columns(at="timestamp"), routed=False).convert(rows, NOW_US)
-    assert made.column(0).cast(pa.int64()).to_pylist() == [5]
-
-
-def test_a_column_of_nothing_fits_any_nullable_column() -> None:
-    made = Fit(FLIGHTS, columns(id="long", carrier="void"), routed=False).convert(
-        batch(id=[1], carrier=pa.nulls(1)), NOW_US
-    )
-    assert made.column("carrier").to_pylist() == [None]
-
-
 def test_a_record_goes_to_its_partition_or_else_where_its_key_hashes_to_or_else_anywhere() -> None:
     fit = Fit(RECORDS, columns(key="binary", value="binary", partition="integer"), routed=False)
     rows = batch(
@@ -143,20 +128,6 @@ def test_a_partition_that_the_topic_does_not_have_is_an_error(number: int) -> No
     fit = Fit(RECORDS, columns(value="binary", partition="integer"), routed=False)
     with pytest.raises(InvalidRequest, match=f"column 'partition' holds {number}: topic orders has partitions 0 to 3"):
         fit.partitions(batch(value=[b"x"], partition=pa.array([number], pa.int32())))
-
-
-def test_splitting_by_partition_keeps_every_row_once_and_in_order() -> None:
-    chosen = np.array([2, 0, SPREAD, 2, 0], dtype=np.int32)
-    split = {number: piece.column(0).to_pylist() for number, piece in by_partition(chosen, batch(n=[0, 1, 2, 3, 4]), 2)}
-    assert split == {0: [1, 4], 2: [0, 2, 3]}
-
-
-def test_rows_that_may_go_anywhere_are_cut_into_large_even_slices() -> None:
-    rows = batch(n=pa.array(range(1000), pa.int64()))
-    cut = list(even_slices(rows, 3_000))
-    assert [piece.num_rows for piece in cut] == [333, 333, 334]
-    assert pa.Table.from_batches(cut).to_pylist() == rows.to_pylist()
-    assert [piece.num_rows for piece in even_slices(batch(value=[b"x" * 1000] * 2), 10)] == [1, 1]
 
 
 def test_splitting_by_topic_keeps_every_row_once_and_refuses_nulls() -> None:

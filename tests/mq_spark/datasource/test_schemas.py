@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from datetime import UTC, datetime
 
 import numpy as np
@@ -14,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.errors import SchemaMismatch
 from mq_protocol.sql.ddl import parse_schema
-from mq_spark.datasource.schemas import Projection, StoredRows, Topic, spark_type, stream_schema
+from mq_spark.datasource.schemas import Projection, StoredRows, Topic, stream_schema
 
 RECORDS = Topic("orders", "id", RECORD_SCHEMA, typed=False, partitions=3)
 FLIGHTS = Topic(
@@ -118,24 +117,6 @@ def test_nulls_in_a_column_that_the_user_calls_not_null_are_an_error_and_not_a_z
     rows = pa.RecordBatch.from_pylist([{"carrier": None}], schema=pa.schema([("carrier", pa.string())]))
     with pytest.raises(SchemaMismatch, match="'carrier' holds nulls"):
         projection.convert(0, [StoredRows(rows, 0, 0)])
-
-
-def test_a_topic_can_be_pickled_for_the_tasks() -> None:
-    assert pickle.loads(pickle.dumps(FLIGHTS)) == FLIGHTS
-
-
-def test_a_type_of_a_newer_release_is_an_error() -> None:
-    with pytest.raises(SchemaMismatch, match="newer TritonMQ"):
-        spark_type(pa.month_day_nano_interval())
-
-
-def test_nullability_of_stored_columns_is_relaxed_as_spark_does_for_files() -> None:
-    assert all(
-        field.nullable
-        for field in stream_schema(
-            [typed(parse_schema("a long NOT NULL"))], include_headers=False, include_metadata=False
-        )
-    )
 
 
 def test_rows_that_a_filter_has_kept_have_the_offsets_that_they_had() -> None:

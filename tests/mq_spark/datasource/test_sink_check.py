@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-import traceback
 import uuid
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, StructType
@@ -15,7 +13,6 @@ from pyspark.sql.types import DecimalType, IntegerType, LongType, StringType, St
 from mq_client import Admin
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol.errors import SchemaMismatch, UnknownTopic
-from mq_spark.datasource.sink_check import _create_it_first
 from mq_spark.datasource.source import TritonMQSource
 from tests import switch
 
@@ -78,13 +75,6 @@ def test_a_topic_that_is_not_there_is_answered_with_the_command_that_makes_it(
     assert command(caught.value) == f"tritonmq topic create {name}"
 
 
-def test_a_near_name_is_added_behind_what_to_do(bootstrap: str, admin: Admin, name: str) -> None:
-    admin.create_topic(f"{name}-flights", partitions=1, replicas=1)
-    with pytest.raises(UnknownTopic, match=r"create it first.*; or did you mean ") as caught:
-        writers(bootstrap, RECORDS, topic=f"late_{name}-flights")
-    assert told_of_topics(caught.value).endswith(f"did you mean '{name}-flights'?")
-
-
 def test_columns_of_the_rows_own_are_in_the_command_and_the_topic_that_it_makes_takes_them(
     bootstrap: str, admin: Admin, name: str
 ) -> None:
@@ -128,23 +118,3 @@ def test_a_batch_write_does_not_believe_in_a_topic_that_was_deleted_a_moment_ago
     time.sleep(0.1)  # questions about one topic that come closer together than 50 ms share an answer
     with pytest.raises(UnknownTopic, match="create it first"):
         source.writer(RECORDS, False)
-
-
-def test_the_traceback_that_spark_shows_has_one_frame_of_ours(bootstrap: str, admin: Admin, name: str) -> None:
-    source = TritonMQSource({"bootstrap.servers": bootstrap, "topic": name})
-    with pytest.raises(UnknownTopic) as caught:
-        source.writer(RECORDS, False)
-    ours = [
-        frame.name
-        for frame in traceback.extract_tb(caught.value.__traceback__)
-        if "mq_" in frame.filename.split("/src/")[-1]
-    ]
-    assert len([each for each in ours if not each.startswith("test_")]) == 1
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
-
-
-def test_a_topic_that_is_hidden_for_want_of_a_right_is_told_so() -> None:
-    cluster = SimpleNamespace(topic_names=list, or_no_right="; or you have no right to it")
-    told = _create_it_first(cluster, "rows", RECORDS)  # type: ignore[arg-type]  # what is asked of it
-    assert told.endswith("or Admin.create_topic; or you have no right to it")

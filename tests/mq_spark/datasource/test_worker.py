@@ -4,7 +4,6 @@ touched."""
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import subprocess
 import sys
@@ -45,31 +44,6 @@ def test_the_second_piece_of_work_leaves_all_that_is_there_out_of_later_collecti
     result = ["made"]
     process.begins()
     assert in_sight(result)
-
-
-def test_garbage_of_later_work_is_still_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_main(monkeypatch, "pyspark.daemon")
-    process = worker._Worker()
-    for _ in range(3):
-        process.begins()
-    ring: list[object] = []
-    ring.append(ring)
-    del ring
-    assert gc.collect() >= 1
-
-
-def test_nothing_is_done_to_a_process_that_is_not_sparks(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_main(monkeypatch, "somebody.elses.program")
-    process, module = worker._Worker(), ["imported"]
-    for _ in range(3):
-        process.begins()
-    assert in_sight(module)
-
-
-def test_sparks_daemon_is_where_it_is_looked_for() -> None:
-    found = importlib.util.find_spec(worker._DAEMON)
-    assert found is not None
-    assert "gc.collect()" in (found.loader.get_source(worker._DAEMON) or "")  # type: ignore[union-attr]
 
 
 CHOOSE = """

@@ -18,7 +18,6 @@ FILES = {
     "readers": [ROOT / "tests/mq_spark/datasource/test_readers.py"],
     "read_from": [ROOT / "tests/mq_spark/datasource/test_read_from.py"],
     "source": [ROOT / "tests/spark/test_source.py"],
-    "options": [ROOT / "tests/spark/test_source_options.py"],
     "sink": [ROOT / "tests/spark/test_sink.py"],
     "where": [ROOT / "tests/spark/test_sink_options.py"],
     "errors": [ROOT / "tests/spark/test_errors.py"],
@@ -30,8 +29,8 @@ FILES = {
 READING = {
     "kafka.bootstrap.servers": ["unit: test_kafkas_name_for_the_brokers_is_an_alias"],
     "subscribe": ["suites: whole_topics"],
-    "subscribePattern": ["options: test_a_pattern_finds_topics_while_the_query_runs_and_between_its_runs"],
-    "assign": ["options: test_assigned_partitions_are_read_and_no_others"],
+    "subscribePattern": ["readers: test_a_pattern_is_looked_for_between_runs_and_while_one_goes_on"],
+    "assign": ["readers: test_partitions_that_are_added_and_those_that_are_assigned"],
     "includeHeaders": ["sink: test_headers_survive_the_way_in_and_out"],
     "kafka.group.id, groupIdPrefix": [
         "source: test_progress_is_seen_at_the_brokers_under_the_querys_id_or_the_name_that_was_given"
@@ -40,7 +39,7 @@ READING = {
     "readFrom": ["unit: test_reads_go_to_the_leader_unless_any_replica_will_do"],
     "includeMetadata": ["source: test_a_typed_topic_streams_its_own_columns_and_its_metadata_on_request"],
     ".schema(...)": ["readers: test_what_the_broker_leaves_out_is_not_sent"],
-    "filter": ["options: test_a_filter_keeps_what_sparks_own_would_keep"],
+    "filter": ["source: test_a_filter_keeps_what_sparks_own_would_keep"],
     "startingOffsets": ["suites: from_offsets"],
     "startingTimestamp": ["readers: test_a_stream_begins_at_a_time_or_says_that_nothing_follows_it"],
     "startingOffsetsByTimestamp": ["suites: times"],
@@ -48,8 +47,8 @@ READING = {
     "endingOffsets, batch": ["suites: explicit"],
     "endingTimestamp, endingOffsetsByTimestamp, batch": ["suites: times"],
     "failOnDataLoss": [
-        "source: test_a_topic_that_was_made_again_is_never_taken_for_the_old_one",
-        "options: test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over",
+        "readers: test_a_topic_that_was_made_again_is_read_from_its_first_record_or_ends_the_query",
+        "readers: test_rows_that_retention_has_removed_are_a_loss_and_may_be_passed_over",
     ],
     "maxOffsetsPerTrigger": ["suites: rows_max"],
     "minOffsetsPerTrigger, maxTriggerDelay": [
@@ -57,7 +56,9 @@ READING = {
         "unit: test_a_micro_batch_waits_for_enough_rows_until_its_time_is_up",
     ],
     "minPartitions, maxRecordsPerPartition": ["source: test_a_task_has_no_more_rows_than_max_records_per_partition"],
-    "maxBytesPerTrigger": ["options: test_a_micro_batch_has_no_more_bytes_and_no_more_rows_than_it_may"],
+    "maxBytesPerTrigger": [
+        "readers: test_limits_of_rows_and_bytes_hold_together_and_neither_holds_for_all_that_is_available"
+    ],
     "kafkaConsumer.pollTimeoutMs, fetchOffset.numRetries, fetchOffset.retryIntervalMs": [
         "unit: test_what_only_tunes_kafkas_client_is_passed_over_with_one_warning"
     ],
@@ -90,7 +91,7 @@ WRITING = {
 """The rows of the page's tables by their first words, and what shows that they hold."""
 
 BESIDE_THE_TABLES = {
-    "added partitions": ["options: test_partitions_that_are_added_are_read_while_the_query_runs_and_between_its_runs"],
+    "added partitions": ["readers: test_partitions_that_are_added_and_those_that_are_assigned"],
     "several starts": ["unit: test_one_time_counts_before_times_and_times_before_offsets_as_with_kafka"],
     "AvailableNow": [
         "readers: test_a_pattern_is_looked_for_between_runs_and_while_one_goes_on",

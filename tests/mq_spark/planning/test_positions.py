@@ -49,23 +49,6 @@ def test_offsets_that_were_given_are_read_from_at_once() -> None:
     assert stream.latest(start, bounds((0, 10), (0, 20)), None) == {"t": {0: 10, 1: 20}}
 
 
-def test_words_may_stand_among_given_offsets() -> None:
-    stream = Positions(options(startingOffsets='{"t":{"0":5,"1":-2}}'))
-    start = stream.initial(bounds((0, 10), (3, 20)))
-    assert start == {"t": {0: 5, 1: 3}}
-    assert stream.latest(start, bounds((0, 10), (3, 20)), None) == {"t": {0: 10, 1: 20}}
-
-
-def test_a_query_that_goes_on_from_its_checkpoint_reads_at_once() -> None:
-    stream = Positions(options())
-    assert stream.latest({"t": {0: 3}}, bounds((0, 10)), None) == {"t": {0: 10}}
-
-
-def test_a_limit_holds_for_each_micro_batch() -> None:
-    stream = Positions(options())
-    assert stream.latest({"t": {0: 0, 1: 0}}, bounds((0, 10), (0, 10)), 4) == {"t": {0: 2, 1: 2}}
-
-
 def test_a_micro_batch_waits_for_enough_rows_until_its_time_is_up() -> None:
     stream = Positions(options(minOffsetsPerTrigger="5", maxTriggerDelay="10s"))
     assert stream.latest({"t": {0: 0}}, bounds((0, 2)), None, now_s=100) == {"t": {0: 2}}  # nothing has been given yet
@@ -140,13 +123,6 @@ def test_a_partition_that_is_no_longer_assigned_is_a_loss() -> None:
         Positions(given).latest({"t": {0: 5, 1: 2}}, {"t": {1: Bounds(0, 9)}}, None)
 
 
-def test_a_start_at_a_time_is_read_from_at_once() -> None:
-    stream = Positions(options(startingTimestamp="1000"))
-    start = stream.initial(bounds((0, 10), (0, 20)), {"t": {0: 4, 1: 7}})
-    assert start == {"t": {0: 4, 1: 7}}
-    assert stream.latest(start, bounds((0, 10), (0, 20)), None) == {"t": {0: 10, 1: 20}}
-
-
 def test_a_time_after_which_there_is_nothing_is_an_error_or_the_end() -> None:
     found = {"t": {0: 4, 1: None}}
     both = bounds((0, 10), (0, 20))
@@ -174,15 +150,6 @@ def test_available_now_never_goes_back_behind_where_it_began() -> None:
     stream = Positions(options())
     stream.fix_end(bounds((0, 10)))
     assert stream.latest({"t": {0: 12}}, bounds((0, 99)), None) == {"t": {0: 12}}
-
-
-def test_a_partition_that_turns_up_begins_where_it_is_first_named() -> None:
-    stream = Positions(options())
-    now = bounds((0, 10), (7, 9))
-    end = stream.latest({"t": {0: 10}}, now, None)
-    assert end == {"t": {0: 10, 1: 7}}
-    assert stream.planned({"t": {0: 10}}, end, now) == []
-    assert stream.latest(end, now, None) == {"t": {0: 10, 1: 9}}
 
 
 def test_removed_data_is_an_error_that_names_everything() -> None:

@@ -88,14 +88,6 @@ def test_a_key_in_place_of_its_path_is_refused_and_not_shown(name: str) -> None:
     assert MARKER not in shown(refused.value)
 
 
-@pytest.mark.parametrize("name", ["certs", "ca", "certificate", "key"])
-def test_a_key_in_place_of_a_clients_file_is_refused_and_not_shown(name: str) -> None:
-    files = {"certs": PEM} if name == "certs" else {**dict.fromkeys(("ca", "certificate", "key"), "x"), name: PEM}
-    with pytest.raises(InvalidSetting, match="is no path: write the text into a file") as refused:
-        Security(**files)
-    assert MARKER not in shown(refused.value)
-
-
 @pytest.mark.parametrize("token", [f"tmq_{'0' * 16}_{'x' * 43}", "eyJhbGciOiJSUzI1NiJ9.e30.c2lnbmF0dXJl"])
 def test_a_token_in_place_of_its_file_is_refused_and_not_shown(token: str) -> None:
     with pytest.raises(InvalidSetting, match="token_file is no path: write the text into a file") as refused:
