@@ -20,9 +20,22 @@ def lost_write(h: History) -> None:
     h.final("a", None, "c")
 
 
+def lost_write_without_a_last_reading(h: History) -> None:
+    h.ok("p", "a", at=[0])
+    h.ok("p", "b", at=[1])
+    h.poll("r", 1, "b")
+
+
 def lost_write_of_a_transaction(h: History) -> None:
     h.txn("q/1", ["a", "b"], "ok")
     h.final("a")
+
+
+def lost_write_that_was_read_before(h: History) -> None:
+    h.ok("p", "a", at=[0])
+    h.ok("p", "b", at=[1])
+    h.poll("r", 0, "a")
+    h.final(None, "b")
 
 
 def unseen(h: History) -> None:
@@ -137,6 +150,12 @@ def queue_lost(h: History) -> None:
     h.final("a", "b")
 
 
+def queue_lost_without_a_last_reading(h: History) -> None:
+    h.ok("p", "a", at=[0])
+    h.add("drained", group="g", topic="t")
+    h.poll("r", 0, "a")
+
+
 def dropped_where_nothing_may_be(h: History) -> None:
     h.ok("p", "a", "b", at=[0, 1])
     h.final("b", start=1)
@@ -172,7 +191,9 @@ def queue_duplicated(h: History) -> None:
 
 ANOMALIES: list[tuple[Callable[[History], None], str]] = [
     (lost_write, "lost-write"),
+    (lost_write_without_a_last_reading, "lost-write"),
     (lost_write_of_a_transaction, "lost-write"),
+    (lost_write_that_was_read_before, "lost-write"),
     (unseen, "unseen"),
     (vanished, "vanished"),
     (aborted_read, "aborted-read"),
@@ -191,6 +212,7 @@ ANOMALIES: list[tuple[Callable[[History], None], str]] = [
     (a_batch_out_of_order, "int-nonmonotonic-send"),
     (realtime_order, "realtime-order"),
     (queue_lost, "queue-lost"),
+    (queue_lost_without_a_last_reading, "queue-lost"),
     (dropped_where_nothing_may_be, "dropped"),
     (told_of_a_trim_that_was_none, "false-trim"),
     (poll_skip_beyond_what_was_told, "poll-skip"),

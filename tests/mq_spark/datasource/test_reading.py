@@ -58,6 +58,12 @@ def test_small_stored_batches_aremerged_and_large_ones_stay_as_they_are() -> Non
     assert offsets == list(range(30 + 2 * MERGED_ROWS_MAX))
 
 
+def test_batches_aremerged_up_to_a_size_and_not_only_a_number_of_rows() -> None:
+    projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
+    made = list(merged(projection, 0, (stored(number, 1, b"x" * (300 << 10)) for number in range(8))))
+    assert [batch.num_rows for batch in made] == [3, 3, 2]
+
+
 def test_stored_batches_that_are_nearly_as_large_as_may_be_reach_spark_uncopied() -> None:
     projection = Projection(RECORDS, stream_schema([RECORDS], include_headers=False, include_metadata=False))
     full = [stored(number * 8_000, 8_000, b"x" * 100) for number in range(3)]

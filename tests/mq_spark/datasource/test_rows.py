@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as spark
@@ -13,7 +14,7 @@ from pyspark.sql import types as spark
 from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.errors import InvalidRequest, SchemaMismatch
 from mq_protocol.partitioner import partition_for_key
-from mq_spark.datasource.rows import SPREAD, Fit, by_topic
+from mq_spark.datasource.rows import SPREAD, Fit, by_partition, by_topic, even_slices
 from mq_spark.datasource.schemas import Topic
 
 NOW_US = 1_700_000_000_000_000
@@ -128,6 +129,20 @@ def test_a_partition_that_the_topic_does_not_have_is_an_error(number: int) -> No
     fit = Fit(RECORDS, columns(value="binary", partition="integer"), routed=False)
     with pytest.raises(InvalidRequest, match=f"column 'partition' holds {number}: topic orders has partitions 0 to 3"):
         fit.partitions(batch(value=[b"x"], partition=pa.array([number], pa.int32())))
+
+
+def test_splitting_by_partition_keeps_every_row_once_and_in_order() -> None:
+    chosen = np.array([2, 0, SPREAD, 2, 0], dtype=np.int32)
+    split = {number: piece.column(0).to_pylist() for number, piece in by_partition(chosen, batch(n=[0, 1, 2, 3, 4]), 2)}
+    assert split == {0: [1, 4], 2: [0, 2, 3]}
+
+
+def test_rows_that_may_go_anywhere_are_cut_into_large_even_slices() -> None:
+    rows = batch(n=pa.array(range(1000), pa.int64()))
+    cut = list(even_slices(rows, 3_000))
+    assert [piece.num_rows for piece in cut] == [333, 333, 334]
+    assert pa.Table.from_batches(cut).to_pylist() == rows.to_pylist()
+    assert [piece.num_rows for piece in even_slices(batch(value=[b"x" * 1000] * 2), 10)] == [1, 1]
 
 
 def test_splitting_by_topic_keeps_every_row_once_and_refuses_nulls() -> None:

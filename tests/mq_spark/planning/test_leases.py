@@ -15,6 +15,7 @@ from mq_spark.planning.leases import (
     WorkRange,
     from_json,
     planned_work,
+    shares,
     spans,
     to_json,
 )
@@ -62,6 +63,12 @@ def test_a_checkpoint_of_another_source_is_refused(found: Any) -> None:
 
 def test_lost_records_are_left_out_of_a_lease() -> None:
     assert lease(7, (0, 4), (9, 12)).without([0, 2, 9, 10, 11, 50]) == lease(7, (1, 2), (3, 4))
+
+
+def test_rows_are_asked_of_partitions_in_equal_parts_and_the_rest_in_turn() -> None:
+    places = [("jobs", 0), ("jobs", 1), ("jobs", 2)]
+    assert shares(8, places, 0) == {("jobs", 0): 3, ("jobs", 1): 3, ("jobs", 2): 2}
+    assert shares(1, places, 2) == {("jobs", 2): 1}
 
 
 def test_tasks_have_each_record_once_with_its_counts() -> None:
