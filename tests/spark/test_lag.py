@@ -73,7 +73,7 @@ def test_a_query_is_found_by_its_name_with_nothing_set_and_after_its_end(
     frame = streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=2)
     query = start(frame, tmp_path / "c", once=True, name=called)
     assert query.awaitTermination(ENDS_S)
-    wait_until(lambda: described(streams, group_of(query)) == {0: (3, 0), 1: (0, 0)}, "the last micro-batch is told")
+    wait_until(lambda: described(streams, group_of(query)).get(0) == (3, 0), "the last micro-batch is told")
 
     def listed() -> dict[str, str | None]:
         found = tritonmq("group", "list", "--json", "--bootstrap", streams.bootstrap)
