@@ -73,42 +73,31 @@ def test_a_batch_holds_up_retention_if_it_comes_before_where_the_journal_could_b
     assert [pins(part, staged(1, 1, index=index)) for index in (9, 10)] == [True, False]
 
 
-def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_again_until_time_is_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(aborting, "AGAIN_S", 0.02)
-
-    async def scenario(world: World) -> None:
+def test_brokers_that_do_not_answer_and_partitions_without_a_leader_are_asked_again_until_time_is_up() -> None:
+    async def aborted(*answers: object) -> tuple[int, int, list[str]]:
+        """How often broker 2 was asked to fence, what was removed, and what may be left."""
+        world = World()
+        world.coordinator.machine.transactions[KEY] = known(4, line(0, 1))
         ours = aborts(world)
         for part in world.parts.values():
             part.machine.fenced.add(KEY)
+        world.answers["Fence"] = list(answers)
+        deadline = asyncio.get_running_loop().time() + 5
+        done = await ours.abort_key(pb.AbortKeyRequest(key=key_to_wire(KEY)), deadline)
+        assert asyncio.get_running_loop().time() <= deadline
+        return len(world.calls), done.discarded, list(done.unreached)
+
+    async def scenario(_world: World) -> None:
         left = pb.FenceResponse(left=[pb.TopicPartition(topic="t", partition=9)])
         fenced = pb.FenceResponse()
         fenced.fenced.add(topic="t", partition=9, discarded=3)
-        answers: list[Any] = [Unreachable("away"), left, fenced]
-        asked: list[float] = []
-
-        async def ask_broker(
-            broker: int, method: str, request: pb.FenceRequest, _response: object, deadline: float
-        ) -> Any:
-            assert (broker, method, request.key.query_id, len(request.kept)) == (2, "Fence", "query", 1)
-            asked.append(deadline)
-            answer = answers.pop(0) if len(answers) > 1 else answers[0]
-            if isinstance(answer, Exception):
-                raise answer
-            return answer
-
-        world.transactions.ask_broker = ask_broker  # type: ignore[method-assign, assignment]
-        began = asyncio.get_running_loop().time()
-        deadline = began + 5
-        assert await ours._fence_everywhere(KEY, (line(0, 1),), deadline) == (3, [])
-        assert asked == [deadline] * 3
-        assert asyncio.get_running_loop().time() - began >= 0.035, "a pause before each further time"
-        answers[:] = [Unreachable("away")]
-        soon = asyncio.get_running_loop().time()
-        assert await ours._fence_everywhere(KEY, (line(0, 1),), soon) == (0, ["what broker 2 leads: away"])
-        answers[:] = [left]
-        assert (await ours._fence_everywhere(KEY, (line(0, 1),), soon))[1] == ["t-9: it has no leader at the moment"]
+        assert await aborted(Unreachable("away"), left, fenced) == (3, 3, [])
+        fenced.left.extend(left.left)
+        assert await aborted(fenced) == (1, 3, []), "its leader has fenced it, whatever a follower knows"
+        asked, discarded, unreached = await aborted(Unreachable("away"))
+        assert (asked > 1, discarded, unreached) == (True, 0, ["what broker 2 leads: away"])
+        asked, discarded, unreached = await aborted(left)
+        assert (asked > 1, discarded, unreached) == (True, 0, ["t-9: it has no leader at the moment"])
 
     run(scenario)
 

@@ -13,7 +13,7 @@ import pytest
 from mq_broker.broker.transactions import begun_groups
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import QuotaExceeded, TritonMQError
+from mq_protocol.errors import QuotaExceeded
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_cursors import move
@@ -135,19 +135,6 @@ def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
     asyncio.run(main())
 
 
-def test_a_queue_group_that_is_deleted_makes_room(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, _modest):
-            for group in "ab":
-                await declare(greedy, group)
-            with pytest.raises(QuotaExceeded, match=TOLD):
-                await declare(greedy, "c")
-            await greedy.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="a", change=pb.QUEUE_DELETE))
-            await declare(greedy, "c")
-
-    asyncio.run(main())
-
-
 def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
     async def leads(who: Broker) -> bool:
         return await who.end("t") == 0
@@ -161,18 +148,5 @@ def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
             with pytest.raises(QuotaExceeded, match=TOLD):
                 await consume(greedy, "c")
             await consume(greedy, "a")
-
-    asyncio.run(main())
-
-
-def test_a_place_for_a_query_that_is_yet_to_come_is_nobodys(tmp_path: Path) -> None:
-    """An administrator's reset must not keep the query out for which it is made."""
-
-    async def main() -> None:
-        async with served(tmp_path) as (_, greedy, modest):
-            await move(modest, 0, kind="spark", group="q", reset=True)
-            await move(greedy, 0, kind="spark", group="q")
-            with pytest.raises(TritonMQError, match="query of another user"):
-                await move(modest, 0, kind="spark", group="q")
 
     asyncio.run(main())

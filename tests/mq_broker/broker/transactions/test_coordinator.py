@@ -10,24 +10,19 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.metadata import topics
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     FencedRun,
     InvalidRequest,
     InvalidTopicName,
-    NotLeader,
-    OutcomeUnknown,
     ReplayMismatch,
-    RequestTooLarge,
     StagedBatchMissing,
     StaleMicroBatch,
     UnknownTopic,
 )
-from mq_protocol.limits import ID_BYTES_MAX, MANIFEST_BYTES_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
+from tests.mq_broker.broker.cluster import Broker, standalone, until
 
 KEY = pb.TransactionKey(query_id="query", sink="t")
 
@@ -108,29 +103,6 @@ def test_asked_again_a_decision_answers_the_same_and_removes_the_new_attempt(tmp
     asyncio.run(scenario())
 
 
-def test_a_topic_that_a_brokers_copy_of_the_list_lacks_is_published_to_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            manifest = [await stage(broker, 0, 1, 2)]
-            get, late = topics.Topics.get, asyncio.Event()
-
-            async def old_copy(copy: topics.Topics, name: str) -> topics.Topic:
-                if name == "t" and not late.is_set():
-                    late.set()
-                    raise UnknownTopic("read before it was made")
-                return await get(copy, name)
-
-            monkeypatch.setattr(topics.Topics, "get", old_copy)
-            await decide(broker, 0, manifest)
-            assert late.is_set()
-            assert await broker.numbers("t") == [1, 2]
-
-    asyncio.run(scenario())
-
-
 def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -162,31 +134,6 @@ def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_a
     asyncio.run(scenario())
 
 
-def test_a_decision_outlives_a_topic_that_is_made_again_before_it_is_published(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            line = await stage(broker, 0, 1, 2)
-            line.topic_id = (await broker.metadata("t")).topics[0].topic_id
-            publish = transactions.Transactions.publish
-
-            async def remade_just_before(
-                self: transactions.Transactions, request: pb.PublishRequest, deadline: float
-            ) -> Any:
-                monkeypatch.setattr(transactions.Transactions, "publish", publish)
-                await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
-                await broker.create_topic("t")
-                raise NotLeader("it was deleted under its leader")
-
-            monkeypatch.setattr(transactions.Transactions, "publish", remade_just_before)
-            assert (await decide(broker, 0, [line])).published
-            assert await broker.numbers("t") == []
-
-    asyncio.run(scenario())
-
-
 def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -206,28 +153,6 @@ def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="rows"):
                 await broker.ask("Decide", pb.DecideRequest(key=KEY, batch_id=9, row_count=1))
             assert await broker.numbers("t") == [1, 2, 3]
-
-    asyncio.run(scenario())
-
-
-def test_names_and_manifests_have_a_bound(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            endless = "話" * (ID_BYTES_MAX // 3 + 1)
-            for place in (
-                pb.StageOf(key=pb.TransactionKey(query_id=endless)),
-                pb.StageOf(key=pb.TransactionKey(query_id="q", sink=endless)),
-                pb.StageOf(key=KEY, run_id=endless),
-            ):
-                with pytest.raises(InvalidRequest, match="too long"):
-                    await broker.produce("t", 1, stage=place)
-            with pytest.raises(InvalidRequest, match="too long"):
-                await decide(broker, 0, [], run=endless)
-            many = [bytes(16)] * (MANIFEST_BYTES_MAX // 18 + 1)
-            with pytest.raises(RequestTooLarge, match="write fewer, larger batches"):
-                await decide(broker, 0, [pb.StagedBatches(topic="t", uuids=many)])
-            assert not await staged(broker)
 
     asyncio.run(scenario())
 
@@ -269,38 +194,6 @@ def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_p
                 await decide(broker, 0, [line])
             with pytest.raises(StagedBatchMissing):
                 await decide(broker, 0, [line])
-
-    asyncio.run(scenario())
-
-
-def test_a_decision_that_could_not_be_published_is_after_a_restart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await prepare(broker)
-            manifest = [await stage(broker, 0, 1), await stage(broker, 0, 2, partition=1)]
-
-            decided = asyncio.Event()
-
-            async def never(*_: object) -> None:
-                decided.set()
-                await asyncio.Event().wait()
-
-            with monkeypatch.context() as patch:
-                patch.setattr(transactions.Transactions, "_publish_line", never)
-                first = asyncio.create_task(decide(broker, 0, manifest, timeout_ms=2_000))
-                await asyncio.wait_for(decided.wait(), DEADLINE_S)
-                # Asked again, what is decided and not yet published must not be taken for a lost attempt
-                for asked in (decide(broker, 0, manifest, timeout_ms=2_000), first):
-                    with pytest.raises(OutcomeUnknown, match="still being published"):
-                        await asked
-                await broker.stop()
-        async with standalone(tmp_path) as broker:
-            await until(lambda: _ends(broker, 1, 1))
-            answer = await until(lambda: decide(broker, 0, manifest))
-            assert (answer.already_decided, answer.published) == (True, True)
-            assert (await broker.numbers("t", 0), await broker.numbers("t", 1)) == ([1], [2])
 
     asyncio.run(scenario())
 

@@ -7,15 +7,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import pytest
-
-from mq_broker.broker.transactions import aborting
-from mq_broker.broker.transactions.aborting import Aborting, meant
+from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.requests import key_to_wire
 from mq_broker.core.entries import Fence, TransactionKey
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas
-from mq_protocol.rights import Operation
 from tests.mq_broker.broker.transactions.worlds import KEY, World, run, staged, uuid
 
 
@@ -84,43 +80,5 @@ def test_what_is_led_elsewhere_and_has_something_and_what_refuses_is_told_as_lef
         parts[2].closed = True
         assert await fenced(ours) == ({}, {0, 1})
         assert parts[2].asked == []
-
-    fencing(scenario)
-
-
-async def turns(work: Awaitable[object]) -> int:
-    """How often somebody else had a turn while the work was done."""
-    count, over = 0, False
-
-    async def other() -> None:
-        nonlocal count
-        while not over:
-            count += 1
-            await asyncio.sleep(0)
-
-    beside = asyncio.create_task(other())
-    await asyncio.sleep(0)
-    count = 0
-    await work
-    over = True
-    await beside
-    return count
-
-
-def test_others_have_a_turn_while_many_partitions_and_many_keys_are_looked_through(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(aborting, "FENCES_AT_ONCE", 4)
-    monkeypatch.setattr(aborting, "LOOK_UP_MANY", 3)
-
-    async def scenario(world: World, ours: Aborting) -> None:
-        for part in world.parts.values():
-            part.machine.fenced.add(KEY)
-        async with asyncio.timeout(30):  # as many turns, on any machine
-            assert 2 <= await turns(fenced(ours)) <= 3, "one turn after four of eight partitions"
-        keys = {TransactionKey(f"q{number}", "t"): "" for number in range(30)}
-        assert 10 <= await turns(meant(keys, "q3", Operation.DESCRIBE)) <= 11, "one turn after three of thirty keys"
-        assert await meant(keys, "q3", Operation.DESCRIBE) == [TransactionKey("q3", "t")]
-        assert await meant(keys, "", Operation.DESCRIBE) == list(keys)
 
     fencing(scenario)

@@ -23,10 +23,8 @@ from mq_protocol.errors import (
     OutcomeUnknown,
     PermissionDenied,
     StagedBatchMissing,
-    TransactionAborted,
     Unreachable,
 )
-from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_three_brokers import Three, three
@@ -106,24 +104,6 @@ def test_a_give_may_be_asked_for_again_and_outlasts_the_broker(tmp_path: Path) -
     asyncio.run(main())
 
 
-def test_of_several_who_give_a_key_at_once_each_is_told_whose_it_was_then(tmp_path: Path) -> None:
-    """Both were told the first owner, and the log and the audit log said that the key had been his twice."""
-
-    async def main() -> None:
-        async with served(tmp_path) as (root, old, _):
-            await decide(old, 0, await stage(old, 0, 1), rows=1)
-            owners = [f"User:new-{number}" for number in range(5)]
-            given = await asyncio.gather(*(give(root, owner) for owner in owners))
-            formers = dict(zip(owners, (each.former for each in given), strict=True))
-            [known] = (await root.ask("Transactions", pb.TransactionsRequest(query=NAME))).known
-            chain = [known.owner]
-            while chain[-1] != OLD:
-                chain.append(formers[chain[-1]])
-            assert sorted(chain) == sorted([OLD, *owners]), "one after the other"
-
-    asyncio.run(main())
-
-
 def test_who_may_give_is_who_may_alter_the_transaction_and_not_who_owns_it(tmp_path: Path) -> None:
     """Else a user could rid himself of keys that count for his quota, or burden another one with them."""
 
@@ -170,21 +150,6 @@ def test_nobody_is_given_a_key_who_can_own_none(tmp_path: Path, owner: str, word
             with pytest.raises(InvalidRequest, match=words):
                 await give(root, owner)
             await decide(old, 1)
-
-    asyncio.run(main())
-
-
-def test_what_is_aborted_or_nobodys_is_not_given(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, old, _):
-            await root.metadata(TRANSACTIONS_TOPIC)
-            await stage(old, 0, 1)
-            for query in (NAME, "", "unheard of"):
-                assert not (await give(root, query=query)).known
-            await decide(old, 0, await stage(old, 0, 1), rows=1)
-            assert (await root.ask("AbortTransaction", pb.AbortTransactionRequest(query=NAME, sink="t"))).known
-            with pytest.raises(TransactionAborted):
-                await give(root)
 
     asyncio.run(main())
 

@@ -136,22 +136,3 @@ def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(
             assert await anonymous.numbers("t") == [1, 3]
 
     asyncio.run(main())
-
-
-def test_what_was_decided_without_names_goes_on_with_them(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            anonymous = As(broker, "User:ANONYMOUS")
-            await decide(anonymous, 0, await stage(anonymous, 0, 1), rows=1)
-            staged = await stage(anonymous, 1, 2)
-        async with judging(tmp_path) as broker:
-            root, owner, thief = As(broker, ROOT), As(broker, "User:etl"), As(broker, "User:thief")
-            for who in ("User:etl", "User:thief"):
-                await root.allow(pb.AclRule(principal=who, operation="Write", kind="Topic", name="", prefix=True))
-            await decide(owner, 1, staged, rows=1)
-            with pytest.raises(PermissionDenied, match="another user's"):
-                await decide(thief, 2)
-            assert await root.numbers("t") == [1, 2]
-
-    asyncio.run(main())

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mq_broker.broker.transactions import coordinator as transactions
-from mq_broker.core.entries import Discard, Finish, Publish
+from mq_broker.core.entries import Finish, Publish
 from mq_broker.core.messages import AreStaged, Decided
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
@@ -19,7 +19,6 @@ from mq_protocol.errors import (
     TritonMQError,
     UnknownPartition,
     UnknownTopic,
-    Unreachable,
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.transactions.worlds import (
@@ -36,12 +35,6 @@ from tests.mq_broker.broker.transactions.worlds import (
 )
 
 SOON = NotEnoughReplicas("1 live in-sync replica of 2")
-
-
-@pytest.fixture(autouse=True)
-def again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "BACKOFF_S", (0.0,))
-    monkeypatch.setattr(transactions, "ALARM_BACKOFF_S", 0.0)
 
 
 def test_each_partition_publishes_once_all_that_is_its_own_and_then_the_decision_is_finished() -> None:
@@ -71,44 +64,6 @@ def test_publishing_and_finishing_are_tried_until_they_are_done() -> None:
         await world.until_published(decide)
         assert len(part.of(Publish)) == 4
         assert len(world.coordinator.of(Finish)) == 3
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("finishing", [False, True], ids=["publishing", "finishing"])
-def test_the_pauses_between_attempts_grow(finishing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "BACKOFF_S", (0.01, 0.04))
-
-    async def scenario(world: World) -> None:
-        (world.coordinator if finishing else world.parts["t", 0]).refuse = [SOON] * 3
-        began = asyncio.get_running_loop().time()
-        decide = decision(0, line(0, 1))
-        world.decides(decide)
-        await world.until_published(decide)
-        assert asyncio.get_running_loop().time() - began >= 0.085, "one short pause and two longer ones"
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("what", ["publishing", "finishing", "checking"])
-def test_each_attempt_that_fails_takes_the_next_pause(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts: list[int] = []
-
-    def noted(attempt: int) -> float:
-        attempts.append(attempt)
-        return 0.0
-
-    monkeypatch.setattr(transactions, "_backoff", noted)
-
-    async def scenario(world: World) -> None:
-        (world.coordinator if what == "finishing" else world.parts["t", 0]).refuse = [SOON] * 3
-        if what == "checking":
-            await checked(world, (0, 1))
-        else:
-            decide = decision(0, line(0, 1))
-            world.decides(decide)
-            await world.until_published(decide)
-        assert list(dict.fromkeys(attempts)) == [0, 1, 2]
 
     run(scenario)
 
@@ -264,116 +219,7 @@ def test_whoever_waits_past_its_deadline_is_told_that_it_is_still_being_publishe
     run(scenario)
 
 
-def test_what_is_not_being_published_here_is_told_by_what_the_journal_says() -> None:
-    async def scenario(world: World) -> None:
-        machine = world.coordinator.machine
-        decide = decision(5, line(0, 1))
-        with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
-            await world.until_published(decide)
-        for state, over in ((known(5), True), (known(6, finished=False), True), (known(5, finished=False), False)):
-            machine.transactions[KEY] = state
-            if over:
-                await world.until_published(decide)
-            else:
-                with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
-                    await world.until_published(decide)
-        world.parts["t", 1].refuse = [SOON] * 10_000
-        world.decides(decision(6, line(1, 2)))
-        with pytest.raises(OutcomeUnknown, match="its coordinator has changed"):
-            await world.until_published(decide)
-
-    run(scenario)
-
-
-def test_nothing_is_kept_of_what_is_published() -> None:
-    async def scenario(world: World) -> None:
-        decide = decision(0)
-        world.decides(decide)
-        await world.until_published(decide)
-        assert not world.transactions._publishing
-        world.coordinator.machine.transactions[KEY] = known(0)
-        await world.until_published(decide)
-
-    run(scenario)
-
-
 # ---------------------------------------------------------------- before it is decided
-
-
-async def checked(world: World, *lines: tuple[int, int], seconds: float = 5.0) -> None:
-    decide = decision(4, *(line(partition, number) for partition, number in lines))
-    await world.transactions._check_staged(decide, asyncio.get_running_loop().time() + seconds)
-
-
-def test_every_partition_is_asked_whether_it_has_what_the_manifest_names() -> None:
-    async def scenario(world: World) -> None:
-        await checked(world, (0, 1), (1, 2), (0, 3))
-        assert world.parts["t", 0].asked == [AreStaged(KEY, 4, (uuid(1), uuid(3)))]
-        assert world.parts["t", 1].asked == [AreStaged(KEY, 4, (uuid(2),))]
-        world.parts["t", 1].refuse = [StagedBatchMissing("gone")]
-        with pytest.raises(StagedBatchMissing):
-            await checked(world, (0, 1), (1, 2))
-
-    run(scenario)
-
-
-def test_nobody_is_being_asked_any_more_when_a_manifest_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        slow, answered = world.parts["t", 0], []
-
-        async def ask(_operation: object, _deadline: float) -> object:
-            await rounds()
-            answered.append("slow")
-            return slow.answer
-
-        monkeypatch.setattr(slow, "ask", ask)
-        world.parts["t", 1].refuse = [StagedBatchMissing("gone")]
-        with pytest.raises(StagedBatchMissing):
-            await checked(world, (0, 1), (1, 2))
-        assert answered == ["slow"]
-
-    run(scenario)
-
-
-def test_who_cannot_say_for_now_is_asked_again_until_the_deadline() -> None:
-    async def scenario(world: World) -> None:
-        world.parts["t", 0].refuse = [SOON, NotLeader("moved"), SOON]
-        await checked(world, (0, 1))
-        assert len(world.parts["t", 0].asked) == 4
-        for error in (SOON, UnknownTopic("none"), UnknownPartition("none")):
-            world.parts["t", 0].refuse = [error] * 3
-            with pytest.raises(type(error)):
-                await checked(world, (0, 1), seconds=-1.0)
-            assert len(world.parts["t", 0].refuse) == 2, "asked once"
-            world.parts["t", 0].refuse = []
-
-    run(scenario)
-
-
-def test_a_partition_is_asked_again_only_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "BACKOFF_S", (0.01, 0.04))
-
-    async def scenario(world: World) -> None:
-        world.parts["t", 0].refuse = [SOON, UnknownTopic("none"), SOON]
-        began = asyncio.get_running_loop().time()
-        await checked(world, (0, 1))
-        assert asyncio.get_running_loop().time() - began >= 0.085, "one short pause and two longer ones"
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("error", [SOON, UnknownTopic("none")], ids=str)
-def test_nobody_is_asked_again_who_could_be_only_after_the_deadline(
-    error: TritonMQError, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(transactions, "BACKOFF_S", (1.0,))
-
-    async def scenario(world: World) -> None:
-        world.parts["t", 0].refuse = [error]
-        with pytest.raises(type(error)):
-            await checked(world, (0, 1), seconds=0.9)
-
-    run(scenario)
 
 
 def test_what_is_decided_already_is_not_looked_for_again() -> None:
@@ -400,6 +246,26 @@ def test_what_is_decided_already_is_not_looked_for_again() -> None:
     run(scenario)
 
 
+def test_a_partition_that_cannot_say_for_now_what_it_has_is_asked_again_until_the_deadline() -> None:
+    async def scenario(world: World) -> None:
+        part = world.parts["t", 0]
+        world.coordinator.answer = Decided(already=True, finished=True, row_count=1)
+        manifest = [pb.StagedBatches(topic="t", partition=0, uuids=[uuid(1)], row_count=1)]
+        key = pb.TransactionKey(query_id=KEY.query_id, sink=KEY.sink)
+        request = pb.DecideRequest(key=key, batch_id=4, run_id="run", row_count=1, manifest=manifest)
+        world.coordinator.machine.transactions[KEY] = known(3)
+        part.refuse = [SOON, NotLeader("moved"), UnknownTopic("none")]
+        await world.transactions.decide(request, asyncio.get_running_loop().time() + 60)
+        assert len(part.of(AreStaged)) == 4
+        part.refuse = [SOON] * 1_000
+        deadline = asyncio.get_running_loop().time() + 60
+        with pytest.raises(NotEnoughReplicas):
+            await world.transactions.decide(request, deadline)
+        assert asyncio.get_running_loop().time() <= deadline
+
+    run(scenario)
+
+
 def test_a_decision_has_the_shorter_of_the_time_that_its_writer_gives_and_the_time_of_the_call() -> None:
     async def scenario(world: World) -> None:
         world.coordinator.answer = Decided(already=True, finished=True, row_count=0)
@@ -410,66 +276,6 @@ def test_a_decision_has_the_shorter_of_the_time_that_its_writer_gives_and_the_ti
             request = pb.DecideRequest(key=key, batch_id=4, run_id="run", timeout_ms=timeout_ms)
             await world.transactions.decide(request, asyncio.get_running_loop().time() + 100)
             assert within(world.coordinator.deadlines, longest)
-
-    run(scenario)
-
-
-def test_what_was_deleted_is_not_asked_for_and_what_only_this_broker_does_not_know_is() -> None:
-    async def scenario(world: World) -> None:
-        part = world.parts["t", 0]
-        part.refuse = [UnknownTopic("none")] * 3
-        await checked(world, (0, 1))
-        assert len(part.asked) == 4
-        world.gone.add("t")
-        part.refuse = [UnknownPartition("none")] * 3
-        await checked(world, (0, 1))
-        assert len(part.refuse) == 2
-
-    run(scenario)
-
-
-def test_waits_between_attempts_grow_and_end_at_the_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "BACKOFF_S", (1.0, 2.0, 3.0))
-    assert [transactions._backoff(attempt) for attempt in range(5)] == [1.0, 2.0, 3.0, 3.0, 3.0]
-
-
-# ---------------------------------------------------------------- an attempt that came too late
-
-
-def test_of_an_attempt_that_came_too_late_what_the_decision_does_not_name_is_discarded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transactions, "DISCARD_UUIDS_MAX", 2)
-
-    async def scenario(world: World) -> None:
-        part = world.coordinator
-        part.machine.transactions[KEY] = known(3, line(0, 1))
-        own: object = part
-        world.transactions._discard_attempt(own, decision(3, line(0, 1, 2, 3, 4), line(1, 5), line(2, 1)))  # type: ignore[arg-type]
-        await asyncio.gather(*world.tasks)
-        assert world.parts["t", 0].asked == [Discard(KEY, (uuid(2), uuid(3))), Discard(KEY, (uuid(4),))]
-        assert world.parts["t", 1].asked == [Discard(KEY, (uuid(5),))]
-        assert world.parts["t", 2].asked == []
-
-    run(scenario)
-
-
-def test_of_a_micro_batch_before_the_last_one_nothing_is_discarded_for_its_manifest_is_not_known() -> None:
-    async def scenario(world: World) -> None:
-        part = world.coordinator
-        part.machine.transactions[KEY] = known(4)
-        own: object = part
-        world.transactions._discard_attempt(own, decision(3, line(0, 1)))  # type: ignore[arg-type]
-        assert not world.tasks
-
-    run(scenario)
-
-
-def test_a_discard_that_is_refused_is_left_to_the_reaper() -> None:
-    async def scenario(world: World) -> None:
-        world.parts["t", 0].refuse = [SOON]
-        await world.transactions._discard_once("t", 0, KEY, [uuid(1)])
-        assert len(world.parts["t", 0].asked) == 1
 
     run(scenario)
 
@@ -506,50 +312,6 @@ async def asked(world: World, number: int) -> None:
         topic="t", partition=number, key=pb.TransactionKey(query_id="query", sink="t"), uuids=[uuid(1)]
     )
     await ours.ask_leader("t", number, "Discard", request, pb.DiscardResponse, ours.discard)
-
-
-def test_the_coordinator_is_named_to_whoever_asks_another_broker() -> None:
-    async def scenario(world: World) -> None:
-        assert await world.transactions.coordinator(KEY) is world.coordinator  # type: ignore[comparison-overlap]
-        place = TRANSACTIONS_TOPIC, world.coordinator.number
-        for leader, hint in ((2, "ask broker 2"), (0, "it has no leader at the moment")):
-            world.elsewhere = {place: leader}
-            with pytest.raises(NotLeader, match=hint) as told:
-                await world.transactions.coordinator(KEY)
-            assert told.value.leader == leader
-
-    run(scenario)
-
-
-def test_the_leader_that_the_partition_itself_knows_of_is_named_before_the_one_in_the_node() -> None:
-    async def scenario(world: World) -> None:
-        known_here = NotLeader("broker 3 leads it", 3)
-
-        def leader(_topic: object, _number: int) -> None:
-            raise known_here
-
-        world.leader = leader  # type: ignore[assignment]
-        world.elsewhere = {(TRANSACTIONS_TOPIC, world.coordinator.number): 2}
-        with pytest.raises(NotLeader) as told:
-            await world.transactions.coordinator(KEY)
-        assert told.value is known_here
-
-    run(scenario)
-
-
-def test_another_broker_is_asked_by_its_address_or_said_to_be_gone() -> None:
-    async def scenario(world: World) -> None:
-        ask = world.transactions.ask_broker
-        await ask(2, "Fence", pb.FenceRequest(), pb.FenceResponse, asyncio.get_running_loop().time() + 5)
-        assert world.calls[-1][:2] == ("broker-2", "Fence")
-        assert within(world.call_deadlines, transactions.ATTEMPT_S)
-        soon = asyncio.get_running_loop().time() + 1
-        await ask(2, "Fence", pb.FenceRequest(), pb.FenceResponse, soon)
-        assert world.call_deadlines[-1] == soon
-        with pytest.raises(Unreachable, match="broker 9 is not registered"):
-            await ask(9, "Fence", pb.FenceRequest(), pb.FenceResponse, 0.0)
-
-    run(scenario)
 
 
 # ---------------------------------------------------------------- what partitions' leaders answer

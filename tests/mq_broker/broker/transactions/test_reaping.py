@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import time
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.broker.transactions.requests import listed_name
-from mq_broker.core.entries import Discard, Fence, TransactionKey
+from mq_broker.core.entries import Discard, Fence
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
@@ -29,7 +25,7 @@ def test_what_no_decision_names_goes_and_what_one_that_is_not_published_yet_name
 ) -> None:
     async def scenario(world: World) -> None:
         world.coordinator.machine.transactions[KEY] = known(5, finished=finished)
-        world.parts["t", 0].stage(staged(1, 4), staged(2, 5), staged(3, 6))
+        world.parts["t", 0].stage(staged(1, 4), staged(2, 5), staged(3, 6), staged(4, 4, due_us=1))
         await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Discard(KEY, losers)]}
         assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
@@ -46,41 +42,6 @@ def test_what_is_young_stays() -> None:
         )
         await world.transactions.reap(60.0)
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
-
-    run(scenario)
-
-
-def test_what_is_as_old_as_it_may_be_goes_and_what_is_to_be_due_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "time", SimpleNamespace(time=lambda: 1_000.0, monotonic=time.monotonic))
-
-    async def scenario(world: World) -> None:
-        world.coordinator.machine.transactions[KEY] = known(5)
-        edge_us = 940_000_000
-        world.parts["t", 0].stage(
-            staged(1, 1, timestamp_us=edge_us),
-            staged(2, 1, timestamp_us=edge_us + 1),
-            replace(staged(3, 1, timestamp_us=edge_us), due_us=1),
-        )
-        await world.transactions.reap(60.0)
-        assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
-
-    run(scenario)
-
-
-def test_a_partition_is_asked_for_nothing_if_nothing_has_lost_or_its_leader_changed_meanwhile() -> None:
-    async def scenario(world: World) -> None:
-        world.parts["t", 0].stage(staged(1, 6))
-        world.parts["t", 1].stage(staged(2, 4, OTHER))
-
-        async def status(key: TransactionKey) -> pb.TransactionStatusResponse:
-            world.parts["t", 1].serving = key != OTHER
-            return pb.TransactionStatusResponse(known=True, batch_id=5, published=True)
-
-        stubbed: Any = world.transactions
-        stubbed._status_anywhere = status
-        await world.transactions.reap(60.0)
-        assert not world.parts["t", 1].serving
-        assert reaped(world) == {}
 
     run(scenario)
 
@@ -145,37 +106,6 @@ def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_pu
     run(scenario)
 
 
-def test_a_fence_that_is_refused_is_not_told_as_done(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def scenario(world: World) -> None:
-        world.coordinator.machine.transactions[KEY] = known(5, aborted=True)
-        for number in (0, 1):
-            world.parts["t", number].stage(staged(number, 1))
-        world.parts["t", 0].refuse = [NotEnoughReplicas("later")]
-        await world.transactions.reap(60.0)
-        told = [record.getMessage() for record in caplog.records]
-        assert [text.split(":")[0] for text in told if "removed" in text] == ["t-1"]
-
-    run(scenario)
-
-
-def test_a_discard_that_is_refused_holds_up_no_other_and_is_not_told_as_done(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-
-    async def scenario(world: World) -> None:
-        world.coordinator.machine.transactions[KEY] = known(5)
-        for number in (0, 1):
-            world.parts["t", number].stage(staged(number, 1))
-        world.parts["t", 0].refuse = [NotEnoughReplicas("later")]
-        await world.transactions.reap(60.0)
-        assert sorted(reaped(world)) == [0, 1]
-        told = [record.getMessage() for record in caplog.records]
-        assert [text.split(":")[0] for text in told if "removed" in text] == ["t-1"]
-
-    run(scenario)
-
-
 # ---------------------------------------------------------------- listed
 
 
@@ -206,18 +136,6 @@ def test_a_listing_in_any_number_of_answers_tells_each_batch_once(
         world.parts["t", 2].serving = False
         told, _ = await listed(world)
         assert told == [("t", 0, 8), ("t", 0, 9), ("t", 1, 2), ("t", 1, 3), ("t", 1, 1)]
-
-    run(scenario)
-
-
-def test_an_answer_ends_before_the_first_batch_that_begins_beyond_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    each = transactions.STAGED_TOLD_BYTES + len("t") + len(KEY.sink)
-    monkeypatch.setattr(transactions, "ANSWER_BYTES_MAX", 3 * each)
-
-    async def scenario(world: World) -> None:
-        world.parts["t", 0].stage(*(staged(number, number) for number in range(1, 6)))
-        answer = await world.transactions.staged(pb.StagedRequest(), 0.0)
-        assert ([batch.batch_id for batch in answer.staged], answer.more) == ([1, 2, 3], True)
 
     run(scenario)
 

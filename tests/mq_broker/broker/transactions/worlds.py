@@ -17,6 +17,7 @@ from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError
 from mq_protocol.manifest import StagedPart
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
+from tests.mq_broker.broker.virtual import in_virtual_time
 
 KEY = TransactionKey("query", "t")
 OTHER = TransactionKey("other", "t")
@@ -39,9 +40,9 @@ def known(batch_id: int, *lines: StagedPart, finished: bool = True, **fields: An
 
 
 def staged(
-    number: int, batch_id: int, key: TransactionKey = KEY, *, index: int = 0, timestamp_us: int = 0
+    number: int, batch_id: int, key: TransactionKey = KEY, *, index: int = 0, timestamp_us: int = 0, due_us: int = 0
 ) -> StagedBatch:
-    return StagedBatch(uuid(number), key, batch_id, "run", 1, index or number, timestamp_us, 10, 10)
+    return StagedBatch(uuid(number), key, batch_id, "run", 1, index or number, timestamp_us, 10, 10, due_us=due_us)
 
 
 class Part:
@@ -111,7 +112,7 @@ class World:
         for listener in self.on_role:
             listener(part)
 
-    async def until_published(self, decide: Decide, seconds: float = 5.0) -> None:
+    async def until_published(self, decide: Decide, seconds: float = 3_600.0) -> None:
         part: Any = self.coordinator
         deadline = asyncio.get_running_loop().time() + seconds
         await self.transactions.wait_until_published(part, decide, deadline)
@@ -166,6 +167,8 @@ class World:
         self.calls.append((address, method, request))
         self.call_deadlines.append(deadline)
         answer = self.answers.get(method, response())
+        if isinstance(answer, list):  # one after the other, and the last of them for ever
+            answer = answer.pop(0) if len(answer) > 1 else answer[0]
         if isinstance(answer, TritonMQError):
             raise answer
         return answer
@@ -175,19 +178,18 @@ def run(scenario: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         world = World()
         try:
-            await asyncio.wait_for(scenario(world), 20)
+            await asyncio.wait_for(scenario(world), 86_400)
         finally:
             for task in world.tasks:
                 task.cancel()
             await asyncio.gather(*world.tasks, return_exceptions=True)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def rounds(count: int = 30) -> None:
-    """All that is due now has been done."""
-    for _ in range(count):
-        await asyncio.sleep(0)
+    """All that is due in so many seconds has been done."""
+    await asyncio.sleep(count)
 
 
 def within(deadlines: list[float], seconds: float) -> bool:
