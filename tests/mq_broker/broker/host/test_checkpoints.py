@@ -5,11 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,10 +15,8 @@ import pytest
 from mq_broker.broker import server
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.host import checkpoints
-from mq_broker.broker.host.checkpoints import Scrub
 from mq_broker.broker.host.shell import Shell
 from mq_broker.storage.journal import keeping, recovery
-from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.errors import TritonMQError
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
@@ -86,31 +82,6 @@ def test_what_was_stored_when_a_broker_stopped_cleanly_is_not_read_at_its_next_s
             assert await broker.end("t") == 41
 
     asyncio.run(scenario())
-
-
-def test_the_index_of_a_checkpoint_is_copied_while_the_loop_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checkpoints, "CHECK_S", 3600.0)
-    copied: list[bool] = []
-    thawed = OffsetIndex.thawed
-
-    def noted(*arguments: Any) -> OffsetIndex:
-        copied.append(threading.current_thread() is threading.main_thread())
-        return thawed(*arguments)
-
-    monkeypatch.setattr(OffsetIndex, "thawed", noted)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", **SETTINGS)
-            await broker.produce("t", 0)
-        async with standalone(tmp_path) as broker:
-            await until(lambda: _leads(broker))
-            assert await broker.numbers("t") == [0]
-
-    asyncio.run(scenario())
-    assert copied == [False]
 
 
 def test_a_running_broker_stores_checkpoints_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,31 +205,3 @@ def test_damage_that_a_start_did_not_see_is_repaired_from_another_broker(
             assert await cluster[leader].numbers("t") == list(range(300))
 
     asyncio.run(scenario())
-
-
-def test_the_scrub_keeps_to_its_rate_and_to_a_tenth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [100.0]
-    slept: list[float] = []
-
-    class Piece:
-        unscrubbed_bytes = 1
-
-        def __init__(self, nbytes: int, took_s: float) -> None:
-            self.nbytes, self.took_s = nbytes, took_s
-
-        async def scrub(self, bytes_max: int) -> int:
-            assert bytes_max == min(checkpoints.PIECE_BYTES, 1_000_000)
-            clock[0] += self.took_s
-            return self.nbytes
-
-    async def sleep(seconds: float) -> None:
-        slept.append(round(seconds, 3))
-
-    monkeypatch.setattr(checkpoints, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    monkeypatch.setattr(checkpoints, "asyncio", SimpleNamespace(sleep=sleep))
-    shell: Any = SimpleNamespace()
-    pieces: list[Any] = [Piece(500_000, 0.01), Piece(1_000, 0.2), Piece(5_000_000, 0.2)]
-    for piece in pieces:
-        assert asyncio.run(Scrub(shell, 1_000_000)._piece(piece))
-    assert slept == [0.49, 1.8, 4.8]
-    assert not asyncio.run(Scrub(shell, 1_000_000)._piece(None))

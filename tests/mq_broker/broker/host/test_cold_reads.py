@@ -15,15 +15,13 @@ import pytest
 from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.host.cold_reads import ColdReads
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.runtime.memory import COPIES_SENT, Held
+from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import Published
-from mq_broker.rpc.callers import caller
 from mq_broker.storage.interface import Journal
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
-from mq_protocol.errors import OffsetOutOfRange
-from tests.mq_broker.storage.bed import DEADLINE_S, Bed, eventually, frame_of, joined, on_a_bed
+from tests.mq_broker.storage.bed import Bed, eventually, frame_of, joined, on_a_bed
 from tests.mq_broker.storage.journal.test_unsealing import ALL, SIZE, HeldFiles, large, sealed
 
 LAST = 12
@@ -172,21 +170,6 @@ def test_nothing_is_opened_ahead_where_there_is_no_room_at_once(tmp_path: Path, 
     on_stored(test, tmp_path)
 
 
-def test_a_stream_that_ends_gives_back_the_room_of_what_it_had_opened_ahead(tmp_path: Path) -> None:
-    async def test(partition: Any, files: HeldFiles) -> None:
-        held = Held(1 << 30)
-        cold = ColdReads(held, WHO)
-        cold.open_ahead(partition, 3, LAST, CHUNK)
-        await files.until_reading()
-        cold.close()
-        cold.close()
-        assert held.bytes == 0
-        files.go_on.release()
-        await eventually(lambda: not [task for task in asyncio.all_tasks() if "ahead" in task.get_name()])
-
-    on_stored(test, tmp_path)
-
-
 def test_who_is_cancelled_while_it_waits_for_what_is_opened_ahead_leaves_nothing(tmp_path: Path) -> None:
     async def test(partition: Any, files: HeldFiles) -> None:
         held = Held(1 << 30)
@@ -222,54 +205,5 @@ def test_nothing_that_was_opened_ahead_is_served_of_a_log_that_was_cut(tmp_path:
         unsealed = await cold.opened(partition, 3, LAST, CHUNK)
         assert payloads(partition, 3, unsealed) == [104, 105, 106]
         assert joined(partition.journal.read(4, LAST, ALL)) == joined(others)
-
-    on_stored(test, tmp_path)
-
-
-def test_what_lies_among_many_other_entries_is_not_opened_ahead(tmp_path: Path) -> None:
-    """A chunk of few records could else take many times its size."""
-
-    async def test(partition: Any, _files: HeldFiles) -> None:
-        held = Held(1 << 30)
-        index = partition.index = OffsetIndex()
-        index.append(Published(0, 1, 1, 1_000_000, SIZE, SIZE))
-        index.append(Published(1, 1, LAST, 1_000_001, SIZE, SIZE))
-        assert partition.journal.bytes_apart(1, LAST) > 11 * SIZE
-        ColdReads(held, WHO).open_ahead(partition, 0, 2, CHUNK)
-        assert held.bytes == 0
-
-    on_stored(test, tmp_path)
-
-
-def test_little_or_nothing_is_left_to_who_reads(tmp_path: Path) -> None:
-    async def test(partition: Any, _files: HeldFiles) -> None:
-        held = Held(1 << 30)
-        cold = ColdReads(held, WHO)
-        cold.open_ahead(partition, 3, LAST, SIZE)  # one record
-        cold.open_ahead(partition, LAST, LAST, CHUNK)  # the end
-        partition.index.trim(5)
-        cold.open_ahead(partition, 3, LAST, CHUNK)  # dropped
-        assert held.bytes == 0
-        unsealed = await cold.opened(partition, 3, LAST, CHUNK)
-        assert unsealed.frames == {}
-        with pytest.raises(OffsetOutOfRange):
-            partition.read(3, LAST, CHUNK, unsealed)
-
-    on_stored(test, tmp_path)
-
-
-def test_the_room_of_what_is_read_ahead_is_beside_that_of_what_is_sent(tmp_path: Path) -> None:
-    """So that together they stay at or below the mark."""
-
-    async def test(partition: Any, files: HeldFiles) -> None:
-        for mark, ahead in ((COPIES_SENT * CHUNK + CHUNK + 1_000, True), (COPIES_SENT * CHUNK + CHUNK - 1_000, False)):
-            held = Held(mark)
-            async with asyncio.timeout(DEADLINE_S), held.sending(caller(), CHUNK, SIZE) as room:
-                room.took(CHUNK)
-                cold = ColdReads(held, caller())
-                cold.open_ahead(partition, 3, LAST, CHUNK)
-                assert (held.bytes > COPIES_SENT * CHUNK, held.bytes <= mark) == (ahead, True)
-                cold.close()
-        files.go_on.release()
 
     on_stored(test, tmp_path)

@@ -128,51 +128,6 @@ def test_what_a_leader_says_while_a_replica_is_opened_is_told_to_it_once_it_is_o
     while_opening(tmp_path, monkeypatch, scenario, FOLLOWED)
 
 
-def test_what_no_broker_says_to_a_replica_that_is_opened_ends_the_link(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(broker: Shell, disk: HeldDisk) -> None:
-        refused: list[int] = []
-        monkeypatch.setattr(broker.links, "refuse", lambda other, _error: refused.append(other))
-        message, frames = begun_by_broker_2()
-        message.prev_epoch = 2
-        broker.hearer("id", 0).hear_entries(message, frames)
-        disk.released.set()
-        await until(lambda: broker.hosted(FOLLOWED, 0) is not None)
-        assert refused == [2]
-
-    while_opening(tmp_path, monkeypatch, scenario, FOLLOWED)
-
-
-def test_a_topic_that_is_deleted_while_its_replica_is_opened_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(broker: Shell, disk: HeldDisk) -> None:
-        broker.follow_topics({})
-        disk.released.set()
-        await until(lambda: not broker._settling)
-        assert broker.partitions() == []
-        assert len(disk.opened) == 1
-        assert disk.opened[0].journal._closed is not None
-        assert not broker._directory.partition_path(Place("id", 0)).exists()
-        assert not broker.failure.done()
-
-    while_opening(tmp_path, monkeypatch, scenario)
-
-
-def test_a_journal_that_opens_once_the_broker_is_leaving_is_closed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario(broker: Shell, disk: HeldDisk) -> None:
-        await broker.hand_over(0.0)
-        disk.released.set()
-        await until(lambda: not broker._settling)
-        assert disk.opened[0].journal._closed.done()
-        assert broker.partitions() == []
-
-    while_opening(tmp_path, monkeypatch, scenario)
-
-
 def test_a_broker_that_is_closed_does_not_wait_for_a_disk_that_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

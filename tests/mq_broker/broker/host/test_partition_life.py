@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.host import partition as partitions
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.messages import Done, Refused, Result, Tick
-from mq_protocol.errors import NotLeader, OutcomeUnknown, UnknownPartition
-from tests.mq_broker.broker.host.test_shell import HERE, leading, shell, until
+from mq_protocol.errors import NotLeader, OutcomeUnknown
+from tests.mq_broker.broker.host.test_shell import leading, shell, until
 
 
 def run(tmp_path: Path, scenario: Callable[[Shell, Partition], Awaitable[None]]) -> None:
@@ -29,21 +28,18 @@ def run(tmp_path: Path, scenario: Callable[[Shell, Partition], Awaitable[None]])
 def test_what_is_not_committed_by_its_deadline_is_unknown_and_what_has_time_waits_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario(_broker: Shell, partition: Partition) -> None:
+    async def scenario(broker: Shell, partition: Partition) -> None:
         monkeypatch.setattr(partition.journal, "append", lambda _frames: None)  # a disk that does nothing
         told: list[Result] = []
         for deadline in (100.0, 200.0):
             partition.propose(MoveCursor("g", 0, "consumer"), told.append, deadline)
-        now_ms = partition._host.now_ms()
-        partition.tick(now_ms, 99.9)
+        partition.tick(broker.now_ms(), 99.9)
         assert told == []
-        partition.tick(now_ms + partitions._SWEEP_MS, 100.0)
+        partition.tick(broker.now_ms() + 1_000, 100.0)
         [result] = told
         assert isinstance(result, Refused)
         assert isinstance(result.error, OutcomeUnknown)
-        partition.tick(now_ms + partitions._SWEEP_MS + 1, 1_000.0)
-        assert len(told) == 1, "it is looked for only now and then"
-        partition.tick(now_ms + 2 * partitions._SWEEP_MS, 1_000.0)
+        partition.tick(broker.now_ms() + 2_000, 1_000.0)
         assert len(told) == 2
 
     run(tmp_path, scenario)
@@ -77,24 +73,6 @@ def test_who_waits_and_who_looks_on_are_told_when_a_partition_closes_and_nothing
     run(tmp_path, scenario)
 
 
-def test_who_looks_on_is_told_at_the_end_of_a_turn_that_changed_something_and_of_no_other(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
-        partition.end_turn(broker.now_ms())
-        looked: list[int] = []
-        partition.observers.add(lambda: looked.append(partition.next_offset))
-        partition.end_turn(broker.now_ms())
-        assert looked == []
-        await partition.ask(MoveCursor("g", 0, "consumer"), 1e9)
-        partition.end_turn(broker.now_ms())
-        assert looked == [], "no reader sees a cursor"
-        broker.session_lost()
-        await until(lambda: not partition.leading)
-        partition.end_turn(broker.now_ms())
-        assert len(looked) == 1, "the role has changed"
-
-    run(tmp_path, scenario)
-
-
 def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[Exception] = []
 
@@ -108,34 +86,6 @@ def test_a_step_that_fails_stops_the_broker(tmp_path: Path, monkeypatch: pytest.
             partition.feed(Tick(1))
         assert [type(error) for error in failed] == [ZeroDivisionError]
         assert isinstance(await partition.ask(MoveCursor("g", 0, "consumer"), 1e9), Done), "and nothing is stuck"
-
-    run(tmp_path, scenario)
-
-
-def test_a_replica_that_is_not_here_is_told_from_a_partition_that_is_not_there(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
-        assert broker.partition(HERE, 0) is partition
-        for number in (-1, 1):
-            with pytest.raises(UnknownPartition, match="partitions 0 to 0"):
-                broker.partition(HERE, number)
-        broker.follow_topics({})
-        await until(lambda: broker.hosted(HERE, 0) is None)
-        with pytest.raises(NotLeader, match="opening its replica of t-0"):
-            broker.partition(HERE, 0)
-
-    run(tmp_path, scenario)
-
-
-def test_a_topic_that_is_gone_is_closed_also_when_only_what_changed_is_looked_at(tmp_path: Path) -> None:
-    async def scenario(broker: Shell, partition: Partition) -> None:
-        broker.follow_topics({"id": HERE}, {"another"})
-        await asyncio.sleep(0)
-        assert broker.hosted(HERE, 0) is partition
-        broker.follow_topics({}, {"id"})
-        await until(lambda: broker.hosted(HERE, 0) is None and not broker._settling)
-        assert partition.closed
-        broker.follow_topics({"id": HERE}, {"id"})
-        await until(lambda: broker.hosted(HERE, 0) is not None)
 
     run(tmp_path, scenario)
 

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.host import quiescence as rest
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import Rest, RestTimes, Ticked, Ticking
 from mq_broker.core.messages import AppendAck, AppendEntries
-from mq_broker.core.replication.leader import Leader
-from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
 
@@ -110,94 +104,6 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
     asyncio.run(scenario())
 
 
-def heartbeats_are_due(leader: Leader) -> bool:
-    now_ms = time.monotonic_ns() // 1_000_000
-    return all(now_ms - follower.last_sent_ms > 250 and not follower.sent for follower in leader.followers.values())
-
-
-def heard_one_by_one(heard: list[int]) -> Callable[[PeerMessages, pb.AppendAck], None]:
-    """Instead of `PeerMessages.hear_ack`: a turn of the loop ends between the followers' answers, which are noted."""
-    hear_ack = PeerMessages.hear_ack
-
-    def hear_later(peers: PeerMessages, message: pb.AppendAck) -> None:
-        def hear() -> None:
-            hear_ack(peers, message)
-            heard.append(message.follower)
-
-        asyncio.get_running_loop().call_later(0.05 * message.follower, hear)
-
-    return hear_later
-
-
-def test_a_leader_at_rest_stays_so_while_answers_take_long(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a broker with much else to do: if each late answer woke a leader, to ask again, all would keep each other
-    awake."""
-    monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
-    replicas = noted(monkeypatch, "add")
-    woken: list[str] = []
-    heard: list[int] = []
-    wake = Partition.wake
-
-    def noted_wake(partition: Partition, now_ms: int) -> None:
-        woken.append(partition.name)
-        wake(partition, now_ms)
-
-    async def all_asleep() -> bool:
-        return bool(replicas) and all(replica.rest.asleep for replica in replicas)
-
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path, session_timeout_ms=30_000) as cluster:
-            await cluster[1].create_topic("t", partitions=1, replicas=3)
-            await until(all_asleep)
-            [led] = [replica for replica in replicas if replica.replica.leading]
-            leader = led.replica._role
-            assert isinstance(leader, Leader)
-
-            async def due() -> bool:
-                return heartbeats_are_due(leader)
-
-            await until(due)
-            monkeypatch.setattr(Partition, "wake", noted_wake)
-            monkeypatch.setattr(PeerMessages, "hear_ack", heard_one_by_one(heard))
-            # An audit is due by the clock, perhaps now: it tells the leader the time, and so that answers are late.
-            monkeypatch.setattr(Ticking, "_tick_at_rest", lambda *_, **__: None)
-            led.tick(time.monotonic_ns() // 1_000_000, asyncio.get_running_loop().time())
-            await asyncio.sleep(0)  # the heartbeats are on their way
-            time.sleep(1.2)  # noqa: ASYNC251 - all brokers are held up for longer than a leader waits for an answer
-
-            async def answered() -> bool:
-                return len(heard) == 2
-
-            await until(answered)
-            await asyncio.sleep(0)
-            assert woken == []
-            assert led.rest.asleep
-
-    asyncio.run(scenario())
-
-
-def test_of_more_replicas_than_a_turn_ticks_each_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.broker.host.quiescence.TICKS_AT_ONCE_MAX", 3)
-    ticking = Ticking()
-    replicas = [Idle(leading=True, ticking=ticking, at_rest=False) for _ in range(20)]
-
-    async def all_ticked() -> bool:
-        return min(replica.ticks for replica in replicas) >= 2
-
-    async def scenario() -> None:
-        for replica in replicas:
-            ticking.add(replica)
-        running = asyncio.create_task(ticking.run())
-        await until(all_ticked)
-        running.cancel()
-        counts = [replica.ticks for replica in replicas]
-        assert max(counts) - min(counts) <= 1
-
-    asyncio.run(scenario())
-
-
 def test_a_follower_rests_once_it_has_heard_its_leader_since_the_contact_began() -> None:
     follower = Idle(False, Ticking(), contact_ms=500)
     follower.rest.told(HEARTBEAT, 400)
@@ -238,66 +144,3 @@ def test_a_follower_without_contact_rests_only_while_its_leader_speaks() -> None
     assert not follower.rest.settled(follower, 9_000)
     follower.rest.told(HEARTBEAT, 9_000)
     assert follower.rest.settled(follower, 9_000)
-
-
-def test_replicas_at_rest_in_contact_are_ticked_for_an_audit_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "_REST_SLICES", 2)
-    monkeypatch.setattr(rest, "AUDIT_ROUNDS", 4)
-    ticking = Ticking()
-    leader = Idle(True, ticking, contact_ms=0, in_contact=True)
-    follower = Idle(False, ticking, contact_ms=0, in_contact=True)
-    alone = Idle(True, ticking)
-
-    async def asleep() -> bool:
-        return all(each.rest.asleep for each in (leader, follower, alone))
-
-    async def scenario() -> None:
-        for each in (leader, follower, alone):
-            ticking.add(each)
-        running = asyncio.create_task(ticking.run())
-        await until(asleep)
-        before = leader.ticks, follower.ticks, alone.ticks
-
-        async def audited() -> bool:
-            return leader.ticks > before[0] and follower.ticks > before[1] and alone.ticks >= before[2] + 6
-
-        await until(audited)
-        running.cancel()
-        rounds = alone.ticks - before[2]
-        assert max(leader.ticks - before[0], follower.ticks - before[1]) <= rounds // 4 + 2
-        assert await asleep()
-
-    asyncio.run(scenario())
-
-
-def test_a_follower_at_rest_that_hears_nothing_of_its_leader_is_ticked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "_REST_SLICES", 10)
-    monkeypatch.setattr(rest, "AUDIT_ROUNDS", 1_000_000_007)
-    ticking = Ticking()
-    follower, leader = Idle(False, ticking), Idle(True, ticking)
-
-    async def asleep() -> bool:
-        return follower.rest.asleep and leader.rest.asleep
-
-    async def awake() -> bool:
-        return not follower.rest.asleep
-
-    async def scenario() -> None:
-        ticking.add(follower)
-        ticking.add(leader)
-        running = asyncio.create_task(ticking.run())
-        await until(asleep)
-        assert ticking.awake == 0
-        before = follower.ticks
-        await until(awake)
-        assert leader.rest.asleep
-        assert follower.ticks == before, "at rest it is told nothing of the time but by its leader"
-        follower.closed = leader.closed = True
-
-        async def gone() -> bool:
-            return ticking.awake == 0 and not ticking._slices
-
-        await until(gone)
-        running.cancel()
-
-    asyncio.run(scenario())

@@ -222,33 +222,3 @@ def test_who_is_ticked_and_who_is_woken_at_rest(one: Any, audit: bool, ticked: i
     ticking._tick_at_rest(one, 1, 1.0, audit=audit)
     assert (one.ticks, one.woken) == (ticked, woken)
     assert ticking.awake == 0
-
-
-def test_nothing_is_kept_of_a_replica_that_was_closed_awake_or_at_rest() -> None:
-    ticking = Ticking()
-    one: Any = Ticked()
-    other: Any = Ticked()
-    for each in (one, other):
-        ticking.add(each)
-    ticking.slept(other)
-    one.closed = other.closed = True
-    ticking._tick(one, 1, 1.0)
-    ticking._tick_at_rest(other, 1, 1.0, audit=True)
-    assert (one.ticks, other.ticks) == (0, 0)
-    assert not ticking._slices
-    assert ticking.awake == 0
-    assert not any(ticking._asleep)
-
-
-def test_replicas_in_use_are_ticked_one_after_another() -> None:
-    ticking = Ticking()
-    replicas: list[Any] = [Ticked() for _ in range(3)]
-    for each in replicas:
-        ticking.add(each)
-    for _ in range(4):
-        ticking._tick(next(iter(ticking._awake)), 1, 1.0)
-    assert [each.ticks for each in replicas] == [2, 1, 1]
-    ticking.slept(replicas[1])
-    assert ticking.awake == 2
-    ticking.woke(replicas[1])
-    assert ticking.awake == 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -28,7 +27,6 @@ from mq_broker.storage.opening.directory import DataDirectory
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OutcomeUnknown, StorageFailed, TritonMQError
 from tests.mq_broker.broker import cluster
-from tests.mq_broker.broker.cluster import DEADLINE_S
 
 HERE = Topic.of(TopicSpec("t", "id", ((1,),)))
 AWAY = Topic.of(TopicSpec("t", "id", ((2,),)))
@@ -65,44 +63,6 @@ async def until(condition: Callable[[], bool]) -> None:
     await cluster.until(holds)
 
 
-def test_a_replica_that_was_moved_away_may_begin_anew_while_it_is_still_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shells, "RELEASE_POLL_S", 0.01)
-
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, "named"),)) as broker:
-            broker.follow_topics({"id": HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None)
-            partition = broker.hosted(HERE, 0)
-            assert partition is not None
-            broker.follow_topics({"id": AWAY})
-            await asyncio.sleep(0)  # it looks now whether it is needed still
-            broker.reopen(partition, "its disk failed")
-            await until(lambda: not broker._settling)
-            assert not broker.failure.done(), "the broker goes on"
-            broker.follow_topics({"id": HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None)
-
-    asyncio.run(main())
-
-
-def test_work_that_is_ended_before_it_begins_leaves_nothing_behind(tmp_path: Path) -> None:
-    async def never() -> None:
-        raise AssertionError("it was ended before")
-
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            work = never()
-            task = broker.spawn(work, "never")
-            broker.stop()
-            await asyncio.wait({task})
-            await asyncio.sleep(0)
-            assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("durability", ["memory", "fsync"])
 def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_not_wanted(
     tmp_path: Path, durability: str
@@ -124,33 +84,6 @@ def test_a_state_to_begin_anew_with_is_not_kept_once_the_replica_begins_or_is_no
             await until(lambda: not broker._settling)
             assert broker.hosted(here, 0) is None
             assert not broker._begin_with
-
-    asyncio.run(main())
-
-
-def test_a_replica_that_is_wanted_again_while_the_node_is_read_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((2, "other"),)) as broker:
-            broker.follow_topics({"id": HERE})
-            await until(lambda: broker.hosted(HERE, 0) is not None)
-            partition = broker.hosted(HERE, 0)
-            read, reading, answered = broker.coordination.read_state, asyncio.Event(), asyncio.Event()
-
-            async def slowly(topic_id: str, number: int) -> tuple[int, NodeState] | None:
-                reading.set()
-                await answered.wait()
-                return await read(topic_id, number)
-
-            monkeypatch.setattr(broker.coordination, "read_state", slowly)
-            broker.follow_topics({"id": AWAY})
-            async with asyncio.timeout(DEADLINE_S):
-                await reading.wait()
-            broker.follow_topics({"id": HERE})
-            answered.set()
-            await until(lambda: not broker._settling)
-            assert broker.hosted(HERE, 0) is partition, "its log may have been named meanwhile"
 
     asyncio.run(main())
 

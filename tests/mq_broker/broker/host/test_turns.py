@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.host import quiescence
 from mq_broker.broker.host.quiescence import (
     AUDIT_ROUNDS,
     LATE_S,
@@ -130,26 +128,3 @@ def test_each_one_in_contact_is_audited_once_in_many_rounds_and_not_all_of_them_
     assert in_round == [
         {n for n in range(OFTEN) if (n + rounds) % AUDIT_ROUNDS == 0} for rounds in range(1, AUDIT_ROUNDS + 1)
     ]
-
-
-def test_a_turn_is_told_both_clocks_and_when_it_was_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept, told = [], []
-    clock = 50.0
-
-    async def sleep(seconds: float) -> None:
-        nonlocal clock
-        slept.append(seconds)
-        clock += seconds + 0.5 * len(slept)
-        if len(slept) > 2:
-            raise asyncio.CancelledError
-
-    loop = SimpleNamespace(time=lambda: clock)
-    monkeypatch.setattr(quiescence, "asyncio", SimpleNamespace(get_running_loop=lambda: loop, sleep=sleep))
-    monkeypatch.setattr(quiescence, "time", SimpleNamespace(monotonic_ns=lambda: 8_000_000_999_999))
-    ticking = Ticking()
-    monkeypatch.setattr(ticking, "turn", lambda *clocks: told.append(clocks))
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(ticking.run())
-    assert slept == [0.02] * 3
-    assert [now_ms for now_ms, _, _ in told] == [8_000_000] * 2
-    assert [(round(now, 6), round(due, 6)) for _, now, due in told] == [(50.52, 50.02), (51.54, 50.54)]

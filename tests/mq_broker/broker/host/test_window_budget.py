@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,8 +15,6 @@ from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.host import window_budget
 from mq_broker.broker.host.window_budget import WindowBudget
 from mq_protocol.errors import InvalidSetting
-from mq_protocol.limits import YIELD_EVERY
-from tests.logs import said_here
 from tests.mq_broker.broker.cluster import Broker, until
 
 
@@ -73,40 +70,3 @@ def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(
 def test_a_budget_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSetting, match="--dedup-memory-max=0 is out of range"):
         BrokerConfig(1, "127.0.0.1:0", tmp_path, dedup_memory_max=0)
-
-
-def test_the_three_largest_partitions_are_named_the_largest_first(caplog: pytest.LogCaptureFixture) -> None:
-    def partition(number: int) -> Any:
-        return SimpleNamespace(name=f"t-{number}", replica=SimpleNamespace(window_bytes=number << 20))
-
-    shell: Any = SimpleNamespace(partitions=lambda: [partition(number) for number in (1, 5, 3, 4, 2)])
-    asyncio.run(WindowBudget(shell, 15 << 20).look())
-    [words] = said_here(caplog)
-    assert words.endswith("The largest: t-5 5.0 MiB, t-4 4.0 MiB, t-3 3.0 MiB")
-
-
-def test_others_have_their_turn_while_thousands_of_partitions_are_looked_at() -> None:
-    walked = 0
-
-    class Idle:
-        replica = SimpleNamespace(window_bytes=1)
-
-        @property
-        def name(self) -> str:
-            nonlocal walked
-            walked += 1
-            return f"t-{walked}"
-
-    shell: Any = SimpleNamespace(partitions=lambda: [Idle() for _ in range(10 * YIELD_EVERY)])
-
-    async def scenario() -> list[int]:
-        looking = asyncio.create_task(WindowBudget(shell, 1 << 30).look())
-        seen = []
-        while not looking.done():
-            await asyncio.sleep(0)
-            seen.append(walked)
-        return seen
-
-    seen = asyncio.run(scenario())
-    assert walked == 10 * YIELD_EVERY
-    assert max(later - earlier for earlier, later in pairwise(seen)) <= YIELD_EVERY

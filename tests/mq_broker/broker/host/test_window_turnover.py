@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.host import window_turnover
-from mq_broker.broker.host.window_turnover import CALM_S, FILLERS_MAX, TOLD_AT_ONCE_MAX, Fillers, WindowTurnover
+from mq_broker.broker.host.window_turnover import CALM_S, Fillers, WindowTurnover
 from mq_protocol import mq_pb2 as pb
 from tests.logs import said_here
 from tests.mq_broker.broker.cluster import standalone, until
@@ -99,84 +99,3 @@ def test_what_a_replica_reads_again_or_only_follows_is_not_told(caplog: pytest.L
     follower.partitions[0].replica.leading = True
     follower.look()
     assert not said_here(caplog)
-
-
-def test_one_look_tells_of_some_partitions_and_counts_the_others(caplog: pytest.LogCaptureFixture) -> None:
-    watched = Watched(TOLD_AT_ONCE_MAX + 3)
-    watched.turn_over()
-    watched.look()
-    assert len(caplog.messages) == TOLD_AT_ONCE_MAX + 1
-    assert "of 3 more partitions" in caplog.messages[-1]
-
-
-def test_clients_are_named_by_what_they_brought_and_counted_in_few_places() -> None:
-    fillers, partition = Fillers(), Watched().partitions[0]
-    for number in range(10 * FILLERS_MAX):
-        fillers.count(partition, f"ipv4:10.0.0.{number}:1", "", 1)
-        fillers.count(partition, f"ipv4:10.9.9.9:{number}", "", 1)
-        fillers.count(partition, "ipv6:%5B::1%5D:7", "deadbeef", 1)
-    assert len(fillers._of[partition]) <= FILLERS_MAX
-    words = fillers.described(partition)
-    assert "'ipv4:10.9.9.9:159' (" in words, "one host, whatever port it came from last"
-    assert "'ipv6:[::1]:7' for query deadbeef (" in words
-    for _ in range(20):
-        fillers.age()
-    assert not fillers._of, "what was long ago takes no place"
-    assert "long enough" in fillers.described(partition)
-
-
-def test_one_large_newcomer_among_many_small_clients_is_counted() -> None:
-    fillers, partition = Fillers(), Watched().partitions[0]
-    for number in range(FILLERS_MAX):
-        fillers.count(partition, f"ipv4:10.0.0.{number}:1", "", 3)
-    fillers.count(partition, "ipv4:10.9.9.9:1", "", 1000)
-    assert fillers.described(partition).startswith("'ipv4:10.9.9.9:1' (997 UUIDs)")
-
-
-def test_a_partition_that_was_closed_is_forgotten() -> None:
-    watched = Watched()
-    watched.fillers.count(watched.partitions[0], "ipv4:10.0.0.1:1", "", 100)
-    watched.turn_over()
-    watched.look()
-    watched.partitions[0].closed = True
-    watched.look()
-    assert not watched.fillers._of
-    assert not watched.watch._told
-    assert not watched.watch._seen_us
-
-
-def test_a_newcomer_among_as_many_clients_as_are_counted_takes_from_all_and_only_those_with_nothing_left_go() -> None:
-    fillers, partition = Fillers(), Watched().partitions[0]
-    for number in range(FILLERS_MAX):
-        fillers.count(partition, f"ipv4:10.0.0.{number}:1", "", 3 if number else 2)
-    fillers.count(partition, "ipv4:10.9.9.9:1", "", 2)
-    counted = {key[0]: filler.uuids for key, filler in fillers._of[partition].items()}
-    assert counted == {f"ipv4:10.0.0.{number}": 1 for number in range(1, FILLERS_MAX)}, "it used up all that it brought"
-    fillers.count(partition, "ipv4:10.9.9.9:1", "", 2)
-    assert len(fillers._of[partition]) == FILLERS_MAX
-    fillers.count(partition, "ipv4:10.8.8.8:1", "", 2)
-    assert {key[0]: filler.uuids for key, filler in fillers._of[partition].items()} == {
-        "ipv4:10.9.9.9": 1,
-        "ipv4:10.8.8.8": 1,
-    }
-
-
-def test_at_most_three_clients_are_named_those_that_brought_most_first() -> None:
-    fillers, partition = Fillers(), Watched().partitions[0]
-    for number in (2, 4, 1, 3):
-        fillers.count(partition, f"ipv4:10.0.0.{number}:1", "", 10 * number)
-    assert fillers.described(partition) == (
-        "'ipv4:10.0.0.4:1' (40 UUIDs), 'ipv4:10.0.0.3:1' (30 UUIDs), 'ipv4:10.0.0.2:1' (20 UUIDs)"
-    )
-    fillers.age()
-    assert fillers.described(partition).startswith("'ipv4:10.0.0.4:1' (20 UUIDs)")
-
-
-def test_what_is_calm_at_the_very_end_of_its_time_is_told_again(caplog: pytest.LogCaptureFixture) -> None:
-    watched = Watched()
-    watched.turn_over()
-    watched.look()
-    watched.look(CALM_S)
-    watched.turn_over()
-    watched.look()
-    assert len(caplog.messages) == 2
