@@ -12,7 +12,6 @@ import pytest
 
 from mq_broker.broker.administration import consumed, retention
 from mq_broker.broker.administration.consumed import Consumed, Needed, first_needed
-from mq_broker.broker.administration.retention import Retention
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
@@ -162,23 +161,6 @@ def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_grou
     first.refuses = NotLeader("another broker leads")
     with pytest.raises(NotLeader):
         asyncio.run(ours.stream_groups(request, 5.0))
-
-
-def test_what_is_consumed_goes_by_whole_batches_and_limits_may_take_more() -> None:
-    part: Any = Kept(0, quick=29)
-    shell: Any = None
-    ours = Retention(shell, Consumed(shell, shell, shell))
-    assert ours._or_consumed(part, None) == 20
-    assert part.held_by == "quick"
-    assert ours._or_consumed(part, 10) == 20
-    assert ours._or_consumed(part, 40) == 40, "the first that allows it"
-    part.replica.machine.log_start_offset = 20
-    assert ours._or_consumed(part, None) is None, "it has gone already"
-    part.topic.settings.retention = RetentionPolicy.LIMITS
-    part.replica.machine.log_start_offset = 0
-    assert ours._or_consumed(part, None) is None
-    part.topic.settings.retention, part.serving = RetentionPolicy.CONSUMED, False
-    assert ours._or_consumed(part, None) is None, "the leader says so"
 
 
 # ---------------------------------------------------------------- real brokers

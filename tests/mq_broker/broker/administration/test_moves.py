@@ -9,21 +9,14 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration.moves import Moves
-from mq_broker.broker.administration.topics import Admin
-from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
-from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
-from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.coordination.interface import TopicSpec
+from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, OutcomeUnknown, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from mq_protocol.versions import ours
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
-from tests.mq_broker.broker.host.test_shell import shell
+from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
 
 
@@ -162,43 +155,6 @@ class Forgetful(FileCoordination):
         if self.fates.pop(0):
             await super().update_topic(expected_version, topic, states)
         return CasOutcome.UNKNOWN, -1
-
-
-def test_the_nodes_of_many_partitions_are_asked_for_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            coordination, calls = broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32)))
-            moving = {n: Move((1,), (1,)) for n in range(8)}
-            spec = TopicSpec("many", "id-of-many", ((1,),) * 8, settings={"durability": "memory"}, moving=moving)
-            await coordination.create_topic(spec, (NodeState(LeaderName(2, 1), 1, ((1, "one"),), 0, ""),) * 8)
-            topics = Topics(coordination, lambda _topics, _changed: None)
-            me = BrokerRegistration(1, 1, "here", versions=ours())
-            cluster = Cluster(coordination, me, lambda: None, lambda: None)
-            await cluster.join()
-            admin = Admin(broker, cluster, topics, coordination, calls)
-            moves = Moves(broker, cluster, topics, admin)
-            read, asked, all_asked = coordination.read_state, 0, asyncio.Event()
-
-            async def together(topic_id: str, number: int) -> tuple[int, NodeState] | None:
-                nonlocal asked
-                asked += 1
-                if asked >= 8:
-                    all_asked.set()
-                await all_asked.wait()
-                return await read(topic_id, number)
-
-            monkeypatch.setattr(coordination, "read_state", together)
-            async with asyncio.timeout(DEADLINE_S):
-                assert len((await moves.moves(pb.MovesRequest(), 0)).moves) == 8
-                admin.forget(set())
-                asked = 0
-                all_asked.clear()
-                planned = (await moves.plan_moves(pb.PlanMovesRequest(), 0)).moves
-            assert [(move.topic, move.partition) for move in planned] == [("many", n) for n in range(8)], (
-                "another leads them"
-            )
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("fates", [[], [True], [False], [False, True], [False, False, True]])

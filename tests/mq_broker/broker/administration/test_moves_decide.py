@@ -17,8 +17,8 @@ from mq_broker.coordination.interface import Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotEnoughReplicas, UnknownTopic
-from mq_protocol.limits import REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
+from tests.mq_broker.broker.virtual import in_virtual_time
 
 NOW_MS = 5_000
 
@@ -52,12 +52,21 @@ class Here:
         self.states: dict[tuple[str, int], NodeState] = {}
         self.refuses = False
         self.edits = 0
+        self.before_edit: Callable[[], None] = lambda: None
         here: Any = self
         self.moves = Moves(here, here, here, here)
 
     def leads(self, name: str, number: int, *isr: int) -> Part:
         part = self.parts[name, number] = Part(self.specs[name], number, *isr)
         return part
+
+    async def carries_on(self, looks: int = 1) -> None:
+        """It has looked so often at what is on its way."""
+        carrying = asyncio.create_task(self.moves.carry_on())
+        await asyncio.sleep((looks - 0.5) * moves.LOOK_S)
+        assert not carrying.done()
+        carrying.cancel()
+        await asyncio.wait({carrying})
 
     # ---- the shell
 
@@ -88,6 +97,7 @@ class Here:
 
     async def edit(self, name: str, change: Callable[[TopicSpec], TopicSpec]) -> None:
         self.edits += 1
+        self.before_edit()
         if self.refuses:
             raise CoordinationUnavailable("away")
         self.specs[name] = change(self.specs[name])
@@ -106,79 +116,83 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         await scenario()
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
-def decided(
-    move: Move, *isr: int, live: tuple[int, ...] = (1, 2, 3, 4), times: int = 1
-) -> tuple[list[bool], list[int]]:
-    """Whether the move may end, asked so often, and who was handed the leadership."""
+def decided(move: Move, *isr: int, live: tuple[int, ...] = (1, 2, 3, 4), looks: int = 1) -> tuple[bool, list[int]]:
+    """Whether the move has ended once the leader has looked so often, and to whom it handed over."""
+    found: list[tuple[bool, list[int]]] = []
 
-    async def asked() -> tuple[list[bool], list[int]]:
-        here = Here(spec())
+    async def main() -> None:
+        here = Here(spec(moving={0: move}))
         here.brokers = dict.fromkeys(live)
-        part: Any = here.leads("t", 0, *isr)
-        may_end = [here.moves._may_end(part, move) for _ in range(times)]
+        part = here.leads("t", 0, *isr)
+        await here.carries_on(looks)
         assert {deadline for _, deadline in part.handed_to} <= {NOW_MS + TRANSFER_MS}
-        return may_end, [to for to, _ in part.handed_to]
+        found.append((not here.specs["t"].moving, [to for to, _ in part.handed_to]))
 
-    return asyncio.run(asked())
+    in_virtual_time(main())
+    return found[0]
 
 
 def test_a_leader_that_is_the_first_of_the_target_ends_the_move_once_all_have_arrived() -> None:
-    assert decided(Move((1, 3), (1, 2)), 1, 2) == ([False], [])
-    assert decided(Move((1, 3), (1, 2)), 1, 2, 3) == ([True], [])
+    assert decided(Move((1, 3), (1, 2)), 1, 2) == (False, [])
+    assert decided(Move((1, 3), (1, 2)), 1, 2, 3) == (True, [])
 
 
 def test_a_leader_that_is_to_go_hands_over_to_the_first_of_the_target_as_soon_as_that_is_in_sync() -> None:
     away = Move((3, 4), (1, 2))
-    assert decided(away, 1, 2, 4) == ([False], []), "another of the target is not enough while the move is not complete"
-    assert decided(away, 1, 2, 3) == ([False], [3])
-    assert decided(away, 1, 2, 3, live=(1, 2, 4)) == ([False], []), (
+    assert decided(away, 1, 2, 4) == (False, []), "another of the target is not enough while the move is not complete"
+    assert decided(away, 1, 2, 3) == (False, [3])
+    assert decided(away, 1, 2, 3, live=(1, 2, 4)) == (False, []), (
         "one that is in sync by name and gone is handed nothing"
     )
 
 
 def test_a_leader_that_is_to_go_hands_over_to_a_live_one_of_the_target_once_it_has_arrived() -> None:
     away = Move((3, 4), (1, 3))
-    assert decided(away, 1, 3, 4, live=(1, 4)) == ([False], [4])
-    assert decided(away, 1, 3, 4, live=(1, 2)) == ([False], [])
+    assert decided(away, 1, 3, 4, live=(1, 4)) == (False, [4])
+    assert decided(away, 1, 3, 4, live=(1, 2)) == (False, [])
 
 
 def test_a_leader_of_the_target_hands_over_to_its_first_and_stays_where_that_is_gone() -> None:
     order = Move((3, 1), (1, 2))
-    assert decided(order, 1, 2) == ([False], [])
-    assert decided(order, 1, 2, 3) == ([False], [3])
+    assert decided(order, 1, 2) == (False, [])
+    assert decided(order, 1, 2, 3) == (False, [3])
     back = Move((3, 1), (1, 3))
-    assert decided(back, 1, 3, live=(1, 2)) == ([True], [])
-    assert decided(back, 1) == ([True], []), "its first was not in sync before, either"
+    assert decided(back, 1, 3, live=(1, 2)) == (True, [])
+    assert decided(back, 1) == (True, []), "its first was not in sync before, either"
 
 
 def test_a_leader_is_given_time_to_hand_over_before_it_tries_again() -> None:
-    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, times=10) == ([False] * 10, [3])
+    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, looks=10) == (False, [3])
 
 
-def test_a_leader_of_the_target_that_could_not_hand_over_often_enough_stays_and_one_that_is_to_go_tries_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(moves, "TRANSFER_PAUSE_S", 0.0)
-    tried = [False] * TRANSFERS_MAX
-    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == (
-        [*tried, True, True],
-        [3] * TRANSFERS_MAX,
-    )
-    assert decided(Move((3, 4), (1, 2)), 1, 2, 3, times=TRANSFERS_MAX + 2) == ([False] * 5, [3] * 5)
+# ---------------------------------------------------------------- asked for
 
 
-def test_attempts_are_counted_for_each_move_and_partition() -> None:
+def test_a_leader_of_the_target_that_could_not_hand_over_often_enough_stays_and_one_that_is_to_go_tries_for_ever() -> (
+    None
+):
+    assert decided(Move((3, 1), (1, 2)), 1, 2, 3, looks=1_000) == (True, [3] * TRANSFERS_MAX)
+    ended, handed_to = decided(Move((3, 4), (1, 2)), 1, 2, 3, looks=1_000)
+    assert not ended
+    assert len(handed_to) > TRANSFERS_MAX
+
+
+def test_another_move_of_the_partition_has_all_its_attempts_again() -> None:
     async def scenario() -> None:
-        here = Here(spec("t", (1, 3), (1, 3)), spec("u", (1, 3)))
-        move = Move((3, 1), (1, 3))
-        parts: list[Any] = [here.leads("t", 0, 1, 3), here.leads("t", 1, 1, 3), here.leads("u", 0, 1, 3)]
-        for part in parts:
-            here.moves._may_end(part, move)
-        here.moves._may_end(parts[0], Move((3, 1), (1,)))
-        assert [len(part.handed_to) for part in parts] == [2, 1, 1]
+        never = Move((1, 4), (1, 2))
+        here = Here(spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1, 3)), 1: never}))
+        part = here.leads("t", 0, 1, 3)
+        carrying = asyncio.create_task(here.moves.carry_on())
+        for times in (1, 2):
+            await asyncio.sleep(1_000)
+            assert sorted(here.specs["t"].moving) == [1]
+            assert len(part.handed_to) == times * TRANSFERS_MAX
+            here.specs["t"] = spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1,)), 1: never})
+        carrying.cancel()
+        await asyncio.wait({carrying})
 
     run(scenario)
 
@@ -186,127 +200,62 @@ def test_attempts_are_counted_for_each_move_and_partition() -> None:
 def test_what_has_arrived_is_written_and_what_has_not_stays_on_its_way() -> None:
     async def scenario() -> None:
         move = Move((1, 3), (1, 2))
-        here = Here(spec("t", (1, 2, 3), (1, 2, 3), (1, 2, 3), (1, 2, 3), moving=dict.fromkeys(range(4), move)))
+        here = Here(spec("t", *[(1, 2, 3)] * 4, moving=dict.fromkeys(range(4), move)))
         here.leads("t", 0, 1, 2, 3)
         here.leads("t", 1, 1, 2)
         here.leads("t", 2, 1, 2, 3).serving = False
         here.refuses = True
-        await here.moves._carry_on(here.find("t"))
+        await here.carries_on()
         assert len(here.specs["t"].moving) == 4, "the coordination service is away: later"
         here.refuses = False
-        await here.moves._carry_on(here.find("t"))
+        await here.carries_on()
         assert here.specs["t"].assignment == ((1, 3), (1, 2, 3), (1, 2, 3), (1, 2, 3))
         assert sorted(here.specs["t"].moving) == [1, 2, 3]
+        edits = here.edits
+        await here.carries_on(looks=10)
+        assert here.edits == edits, "nothing has arrived"
 
     run(scenario)
 
 
-def test_a_move_is_told_as_over_only_once_that_is_written(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-
+def test_what_has_arrived_is_not_written_into_a_topic_that_was_made_again_meanwhile() -> None:
     async def scenario() -> None:
         here = Here(spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))}))
         here.leads("t", 0, 1, 2, 3)
-        for here.refuses in (True, False):
-            caplog.clear()
-            await here.moves._carry_on(here.find("t"))
-            assert ("t-0 moved from brokers [1, 2] to [1, 3]" in caplog.messages) is not here.refuses
+        here.before_edit = lambda: here.specs.update(t=replace(here.specs["t"], topic_id="made again"))
+        await here.carries_on()
+        assert here.edits
+        assert sorted(here.specs["t"].moving) == [0]
 
     run(scenario)
 
 
-def test_nothing_is_written_while_nothing_has_arrived_nor_into_another_topic_of_that_name() -> None:
+def test_a_broker_waits_to_be_woken_for_the_next_move() -> None:
     async def scenario() -> None:
-        move = Move((1, 3), (1, 2))
-        here = Here(spec("t", (1, 2, 3), moving={0: move}))
-        part = here.leads("t", 0, 1, 2)
-        before = here.find("t")
-        await here.moves._carry_on(before)
-        assert here.edits == 0
-        part.replica.isr = (1, 2, 3)
-        here.specs["t"] = replace(here.specs["t"], topic_id="made again")
-        await here.moves._carry_on(before)
-        assert here.specs["t"].moving == {0: move}
-
-    run(scenario)
-
-
-def test_a_broker_goes_on_with_moves_as_long_as_there_are_any_and_waits_to_be_woken_for_the_next(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(moves, "LOOK_S", 0.0)
-
-    async def scenario() -> None:
-        move = Move((1, 3), (1, 2))
         here = Here(spec("t", (1, 2)))
         carrying = asyncio.create_task(here.moves.carry_on())
-        part = here.leads("t", 0, 1, 2)
-
-        async def looked(times: int = 20) -> tuple[int, ...]:
-            for _ in range(times):
-                await asyncio.sleep(0)
-            return here.specs["t"].assignment[0]
-
-        await looked()
-        here.specs["t"] = spec("t", (1, 2, 3), moving={0: move})
-        part.replica.isr = (1, 2, 3)
-        assert await looked() == (1, 2, 3), "nobody has said that there is something to do"
-        part.replica.isr = (1, 2)
+        here.leads("t", 0, 1, 2, 3)
+        await asyncio.sleep(60)
+        here.specs["t"] = spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))})
+        await asyncio.sleep(60)
+        assert here.edits == 0, "nobody has said that there is something to do"
         here.moves.wake()
-        assert await looked() == (1, 2, 3)
-        part.replica.isr = (1, 2, 3)
-        assert await looked() == (1, 3), "it looks again until they are here"
-        await looked()
-        monkeypatch.setattr(here, "all", lambda: pytest.fail("nobody has said that there is something to do"))
-        await looked()
-        assert not carrying.done()
+        await asyncio.sleep(60)
+        assert here.specs["t"].assignment == ((1, 3),)
         carrying.cancel()
         await asyncio.wait({carrying})
 
     run(scenario)
 
 
-def test_a_move_that_is_begun_again_later_has_all_its_attempts_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "LOOK_S", 0.0)
-    monkeypatch.setattr(moves, "TRANSFER_PAUSE_S", 0.0)
-
-    async def scenario() -> None:
-        order = Move((3, 1), (1, 3))
-        here = Here(spec("t", (1, 3), moving={0: order}))
-        part = here.leads("t", 0, 1, 3)
-        carrying = asyncio.create_task(here.moves.carry_on())
-
-        async def over() -> int:
-            async with asyncio.timeout(10):
-                while here.specs["t"].moving:  # noqa: ASYNC110 - what is waited for is how often it looked
-                    await asyncio.sleep(0)
-            for _ in range(20):
-                await asyncio.sleep(0)
-            return len(part.handed_to)
-
-        assert await over() == TRANSFERS_MAX
-        here.specs["t"] = spec("t", (1, 3), moving={0: order})
-        here.moves.wake()
-        assert await over() == 2 * TRANSFERS_MAX
-        carrying.cancel()
-        await asyncio.wait({carrying})
-
-    run(scenario)
-
-
-# ---------------------------------------------------------------- asked for
-
-
-def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "LOOK_S", 0.0)
-
+def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync() -> None:
     async def scenario() -> None:
         here = Here(spec("t", (1, 2, 3)))
         part = here.leads("t", 0, 1, 2)
 
-        async def lead(to: int, seconds: float = 10.0) -> None:
-            until = asyncio.get_running_loop().time() + seconds
-            await here.moves.lead(pb.LeadRequest(topic="t", partition=0, broker=to), until)
+        async def lead(to: int) -> None:
+            request = pb.LeadRequest(topic="t", partition=0, broker=to)
+            await here.moves.lead(request, asyncio.get_running_loop().time() + 60)
 
         with pytest.raises(InvalidRequest, match="broker 4 holds no replica"):
             await lead(4)
@@ -319,36 +268,7 @@ def test_leadership_is_handed_only_to_a_live_broker_that_is_in_sync(monkeypatch:
         await lead(1)
         assert part.handed_to == [], "it leads already, and the others were refused before anything was begun"
         with pytest.raises(NotEnoughReplicas, match="broker 2 does not lead t-0 within"):
-            await lead(2, seconds=0.01)
-        leading = asyncio.create_task(lead(2))
-        while len(part.handed_to) < 2:  # noqa: ASYNC110 - the partition is a stand-in
-            await asyncio.sleep(0)
-        assert NOW_MS < part.handed_to[1][1] <= NOW_MS + TRANSFER_MS
-        part.replica.leader = 2
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not leading.done(), "it led once before, in the same epoch: that is not the change asked for"
-        part.replica.leader_epoch = 2
-        await asyncio.wait_for(leading, 10)
-
-    run(scenario)
-
-
-def test_a_successor_that_leads_is_seen_though_the_time_to_hand_over_is_shorter_than_the_pause(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(moves, "LOOK_S", 0.05)
-
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2)))
-        part = here.leads("t", 0, 1, 2)
-
-        def transfer(to: int, _deadline_ms: int) -> None:
-            part.replica.leader, part.replica.leader_epoch = to, 2
-
-        monkeypatch.setattr(part, "transfer", transfer)
-        soon = asyncio.get_running_loop().time() + 0.01
-        await here.moves.lead(pb.LeadRequest(topic="t", partition=0, broker=2), soon)
+            await lead(2)
 
     run(scenario)
 
@@ -397,16 +317,6 @@ def plan(here: Here, **fields: Any) -> dict[tuple[str, int], tuple[list[int], li
     return {(move.topic, move.partition): (list(move.origin), list(move.target)) for move in told.moves}
 
 
-def test_a_plan_is_made_for_the_topics_that_there_are_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Here()
-
-    async def refresh() -> None:
-        here.specs["t"] = spec("t", (1, 2), (1, 2))
-
-    monkeypatch.setattr(here, "refresh", refresh)
-    assert plan(here, drain=2).keys() == {("t", 0), ("t", 1)}
-
-
 def test_a_broker_is_drained_of_all_that_it_holds() -> None:
     here = Here(spec("t", (1, 2), (2, 3), (3, 1)))
     planned = plan(here, drain=2)
@@ -452,31 +362,3 @@ def test_a_partition_that_moves_anyway_is_not_led_by_its_first_replica_before() 
     here = Here(spec(TRANSACTIONS_TOPIC, (1, 2), (2, 3), (3, 4), (4, 1)))
     here.states[TRANSACTIONS_TOPIC, 0] = led_by(2, 1, 2)
     assert len(plan(here)[TRANSACTIONS_TOPIC, 0][1]) == 3
-
-
-def test_moves_are_written_together_and_called_off_together() -> None:
-    async def scenario() -> None:
-        here = Here(spec("t", (1, 2), (2, 3)), spec("u", (1, 2)))
-
-        async def start(*targets: tuple[str, int, tuple[int, ...]], cancel: bool = False) -> None:
-            asked = [pb.PartitionMove(topic=name, partition=number, target=target) for name, number, target in targets]
-            await here.moves.start_moves(pb.StartMovesRequest(moves=asked, cancel=cancel), 0)
-
-        await start(("t", 0, (3, 4)), ("u", 0, (2, 3)), ("t", 1, (3, 4)))
-        assert here.specs["t"].moving == {0: Move((3, 4), (1, 2)), 1: Move((3, 4), (2, 3))}
-        assert here.specs["u"].moving == {0: Move((2, 3), (1, 2))}
-        assert here.moves._changed.is_set(), "whoever leads them begins to look"
-        await start(("t", 1, ()), cancel=True)
-        assert here.specs["t"].moving == {0: Move((3, 4), (1, 2)), 1: Move((2, 3), (2, 3))}
-        edits = here.edits
-        with pytest.raises(UnknownTopic):
-            await start(("../t", 0, (1, 2)))
-        assert here.edits == edits, "a name is looked for in the list of topics before anything is written under it"
-        many = tuple(range(1, REPLICAS_MAX + 2))
-        with pytest.raises(InvalidRequest, match=f"name at most {REPLICAS_MAX}"):
-            await start(("u", 0, many))
-        here.brokers = dict.fromkeys(range(1, REPLICAS_MAX + 1))
-        await start(("u", 0, many[:-1]))
-        assert here.specs["u"].target == (many[:-1],)
-
-    run(scenario)

@@ -14,7 +14,7 @@ from mq_broker.broker.administration.recovery import Choice, TotalLoss, choose, 
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.coordination.interface import BrokerRegistration
-from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
+from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import mq_pb2 as pb
@@ -153,39 +153,6 @@ def test_the_operator_may_say_whose_log_it_is_to_be() -> None:
 def test_without_any_replica_there_is_nothing_to_go_on_from() -> None:
     with pytest.raises(InvalidRequest, match="no replica of it is open on any broker"):
         chosen(force=True)
-
-
-@pytest.mark.parametrize("led_since", [False, True])
-def test_a_recovery_whose_answer_was_lost_is_told_as_done(
-    tmp_path: Path, led_since: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, "gone"),)) as broker:
-            topics = Topics(broker.coordination, broker.follow_topics)
-            cluster = Cluster(broker.coordination, BrokerRegistration(1, 1, "here"), lambda: None, lambda: None)
-            total_loss = TotalLoss(broker, cluster, topics, broker.coordination, Calls(PeerProof(1, 1, "c", bytes(32))))
-            topic = await topics.get("t")
-            await until(lambda: broker.hosted(topic, 0) is not None)
-            if led_since:
-                broker.spawn(broker.ticking.run(), "ticks")
-                broker.brokers_seen((LeaderName(1, 1),))
-            write = broker.coordination.write_state
-
-            async def lost(topic_id: str, number: int, version: int, state: NodeState) -> tuple[CasOutcome, int]:
-                answer = await write(topic_id, number, version, state)
-                if state.leader is not None or not state.token.startswith("recover."):
-                    return answer
-                if led_since:
-                    await until(lambda: broker.partition(topic, 0).serving)
-                return CasOutcome.UNKNOWN, -1
-
-            monkeypatch.setattr(broker.coordination, "write_state", lost)
-            answer = await total_loss.recover(pb.RecoverRequest(topic="t"), asyncio.get_running_loop().time() + 20)
-            found = await broker.coordination.read_state(topic.spec.topic_id, 0)
-            assert found is not None
-            assert (answer.kept.broker, answer.offset_floor, found[1].recovery) == (1, found[1].offset_floor, 1)
-
-    asyncio.run(main())
 
 
 def test_replicas_look_at_the_node_once_it_says_that_the_partition_was_recovered(tmp_path: Path) -> None:

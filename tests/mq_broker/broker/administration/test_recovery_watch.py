@@ -16,8 +16,8 @@ from mq_broker.broker.administration.recovery import TotalLoss, choose
 from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, UnknownPartition, Unreachable
-from mq_protocol.limits import EPOCH_MAX
 from mq_protocol.names import OnTotalLoss
+from tests.mq_broker.broker.virtual import in_virtual_time
 
 LOST = NodeState(LeaderName(2, 7), 5, ((1, "gone"), (2, "gone too")), 2, "w")
 
@@ -97,7 +97,7 @@ def run(scenario: Callable[[World], Awaitable[None]]) -> None:
         await asyncio.wait_for(scenario(world), 20)
         await asyncio.gather(*world.tasks)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_all_that_may_have_something_are_asked_and_the_best_log_goes_on_alone() -> None:
@@ -210,97 +210,44 @@ def test_a_replica_that_is_not_open_is_not_taken_for_one_in_sync_whose_log_the_n
     assert floor == choose("t-0", LOST, {2: status(2)}, "mine", force=True).state.offset_floor
 
 
-def test_the_last_epoch_that_can_be_gone_on_from_is_the_one_before_the_bound() -> None:
-    told = {1: status(1, seen_epoch=EPOCH_MAX - 1), 2: status(2, seen_epoch=EPOCH_MAX, last_index=99)}
-    choice = choose("t-0", LOST, told, "mine")
-    assert (choice.kept.broker, choice.state.leader_epoch) == (1, EPOCH_MAX)
-
-
 # ---------------------------------------------------------------- by itself
 
 
-async def watched(world: World, until: Callable[[], bool]) -> None:
-    watching = asyncio.create_task(world.total_loss.watch())
-    async with asyncio.timeout(10):
-        while not until():  # noqa: ASYNC110 - what is waited for is how often it looked
-            await asyncio.sleep(0)
-    watching.cancel()
-    await asyncio.wait({watching})
+def stops(world: World) -> None:
+    world.topic.settings.on_total_loss = OnTotalLoss.STOP
 
 
-@pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "LOOK_S", 0.0)
+def is_led(world: World) -> None:
+    world.leaders = {0: 3, 1: 3}
 
 
-@pytest.mark.usefixtures("often")
-def test_only_a_partition_that_is_without_a_leader_for_long_is_recovered_and_then_not_at_once_again(
-    monkeypatch: pytest.MonkeyPatch,
+def is_not_the_first(world: World) -> None:
+    world.broker, world.own, world.said = 2, status(2), {1: status(1)}
+
+
+def lacks_one(world: World) -> None:
+    del world.brokers[2]
+
+
+def does_not_hear(world: World) -> None:
+    world.said[2] = Unreachable("away")
+
+
+@pytest.mark.parametrize("prevented", [None, stops, is_led, is_not_the_first, lacks_one, does_not_hear])
+def test_a_partition_without_a_leader_for_long_goes_on_by_itself_if_it_may_and_nothing_may_come_that_has_more(
+    prevented: Callable[[World], None] | None,
 ) -> None:
-    async def scenario(world: World) -> None:
-        world.leaders = {0: 0, 1: 2}
-        recovered: list[int] = []
+    async def main() -> None:
+        world = World()
+        world.leaders = {0: 0, 1: 3}
+        if prevented is not None:
+            prevented(world)
+        watching = asyncio.create_task(world.total_loss.watch())
+        await asyncio.sleep(recovery.LEADERLESS_S)
+        assert world.written == [], "it may be merely between two leaders"
+        await asyncio.sleep(2 * recovery.LOOK_S)
+        assert len(world.written) == (prevented is None)
+        watching.cancel()
+        await asyncio.wait({watching, *world.tasks})
 
-        async def noted(_topic: object, number: int) -> None:
-            recovered.append(number)
-
-        world.total_loss._recover_unasked = noted  # type: ignore[method-assign]
-        looks = 0
-        may = world.total_loss._may_recover
-
-        def counted() -> list[Any]:
-            nonlocal looks
-            looks += 1
-            return may()
-
-        world.total_loss._may_recover = counted  # type: ignore[method-assign]
-        await watched(world, lambda: looks >= 20)
-        assert recovered == [], "it may be merely between two leaders"
-        monkeypatch.setattr(recovery, "LEADERLESS_S", 0.2)  # longer than a busy machine keeps a thread waiting
-        looks = 0
-        await watched(world, lambda: bool(recovered))
-        began = looks
-        await watched(world, lambda: looks >= began + 5)
-        assert len(recovered) <= 1 + (looks - began) // 3
-        assert set(recovered) == {0}
-
-    run(scenario)
-
-
-def test_what_may_go_on_by_itself_and_by_whom() -> None:
-    async def scenario(world: World) -> None:
-        def may() -> list[int]:
-            return [number for _, number in world.total_loss._may_recover()]
-
-        assert may() == [0, 1]
-        world.leaders = {0: 3}
-        assert may() == []
-        world.leaders = {1: 0}
-        assert may() == [1]
-        world.topic.settings.on_total_loss = OnTotalLoss.STOP
-        assert may() == []
-        mine = world.total_loss._is_mine
-        assert mine(world.topic, 0)
-        world.broker = 2
-        assert not mine(world.topic, 0), "one is enough to do it"
-        world.broker = 1
-        del world.brokers[3]
-        assert mine(world.topic, 0), "it has no replica"
-        del world.brokers[2]
-        assert not mine(world.topic, 0), "its log may be whole"
-
-    run(scenario)
-
-
-def test_a_partition_that_cannot_be_recovered_unasked_is_left() -> None:
-    async def scenario(world: World) -> None:
-        world.said[2] = Unreachable("away")
-        await world.total_loss._recover_unasked(world.topic, 0)
-        assert world.written == []
-        world.said[2] = status(2)
-        await world.total_loss._recover_unasked(world.topic, 0)
-        assert len(world.written) == 1
-        now = asyncio.get_running_loop().time()
-        assert all(0 < deadline - now <= recovery.STATUS_TIMEOUT_S for _, deadline in world.asked)
-
-    run(scenario)
+    in_virtual_time(main())

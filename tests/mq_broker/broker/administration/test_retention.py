@@ -11,14 +11,9 @@ import pytest
 
 from mq_broker.broker.administration import retention
 from mq_broker.broker.administration.retention import RetentionClock
-from mq_broker.broker.host.partition import Partition
-from mq_broker.core.entries import Operation
-from mq_broker.core.machine.window import WindowBounds
-from mq_broker.core.messages import Decided, Done
-from mq_broker.storage.journal.journal import DiskJournal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, numbers_in, standalone, until
+from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
 
 ROWS = 2_000
@@ -153,84 +148,6 @@ def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: s
     asyncio.run(scenario())
 
 
-def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
-            leader = await cluster.leader("t", at=1)
-            await cluster[leader].produce("t", 1, 2, 3)
-
-            async def emptied() -> bool:
-                return await start_of(cluster[leader]) == 3
-
-            await until(emptied)
-            await cluster[leader].abandon()
-            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
-            placed = await until(lambda: cluster[heir].produce("t", 4))
-            assert placed.base_offset == 3
-            assert await start_of(cluster[heir]) >= 3
-
-    asyncio.run(scenario())
-
-
-def test_a_partition_that_is_stuck_delays_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask, asked = Partition.ask, asyncio.Event()
-
-    async def stuck(partition: Partition, operation: Operation, deadline: float) -> Done | Decided:
-        if partition.name == "a-0":
-            asked.set()
-            await asyncio.Event().wait()
-        return await ask(partition, operation, deadline)
-
-    monkeypatch.setattr(Partition, "ask", stuck)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            for topic in ("a", "t"):
-                await broker.create_topic(topic, retention_bytes="100000")
-            for _ in range(6):
-                await broker.produce("a", *range(ROWS))
-            async with asyncio.timeout(DEADLINE_S):
-                await asked.wait()
-            await fill(broker, 0, 6)
-            assert await until(lambda: start_of(broker)) > 0
-            assert await start_of(broker, "a") == 0
-
-    asyncio.run(scenario())
-
-
-def test_a_turn_that_takes_too_long_is_left_and_what_it_did_after_all_is_seen_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(retention, "TURN_S", 0.3)
-    caplog.set_level(logging.INFO, "mq_broker.broker")
-    shorten_to = DiskJournal.shorten_to
-    calls: list[int] = []
-
-    async def unanswered(journal: DiskJournal, first_index: int, window: WindowBounds) -> int:
-        begins = await shorten_to(journal, first_index, window)
-        if begins > 1 and not calls:
-            calls.append(begins)
-            await asyncio.Event().wait()
-        return begins
-
-    monkeypatch.setattr(DiskJournal, "shorten_to", unanswered)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", segment_bytes_max="65536", retention_bytes="100000")
-            await fill(broker, 0, 6)
-
-            async def told() -> bool:
-                said = [record.getMessage() for record in caplog.records]
-                late = [at for at, words in enumerate(said) if "t-0: retention took longer than 0.3 s" in words]
-                return bool(late) and any("t-0: the journal begins at entry" in words for words in said[late[0] :])
-
-            await until(told)
-
-    asyncio.run(scenario())
-
-
 class Clocks:
     """A wall clock that can be set, and one that cannot."""
 
@@ -294,23 +211,6 @@ def test_a_wall_clock_that_is_set_right_again_within_the_hour_is_believed_at_onc
     assert clocks.go_on(1) == 3_610 - YEAR_S
     clocks.wall_us += YEAR_S * 1_000_000
     assert clocks.go_on(3_000) == 6_610, "the hour begins anew when it is set back anew"
-
-
-def test_a_wall_clock_that_is_set_further_on_than_it_was_is_not_believed_at_once() -> None:
-    clocks = Clocks()
-    clocks.wall_us -= 60_000_000
-    assert clocks.go_on(0) == -60
-    clocks.wall_us += 60_000_000 + retention.JUMP_US + 1
-    assert clocks.go_on(0) == -60
-
-
-def test_a_wall_clock_that_was_back_for_an_hour_waits_as_any_that_jumps_forward() -> None:
-    clocks = Clocks()
-    clocks.wall_us -= 60_000_000
-    assert clocks.go_on(1) == -59
-    assert clocks.go_on(3_600) == 3_541
-    clocks.wall_us += 60_000_000
-    assert clocks.go_on(1) == 3_542
 
 
 def test_while_the_wall_clock_is_ahead_time_goes_on_to_the_microsecond() -> None:

@@ -7,8 +7,6 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
 from mq_broker.broker.administration.topics import Admin
 from mq_broker.broker.config import AutoCreate
 from mq_protocol import mq_pb2 as pb
@@ -76,15 +74,5 @@ def test_a_topic_that_two_brokers_make_by_themselves_at_once_is_found_by_the_lat
         made = await world.admin._made_by_itself(request, 1e9)
         assert made is not None
         assert made.spec.name == "t"
-
-    run(scenario, "t")
-
-
-def test_a_topic_that_was_deleted_is_not_known_any_more_when_that_is_answered() -> None:
-    async def scenario(world: World) -> None:
-        await world.refresh()
-        await world.admin.delete_topic(pb.DeleteTopicRequest(name="t"), 1e9)
-        with pytest.raises(UnknownTopic):
-            await world.get("t")
 
     run(scenario, "t")

@@ -12,21 +12,17 @@ import pyarrow as pa
 import pytest
 
 from mq_broker.broker.administration import topics as admin
-from mq_broker.broker.administration.topics import Admin, _Told
-from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
+from mq_broker.broker.administration.topics import Admin
+from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import (
     CoordinationUnavailable,
-    InvalidSetting,
-    NotEnoughBrokers,
-    OutcomeUnknown,
-    TopicExists,
     UnknownTopic,
     Unreachable,
 )
-from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES, PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
+from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 
 SCHEMA = pa.schema([pa.field("n", pa.int64())])
 
@@ -240,62 +236,6 @@ def test_all_topics_are_told_in_order_without_the_brokers_own_and_those_asked_fo
     run(scenario, "a", "b", "c", "__own")
 
 
-def test_one_answer_holds_so_many_topics_and_says_that_there_are_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        one = admin.TOPIC_TOLD_BYTES + 2 * admin.PARTITION_TOLD_BYTES
-        for room, told in ((1, 1), (2 * one - 1, 1), (2 * one, 2), (3 * one, 3)):
-            monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", room)
-            assert await world.names(all_topics=True) == (["a", "b", "c"][:told], told < 3)
-        monkeypatch.setattr(admin, "YIELD_EVERY", 2)
-        assert await world.names(all_topics=True) == (["a", "b", "c"], False), "described in parts"
-
-    run(scenario, "a", "b", "c")
-
-
-def test_an_answer_ends_before_the_first_topic_without_room_though_a_later_one_would_fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def scenario(world: World) -> None:
-        world.known["b"] = world.topic("b", partitions=10)
-        monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", 2 * (admin.TOPIC_TOLD_BYTES + 2 * admin.PARTITION_TOLD_BYTES))
-        assert await world.names(all_topics=True) == (["a"], True), "the next question goes on after the last one told"
-
-    run(scenario, "a", "b", "c")
-
-
-def test_topics_of_a_long_answer_are_described_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "YIELD_EVERY", 3)
-    waiting: list[int] = []
-    tell = Admin._tell
-
-    async def noted(self: Admin, told: _Told, response: pb.MetadataResponse) -> None:
-        waiting.append(told.waiting)
-        await tell(self, told, response)
-
-    monkeypatch.setattr(Admin, "_tell", noted)
-
-    async def scenario(world: World) -> None:
-        assert await world.names(all_topics=True) == (["a", "b", "c"], False)
-        assert waiting == [3, 3, 3, 0], "each is a topic and its two partitions"
-
-    run(scenario, "a", "b", "c")
-
-
-def test_the_size_of_a_topic_in_an_answer_counts_its_schema_and_its_partitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = object.__new__(World)
-    small, wide = World.topic(world, "a", 1), World.topic(world, "b", 10, b"x" * 500)
-    size = 500 + admin.TOPIC_TOLD_BYTES + 10 * admin.PARTITION_TOLD_BYTES
-    first = admin.TOPIC_TOLD_BYTES + admin.PARTITION_TOLD_BYTES
-    for room, fits in ((first + size - 1, False), (first + size, True)):
-        monkeypatch.setattr(admin, "ANSWER_BYTES_MAX", room)
-        told = _Told()
-        assert told.takes(small)
-        assert told.takes(wide) is fits
-        assert told.waiting == (13 if fits else 2)
-        assert len(told.take()) == (2 if fits else 1)
-        assert (told.waiting, told.take()) == (0, [])
-
-
 # ---------------------------------------------------------------- until leaders serve
 
 
@@ -330,145 +270,11 @@ def test_a_leader_serves_what_it_says_itself_with_enough_replicas_in_sync() -> N
     run(scenario)
 
 
-def test_leaders_are_asked_until_all_serve_and_only_for_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "READY_POLL_S", (0.0,))
-
-    async def scenario(world: World) -> None:
-        now = asyncio.get_running_loop().time()
-        world.answers["broker-2"] = said(2, (2, 3), (2,))
-        world.nodes = {0: node(2), 1: node(None)}
-        with pytest.raises(OutcomeUnknown, match=r"partitions \[1\] have no leader"):
-            await world.admin._wait_until_led(world.known["t"], now + 0.2)
-        looked = len(world.reads)
-        with pytest.raises(OutcomeUnknown, match=r"partitions \[0, 1\]"):
-            await world.admin._wait_until_led(world.known["t"], asyncio.get_running_loop().time() + 0.05)
-        assert len(world.reads) == looked, "nobody is asked who could answer only after the deadline"
-        world.answers["broker-2"] = said(2, (2, 3), (2, 3))
-        world.asked.clear()
-        await world.admin._wait_until_led(world.known["t"], now + 60)
-        assert world.asked == ["broker-2"], "where nobody is named, the first replica is asked"
-
-    run(scenario)
-
-
-def test_between_two_looks_for_leaders_there_is_a_pause_and_the_last_one_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        if seconds:  # else it only leaves others their turn
-            pauses.append(seconds)
-        await sleep(0)
-
-    async def scenario(world: World) -> None:
-        world.nodes = {0: node(2), 1: node(2)}
-        looks = iter([set(), set(), {0}, set(), {1}])
-
-        async def led(*_: object) -> set[int]:
-            return next(looks)
-
-        world.admin._led = led  # type: ignore[method-assign]
-        monkeypatch.setattr(admin, "READY_POLL_S", (0.1, 0.2, 0.3))
-        monkeypatch.setattr(asyncio, "sleep", noted)
-        await world.admin._wait_until_led(world.known["t"], 1e9)
-        monkeypatch.undo()
-        assert pauses == [0.1, 0.2, 0.3, 0.3, 0.3], "of what is not here nobody is asked at once"
-
-    run(scenario)
-
-
-def test_a_new_topic_is_placed_by_the_topics_that_there_are_now() -> None:
-    async def scenario(world: World) -> None:
-        made: list[TopicSpec] = []
-
-        async def refresh(until: str = "") -> None:
-            assert until in ("", *(spec.topic_id for spec in made))
-            world.known["u"] = world.topic("u", partitions=6)  # made by another broker
-            world.known["u"].spec.assignment = ((2,), (3,)) * 3
-            world.known |= {spec.name: world.topic(spec.name) for spec in made}
-
-        async def create_topic(spec: TopicSpec, _states: object) -> None:
-            made.append(spec)
-
-        there: Any = world
-        world.brokers = {broker: BrokerRegistration(broker, 1, f"{broker}") for broker in (1, 2, 3)}
-        there.racks = dict.fromkeys(world.brokers, "")
-        there.refresh, there.find, there.create_topic = refresh, world.known.get, create_topic
-        await world.admin._create("v", 3, 1, b"", {})
-        assert [spec.assignment for spec in made] == [((1,), (1,), (1,))]
-        with pytest.raises(TopicExists):
-            await world.admin._create("u", 3, 1, b"", {})
-        assert len(made) == 1
-
-    run(scenario)
-
-
-def test_a_topic_may_have_as_many_partitions_and_replicas_as_the_bounds_and_no_more() -> None:
-    async def scenario(world: World) -> None:
-        there: Any = world
-        world.brokers = {}
-        there.racks = dict.fromkeys((1, 2, 3), "")
-
-        async def refresh(until: str = "") -> None:
-            pass
-
-        there.refresh, there.find = refresh, world.known.get
-        for partitions, replicas in ((1, REPLICAS_MAX), (PARTITIONS_PER_TOPIC_MAX, 4)):
-            with pytest.raises(NotEnoughBrokers):
-                await world.admin._create("v", partitions, replicas, b"", {})
-        for partitions, replicas in (
-            (0, 1),
-            (1, 0),
-            (1, REPLICAS_MAX + 1),
-            (PARTITIONS_PER_TOPIC_MAX + 1, 1),
-        ):
-            with pytest.raises(InvalidSetting, match="out of range"):
-                await world.admin._create("v", partitions, replicas, b"", {})
-
-    run(scenario)
-
-
 def test_a_topic_of_records_is_told_with_the_columns_of_records_and_a_typed_one_with_its_own() -> None:
     async def scenario(world: World) -> None:
         told = await world.admin.topic_info(world.known["t"])
         assert (told.schema, told.typed) == (schema_to_bytes(SCHEMA), False)
         typed = await world.admin.topic_info(world.topic("typed", schema=b"as it was stored"))
         assert (typed.schema, typed.typed) == (b"as it was stored", True)
-
-    run(scenario)
-
-
-def test_added_partitions_have_as_many_replicas_as_the_partition_that_is_to_have_the_fewest() -> None:
-    """Partitions differ while a topic is being given more replicas and one of the moves was called off."""
-    wider = Move((1, 2, 3), (1, 2))
-
-    async def scenario(world: World) -> None:
-        spec = TopicSpec("t", "0" * 32, ((1, 2, 3), (2, 3)), moving={0: wider})
-
-        async def edit(_name: str, change: Callable[[TopicSpec], TopicSpec]) -> None:
-            nonlocal spec
-            spec = change(spec)
-
-        there: Any = world
-        there.racks, there.edit = dict.fromkeys(world.brokers, ""), edit
-        topic: Any = SimpleNamespace(spec=spec, partitions=2)
-        await world.admin._add_partitions(topic, 4)
-        assert [len(members) for members in spec.assignment] == [3, 2, 2, 2]
-
-    run(scenario)
-
-
-def test_a_batch_must_fit_a_message_to_each_broker() -> None:
-    async def scenario(world: World) -> None:
-        check = world.admin._check_batch_bytes
-        most: Any = SimpleNamespace(batch_bytes_max=10_001)
-        check(most)
-        more: Any = SimpleNamespace(batch_bytes_max=10_002)
-        with pytest.raises(InvalidSetting, match="above what broker 1 takes, 10001"):
-            check(more)
-        world.brokers.clear()
-        check(more)
 
     run(scenario)

@@ -12,13 +12,11 @@ import pytest
 from mq_broker.broker.administration import retention
 from mq_broker.broker.administration.consumed import Consumed
 from mq_broker.broker.administration.retention import Retention, _trim_to
-from mq_broker.core.entries import Trim
 from mq_broker.core.messages import Published
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, LeaseId, Reason, Send, Sent
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.errors import NotLeader, StorageFailed, TritonMQError
-from mq_protocol.limits import REQUEST_TIMEOUT_MS
+from mq_protocol.errors import TritonMQError
 from mq_protocol.names import RetentionPolicy
 
 NOW_US = 1_000_000_000
@@ -122,18 +120,6 @@ async def turns(*parts: Part, times: int = 1) -> None:
     assert not ours._turns
 
 
-def test_a_turn_trims_what_may_go_and_shortens_the_journal() -> None:
-    async def scenario() -> None:
-        part = Part(retention_bytes=200)
-        now = asyncio.get_running_loop().time()
-        await turns(part, times=2)
-        [(first, deadline), _] = part.asked
-        assert (first, part.shortened) == (Trim(30), 2)
-        assert deadline - now == pytest.approx(REQUEST_TIMEOUT_MS / 1000, abs=5)
-
-    asyncio.run(scenario())
-
-
 def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "CHECK_S", 0.0)
 
@@ -151,48 +137,6 @@ def test_a_partition_whose_turn_goes_on_gets_no_second_one_beside_it(monkeypatch
                 await asyncio.sleep(0)
         keeping.cancel()
         await asyncio.gather(keeping, *shell.tasks, return_exceptions=True)
-
-    asyncio.run(scenario())
-
-
-def test_nothing_is_remembered_of_a_partition_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "CHECK_S", 0.0)
-
-    async def scenario() -> None:
-        parts: Any = [Part(), Part()]
-        shell: Any = Shell()
-        ours = Retention(shell, Consumed(shell, shell, shell))
-        ours._held_back = dict.fromkeys(parts, "readers")
-        parts[0].closed = True
-        keeping = asyncio.create_task(ours.keep())
-        for _ in range(5):
-            await asyncio.sleep(0)
-        assert ours._held_back == {parts[1]: "readers"}
-        keeping.cancel()
-        await asyncio.wait({keeping})
-
-    asyncio.run(scenario())
-
-
-def test_a_follower_trims_nothing_and_shortens_when_it_is_due() -> None:
-    async def scenario() -> None:
-        idle, due, own = Part(retention_bytes=200), Part(retention_bytes=200), Part()
-        for part in (idle, due, own):
-            part.serving = False
-        due.shorten_due = own.topic.internal = True
-        await turns(idle, due, own)
-        assert [part.shortened for part in (idle, due, own)] == [0, 1, 1]
-        assert idle.asked == due.asked == own.asked == []
-
-    asyncio.run(scenario())
-
-
-def test_a_trim_or_a_shortening_that_fails_ends_its_turn_alone() -> None:
-    async def scenario() -> None:
-        refused, damaged = Part(retention_bytes=200), Part(retention_bytes=200)
-        refused.refuses, damaged.shortens = NotLeader("moved"), StorageFailed("damaged")
-        await turns(refused, damaged, times=2)
-        assert (refused.shortened, damaged.shortened) == (2, 2)
 
     asyncio.run(scenario())
 
