@@ -83,19 +83,6 @@ def test_lower_ones_stand_by_while_a_higher_one_is_there_and_go_on_at_the_end_af
     assert lowest.told[1:] == [("begin", 18)]
 
 
-def test_one_that_stands_by_and_leaves_changes_nothing_and_nothing_stays_of_a_group() -> None:
-    world = World()
-    high, low = world.joins(5), world.joins(1)
-    world.leaves(low)
-    world.leaves(low)
-    assert high.told == [("begin", 10)]
-    with pytest.raises(WrongGroupKind, match="is a broadcast group"):
-        world.audiences.check_has_nobody(world.log, "g")
-    world.leaves(high)
-    world.audiences.check_has_nobody(world.log, "g")
-    assert world.audiences._audiences == {}
-
-
 def test_a_group_has_so_many_members(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audiences_module, "GROUP_MEMBERS_MAX", 2)
     world = World()

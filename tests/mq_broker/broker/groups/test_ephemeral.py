@@ -8,13 +8,9 @@ from collections.abc import Coroutine
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from mq_broker.broker.groups import ephemeral
-from mq_broker.broker.groups.ephemeral import CHECK_S, GRACE_S, EphemeralGroups
+from mq_broker.broker.groups.ephemeral import GRACE_S, EphemeralGroups
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol.errors import NotLeader
-from mq_protocol.limits import REQUEST_TIMEOUT_MS
 
 
 class Led:
@@ -108,40 +104,3 @@ def test_only_who_leads_ends_a_group() -> None:
     led.serving = True
     groups.look(100.0 + 2 * GRACE_S)
     assert led.asked == [], "the grace begins with the leadership"
-
-
-def test_the_groups_are_looked_at_for_as_long_as_the_broker_runs_by_the_loops_clock(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    slept: list[float] = []
-    looked: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 4:
-            raise asyncio.CancelledError
-
-    loop = SimpleNamespace(time=lambda: 50.0 + len(slept))
-    monkeypatch.setattr(ephemeral, "asyncio", SimpleNamespace(sleep=sleep, get_running_loop=lambda: loop))
-    groups = groups_of(Led())
-    monkeypatch.setattr(groups, "look", lambda now, _partitions: looked.append(now))
-    with pytest.raises(asyncio.CancelledError):
-        asyncio.run(groups.keep())
-    assert slept == [CHECK_S] * 4
-    assert looked == [51.0, 52.0, 53.0]
-
-
-def test_an_end_has_as_much_time_as_any_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    led = Led()
-    deadlines: list[float] = []
-
-    async def ask(_operation: object, deadline: float) -> None:
-        deadlines.append(deadline)
-
-    monkeypatch.setattr(led, "ask", ask)
-    loop = SimpleNamespace(time=lambda: 50.0)
-    monkeypatch.setattr(ephemeral, "asyncio", SimpleNamespace(get_running_loop=lambda: loop))
-    groups = groups_of(led)
-    for now in (100.0, 100.0 + GRACE_S):
-        groups.look(now)
-    assert deadlines == [50.0 + REQUEST_TIMEOUT_MS / 1000]

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.groups import cursors, labels
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.core.entries import DeleteGroup, MoveCursor
 from mq_broker.core.machine.state import Cursor
@@ -213,28 +212,6 @@ def test_a_group_is_called_as_it_was_told_last_until_it_is_deleted() -> None:
     run(scenario)
 
 
-def test_a_broker_remembers_so_many_labels_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(labels, "LABELS_MAX", 2)
-    known = labels.Labels()
-    for group in ("a", "b", "a", "c"):
-        known.tell(group, group.upper())
-    assert [known.of(group) for group in ("a", "b", "c")] == ["A", "", "C"], "b was told the longest time ago"
-
-
-def test_each_position_is_answered_for_itself_at_its_place() -> None:
-    async def scenario() -> None:
-        led, away, full = Part(number=0), Part(number=1), Part(number=2)
-        away.serving = False
-        full.refuses = NotEnoughReplicas("later")
-        positions = [pb.CursorPosition(topic="t", partition=number, offset=5) for number in (3, 2, 1, 0)]
-        request = pb.MoveCursorsRequest(group="g", kind="spark", positions=positions)
-        answer = await World(led, away, full).groups.move_cursors(request, 5.0)
-        codes = [(told.partition, told.error.code if told.HasField("error") else None) for told in answer.partitions]
-        assert codes == [(3, pb.UNKNOWN_PARTITION), (2, pb.NOT_ENOUGH_REPLICAS), (1, pb.NOT_LEADER), (0, None)]
-
-    run(scenario)
-
-
 def test_a_group_with_members_is_deleted_by_force_alone_and_they_are_told() -> None:
     async def scenario() -> None:
         part, other = Part(g="consumer"), Part(number=1)
@@ -274,42 +251,6 @@ def listed(world: World, **fields: Any) -> list[tuple[str, int, str]]:
             request.after.topic, request.after.partition, request.after_group = last.topic, last.partition, last.group
 
     return asyncio.run(main())
-
-
-@pytest.mark.parametrize("answer_bytes", [1, cursors.CURSOR_TOLD_BYTES + 1, 1 << 20])
-def test_cursors_are_listed_in_order_whether_led_here_or_not_in_any_number_of_answers(
-    monkeypatch: pytest.MonkeyPatch, answer_bytes: int
-) -> None:
-    monkeypatch.setattr(cursors, "ANSWER_BYTES_MAX", answer_bytes)
-    parts = (
-        Part("a", 0, g="consumer", h="spark"),
-        Part("a", 1, h="spark"),
-        Part("b", 0, g="consumer"),
-        Part("c", 0, g="consumer"),
-    )
-    parts[2].serving, parts[3].closed = False, True
-    world = World(*parts)
-    assert listed(world) == [("a", 0, "g"), ("a", 0, "h"), ("a", 1, "h"), ("b", 0, "g")]
-    assert listed(world, group="h") == [("a", 0, "h"), ("a", 1, "h")]
-
-
-def test_of_a_cursor_is_told_how_far_behind_it_is_and_who_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = Part(g="spark", h="spark")
-    part.serving = False
-    world = World(part)
-    world.members["g"] = ["a", "b" * 100]
-    first = asyncio.run(world.groups.groups(pb.GroupsRequest(group="g"), 0.0)).cursors[0]
-    assert (first.offset, first.log_end_offset, first.moved_us, first.kind, list(first.members)) == (
-        10,
-        100,
-        77,
-        "spark",
-        ["a", "b" * 100],
-    )
-    assert (first.lag_bytes, first.lag_us, first.leads, first.leader_epoch) == (1_010, 2_010, False, 1)
-    for room, told in ((cursors.CURSOR_TOLD_BYTES + 101, 1), (cursors.CURSOR_TOLD_BYTES + 102, 2)):
-        monkeypatch.setattr(cursors, "ANSWER_BYTES_MAX", room)
-        assert len(asyncio.run(world.groups.groups(pb.GroupsRequest(), 0.0)).cursors) == told
 
 
 @pytest.mark.parametrize("group", ["", "g" * 1_000])

@@ -7,14 +7,11 @@ import asyncio
 import logging
 import random
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mq_broker.broker.groups import idle_members
-from mq_broker.broker.groups.idle_members import SLEPT_MS, IdleMembers
-from mq_broker.broker.groups.sharing import IDLE_ALARM_MS, Shares
+from mq_broker.broker.groups.sharing import IDLE_ALARM_MS
 from mq_broker.measured import ALARMS
 from mq_protocol.sharing import member_of_partition
 from tests.mq_broker.broker.cluster import standalone
@@ -217,50 +214,6 @@ def test_at_any_time_one_member_has_the_partition_and_it_is_one_that_lives() -> 
             case.share.look(now_ms, IDLE_MS)
 
     run(scenario)
-
-
-class Looked:
-    """A share that notes how it is looked at."""
-
-    def __init__(self) -> None:
-        self.looks: list[object] = []
-
-    def look(self, now_ms: int, idle_ms: int | None) -> None:
-        self.looks.append((now_ms, idle_ms))
-
-    def look_anew(self) -> None:
-        self.looks.append("anew")
-
-
-def test_a_broker_that_stood_still_or_does_not_serve_the_partition_counts_nothing_against_a_member() -> None:
-    async def scenario() -> None:
-        clock, share = [1_000], Looked()
-        settings = SimpleNamespace(member_idle_ms=IDLE_MS)
-        partition = SimpleNamespace(serving=True, topic=SimpleNamespace(settings=settings))
-        shell: Any = SimpleNamespace(now_ms=lambda: clock[0])
-        shares: Any = SimpleNamespace(all=lambda: [(partition, share)])
-        watching = IdleMembers(shell, shares)
-        await watching.look()
-        clock[0] += SLEPT_MS
-        await watching.look()
-        clock[0] += SLEPT_MS + 1
-        await watching.look()
-        partition.serving = False
-        await watching.look()
-        assert share.looks == [(1_000, IDLE_MS), (1_000 + SLEPT_MS, IDLE_MS), "anew", "anew"]
-
-    asyncio.run(scenario())
-
-
-def test_each_share_of_a_broker_is_looked_at() -> None:
-    async def main() -> None:
-        shares, case = Shares(), Case()
-        for group in ("g", "h"):
-            shares.join(case.led, group, Reader("a"))
-        assert [partition for partition, _ in shares.all()] == [case.led] * 2
-        assert {share._group for _, share in shares.all()} == {"g", "h"}
-
-    asyncio.run(main())
 
 
 def test_at_a_broker_the_next_member_is_pushed_what_one_that_hangs_has_not_settled(

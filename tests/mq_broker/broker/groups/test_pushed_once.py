@@ -10,13 +10,10 @@ import pytest
 
 from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.pushed_once import MESSAGE_BYTES, PushedOnce
-from mq_broker.rpc.service import BY_GRPC, SharedBatches, sender
+from mq_broker.rpc.service import BY_GRPC, SharedBatches
 from mq_broker.rpc.streams import FRAMED
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import decode, encode
 from mq_protocol.errors import OffsetOutOfRange
-from mq_protocol.methods import BROKER
-from mq_protocol.streams import say_envelope
 from tests.mq_broker.broker.groups.test_subscription_sessions import Readable, Stream, wanted
 
 
@@ -57,65 +54,6 @@ def test_those_at_one_place_share_a_message_that_was_read_once() -> None:
         assert [batch.base_offset for batch in first.header.batches] == [100]
         assert len(partition.most) == 1
         assert [stream.session._credit for stream in streams] == [(1 << 20) - 10] * 3
-
-    run(scenario)
-
-
-def test_who_is_alone_shares_nothing_and_nothing_is_kept_for_it() -> None:
-    async def scenario() -> None:
-        [stream] = several(1)
-        [partition] = stream.partitions
-        await opened(stream)
-        partition.next_offset = 102
-        partition.changes()
-        assert not isinstance(message(stream), SharedBatches)
-        assert not stream.delivery.pushed_once._kept
-
-    run(scenario)
-
-
-def test_who_is_behind_reads_for_itself_and_misses_nothing() -> None:
-    async def scenario() -> None:
-        ahead, behind = several(2)
-        [partition] = ahead.partitions
-        await opened(ahead)
-        await opened(behind, offset=90)
-        partition.next_offset = 102
-        partition.changes()
-        assert [batch.base_offset for batch in message(ahead).header.batches] == [100]
-        assert [batch.base_offset for batch in message(behind).header.batches] == [90, 92, 94, 96, 98, 100]
-        assert behind.session._gather() is None
-
-    run(scenario)
-
-
-def test_who_has_little_credit_is_not_pushed_what_another_may_be() -> None:
-    async def scenario() -> None:
-        rich, poor = several(2)
-        [partition] = rich.partitions
-        await opened(rich)
-        await opened(poor, credit=15)
-        partition.next_offset = 110
-        partition.changes()
-        assert len(message(rich).header.batches) == 5
-        assert [batch.base_offset for batch in message(poor).header.batches] == [100]
-        assert [batch.base_offset for batch in message(poor).header.batches] == [102], "five bytes were left"
-        assert poor.session._gather() is None
-        await poor.credit(1_000)
-        assert [batch.base_offset for batch in message(poor).header.batches] == [104, 106, 108]
-
-    run(scenario)
-
-
-def test_one_batch_that_is_larger_than_the_credit_is_shared_too() -> None:
-    async def scenario() -> None:
-        rich, poor = several(2)
-        await opened(rich)
-        await opened(poor, credit=1)
-        rich.partitions[0].next_offset = 102
-        rich.partitions[0].changes()
-        assert message(rich) is message(poor)
-        assert poor.session._credit == -9
 
     run(scenario)
 
@@ -208,24 +146,6 @@ def test_partitions_that_nobody_shares_go_in_one_message_and_the_shared_one_in_i
     run(scenario)
 
 
-def test_nothing_is_kept_once_one_is_left_or_none() -> None:
-    async def scenario() -> None:
-        first, second = several(2)
-        await opened(first, second)
-        first.partitions[0].next_offset = 102
-        first.partitions[0].changes()
-        message(first)
-        kept = first.delivery.pushed_once
-        assert kept._kept
-        second.session.close()
-        assert not kept._kept
-        assert kept._bytes == 0
-        first.session.close()
-        assert not kept._subscribed
-
-    run(scenario)
-
-
 def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", 2 * (10 + MESSAGE_BYTES))
     kept = PushedOnce()
@@ -239,37 +159,6 @@ def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytes
     monkeypatch.setattr(pushed_once, "KEPT_BYTES_MAX", MESSAGE_BYTES)
     kept.read(partitions[0], 0, 2, 100)
     assert partitions[0] not in kept._kept, "one that is larger than all may be is not kept"
-
-
-@pytest.mark.parametrize("coding", [BY_GRPC, FRAMED], ids=["grpc", "framed"])
-def test_a_shared_message_is_encoded_once_for_each_way_and_is_the_same_bytes(
-    coding: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    header = pb.BatchesHeader(batches=[pb.StoredBatch(topic="t", base_offset=7, payload_bytes=3)])
-    shared, encoded, written = SharedBatches(header, (b"abc",)), [], []
-
-    def counted(envelope: Any) -> Any:
-        encoded.append(envelope)
-        return coding.encode(envelope)
-
-    class Context:
-        async def write(self, data: Any) -> None:
-            written.append(data)
-
-    async def main() -> None:
-        context: Any = Context()
-        for _ in range(3):
-            send = sender(context, BROKER.methods["Subscribe"], None, coding._replace(encode=counted))
-            await send(shared)
-
-    asyncio.run(main())
-    assert len(encoded) == 1
-    assert len(written) == 3
-    whole = written[0] if coding is BY_GRPC else b"".join(written[0])
-    expected = encode(shared) if coding is BY_GRPC else b"".join(say_envelope(shared))
-    assert whole == expected
-    if coding is BY_GRPC:
-        assert decode(whole, pb.BatchesHeader).header == header
 
 
 def test_each_way_has_its_own_encoding_of_one_message() -> None:

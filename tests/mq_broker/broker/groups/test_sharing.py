@@ -11,10 +11,9 @@ import pytest
 from mq_broker.broker.groups import sharing
 from mq_broker.broker.groups.cursors import CONSUMER, CursorMoves
 from mq_broker.broker.groups.sharing import Share, Shares
-from mq_broker.core.machine import admission
 from mq_broker.core.machine.state import EPHEMERAL, Cursor
 from mq_broker.core.messages import Done, Refused
-from mq_protocol.errors import InvalidRequest, MemberInUse, TooManyGroups, TooManyMembers, TritonMQError, UnknownGroup
+from mq_protocol.errors import InvalidRequest, MemberInUse, TritonMQError, UnknownGroup
 from tests.mq_broker.broker.groups.partitions import ANYBODY, Led, rounds
 
 
@@ -146,20 +145,6 @@ def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(
     run(scenario)
 
 
-def test_a_handover_waits_as_long_as_the_protocol_says() -> None:
-    async def scenario(case: Case) -> None:
-        loop, b = asyncio.get_running_loop(), Reader("b")
-        case.share.join(b)
-        b.position = 5
-        before = loop.time()
-        case.share.join(Reader("a"))
-        assert case.share._leaving is not None
-        assert case.share._leaving.when() - before == pytest.approx(sharing.GROUP_HANDOVER_MS / 1000, abs=1.0)
-        case.share._leaving.cancel()
-
-    run(scenario)
-
-
 def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -268,19 +253,6 @@ def test_a_member_with_a_key_is_replaced_and_spoken_for_by_that_key_alone() -> N
         case.share.leave(again)
         case.share.join(anybody := Reader("a"))
         assert anybody.told == ["activate 5"], "a key is a living member's"
-
-    run(scenario)
-
-
-def test_a_group_has_so_many_members_and_one_that_comes_again_is_none_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "GROUP_MEMBERS_MAX", 2)
-
-    async def scenario(case: Case) -> None:
-        case.share.join(Reader("a"))
-        assert case.share.has_room_for("b")
-        case.share.join(Reader("b"))
-        assert not case.share.has_room_for("c")
-        assert case.share.has_room_for("a")
 
     run(scenario)
 
@@ -415,22 +387,6 @@ def test_a_group_is_kept_or_ends_with_its_last_member_and_who_means_the_other_is
         led.cursors["kept"] = Cursor(1, CONSUMER, 0)
         with pytest.raises(InvalidRequest, match="is kept"):
             all_shares.join(led, "kept", Reader("b"), ephemeral=True)
-
-    shares(scenario)
-
-
-def test_members_and_groups_beyond_the_bounds_are_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "GROUP_MEMBERS_MAX", 1)
-    monkeypatch.setattr(admission, "GROUPS_PER_PARTITION_MAX", 1)
-
-    async def scenario(all_shares: Shares, led: Any) -> None:
-        led.cursors["g"] = Cursor(1, CONSUMER, 0)
-        all_shares.join(led, "g", Reader("a"))
-        with pytest.raises(TooManyMembers, match="has 1 members at t-0"):
-            all_shares.join(led, "g", Reader("b"))
-        with pytest.raises(TooManyGroups):
-            all_shares.join(led, "h", Reader("a"))
-        assert all_shares.members_of(led, "h") == []
 
     shares(scenario)
 

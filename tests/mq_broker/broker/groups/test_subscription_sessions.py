@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.groups import subscriptions as delivery
-from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session, message_bytes
+from mq_broker.broker.groups.subscriptions import CREDIT_BYTES_MAX, Delivery, _Session
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Published
 from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     InvalidRequest,
@@ -194,21 +193,6 @@ def test_a_message_holds_no_more_than_a_chunk_but_one_batch_of_any_size() -> Non
     run(Stream(), scenario)
 
 
-def test_what_is_committed_later_is_pushed_and_a_change_that_brings_nothing_is_not() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted(latest=True))
-        assert stream.message() == ([(0, 100)], [])
-        partition.changes()
-        assert stream.message() == ([], [])
-        partition.next_offset = 102
-        partition.changes()
-        assert stream.session._wake.is_set()
-        assert stream.message() == ([], [(0, 100)])
-
-    run(Stream(), scenario)
-
-
 def test_a_subscription_begins_at_the_nearer_end_of_the_log() -> None:
     async def scenario(stream: Stream) -> None:
         starts: list[tuple[dict[str, Any], int]] = [
@@ -238,24 +222,6 @@ def test_a_partition_that_is_opened_again_begins_anew_and_is_watched_once() -> N
         assert (opened, batches[0]) == ([(0, 90)], (0, 90))
 
     run(Stream(), scenario)
-
-
-def test_a_closed_partition_and_those_of_a_stream_that_is_over_are_watched_no_more() -> None:
-    async def scenario(stream: Stream) -> None:
-        first, second = stream.partitions
-        await stream.open(wanted(0), wanted(1))
-        close = pb.SubscribeClose(
-            partitions=[pb.TopicPartition(topic="t", partition=0), pb.TopicPartition(topic="u", partition=0)]
-        )
-        await stream.say(pb.SubscribeRequest(close=close))
-        assert (len(first.observers), len(second.observers)) == (0, 1)
-        assert {partition for partition, _ in stream.message()[1]} == {1}
-        stream.session.close()
-        assert not second.observers
-        assert stream.session._gather() is None, "not even an empty message"
-        assert not stream.session._subscriptions
-
-    run(Stream(Readable(0), Readable(1)), scenario)
 
 
 def test_a_subscription_waits_for_a_leader_that_is_not_ready_and_ends_with_one_that_leads_no_more() -> None:
@@ -337,33 +303,6 @@ def test_a_partition_that_cannot_be_read_ends_the_subscription_with_the_reason(e
         assert not partition.observers
 
     run(Stream(), scenario)
-
-
-def test_what_cannot_be_subscribed_to_is_told_and_the_rest_is_opened() -> None:
-    async def scenario(stream: Stream) -> None:
-        other = pb.SubscribePartition(topic="u", partition=3)
-        await stream.open(other, wanted(7), wanted(0))
-        unknown, beyond, opened = stream.told()
-        assert (unknown.topic, unknown.partition, unknown.error.code) == ("u", 3, pb.UNKNOWN_TOPIC)
-        assert (beyond.partition, beyond.error.code) == (7, pb.UNKNOWN_PARTITION)
-        assert (opened.partition, opened.active) == (0, True)
-
-    run(Stream(), scenario)
-
-
-def test_a_topic_that_was_made_again_is_looked_up_once_for_all_its_partitions() -> None:
-    async def scenario(stream: Stream) -> None:
-        known = [pb.SubscribePartition(topic="t", partition=0, earliest=True, topic_id="id-of-t")]
-        await stream.open(*known)
-        assert (stream.message()[0], stream.renewals) == ([(0, 0)], 0)
-        newer = [pb.SubscribePartition(topic="t", partition=n, earliest=True, topic_id="newer") for n in (0, 1)]
-        await stream.open(*newer)
-        assert (stream.message()[0], stream.renewals) == ([(0, 0), (1, 0)], 1)
-        await stream.open(*known, *known)
-        assert [told.error.code for told in stream.told()] == [pb.UNKNOWN_TOPIC] * 2
-        assert stream.renewals == 2
-
-    run(Stream(Readable(0), Readable(1)), scenario)
 
 
 # ---------------------------------------------------------------- members of groups
@@ -491,73 +430,7 @@ def test_a_stream_without_a_group_names_none_later() -> None:
     run(Stream(), scenario)
 
 
-def test_a_new_group_needs_a_name_that_looks_like_no_other_and_one_that_is_there_goes_on() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted())
-        [told] = stream.told()
-        assert told.HasField("error")
-        stream.partitions[0].cursors["e\u0301"] = Cursor(8, "consumer", 0)
-        await stream.open(wanted())
-        assert stream.message()[0] == [(0, 8)]
-
-    run(Stream(group="e\u0301"), scenario)
-
-
-def test_a_group_that_is_refused_ends_the_subscription_and_nothing_is_pushed() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        partition.cursors["g"] = Cursor(0, "consumer", 0)
-        await stream.open(wanted(), ephemeral=True)
-        [told] = stream.told()
-        assert isinstance(from_wire(told.error), InvalidRequest)
-        assert not partition.observers
-        assert stream.message() == ([], [])
-
-    run(Stream(group="g"), scenario)
-
-
 # ---------------------------------------------------------------- the stream as a whole
-
-
-def test_a_stream_sends_what_there_is_and_ends_with_what_its_client_said() -> None:
-    async def main() -> None:
-        stream, over = Stream(), asyncio.Event()
-        sent: list[int] = []
-        told: list[pb.PartitionOpened] = []
-        [partition] = stream.partitions
-
-        async def requests() -> AsyncIterator[pb.SubscribeRequest]:
-            opened = pb.SubscribeOpen(partitions=[wanted()])
-            yield pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=1 << 20))
-            await over.wait()
-
-        async def send(message: Envelope[pb.BatchesHeader]) -> None:
-            assert stream.delivery.held.bytes == 3 * message_bytes(message), "it is held while it is on its way"
-            told.extend(message.header.opened)
-            sent.extend(batch.base_offset for batch in message.header.batches)
-
-        running = asyncio.create_task(stream.delivery.subscribe(requests(), send))
-        await rounds()
-        assert sent == list(range(0, 100, 2))
-        partition.next_offset = 102
-        partition.changes()
-        await rounds()
-        assert sent[-1] == 100
-        partition.serving = partition.replica.leading = False
-        partition.changes()
-        await rounds()
-        assert told[-1].error.code == pb.NOT_LEADER
-        over.set()
-        await asyncio.wait_for(running, 5)
-        assert not partition.observers
-        assert stream.delivery.held.bytes == 0
-
-    asyncio.run(main())
-
-
-def test_a_message_counts_with_what_it_tells_and_what_it_carries() -> None:
-    told = pb.PartitionOpened(topic="t", partition=1, offset=7)
-    assert message_bytes(Envelope(pb.BatchesHeader(opened=[told, told]), (b"abc", b"de"))) == 5 + 2 * told.ByteSize()
 
 
 def test_nothing_more_is_heard_from_a_client_that_holds_more_than_its_share() -> None:
@@ -570,30 +443,5 @@ def test_nothing_more_is_heard_from_a_client_that_holds_more_than_its_share() ->
         held.free(caller(), 2 << 30)
         await asyncio.wait_for(opening, 10)
         assert [opened.active for opened in stream.told()] == [True]
-
-    run(Stream(), scenario)
-
-
-@pytest.mark.parametrize(
-    "opened",
-    [pb.SubscribeOpen(group="g" * 1_000, member_id="a"), pb.SubscribeOpen(group="g", member_id="a" * 1_000)],
-    ids=["group", "member"],
-)
-def test_a_stream_that_names_what_cannot_be_a_member_is_refused(opened: pb.SubscribeOpen) -> None:
-    async def scenario(stream: Stream) -> None:
-        with pytest.raises(InvalidRequest):
-            await stream.say(pb.SubscribeRequest(open=opened))
-
-    run(Stream(), scenario)
-
-
-def test_a_partition_that_was_closed_before_there_was_credit_leaves_nothing_to_send() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted(), credit=0)
-        assert stream.message() == ([(0, 0)], [])
-        place = pb.TopicPartition(topic="t", partition=0)
-        await stream.say(pb.SubscribeRequest(close=pb.SubscribeClose(partitions=[place])))
-        await stream.credit(100)
-        assert stream.session._gather() is None, "an empty message would be sent"
 
     run(Stream(), scenario)
