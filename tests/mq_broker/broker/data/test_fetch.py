@@ -4,7 +4,6 @@ watcher."""
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +18,9 @@ from mq_broker.core.messages import Published
 from mq_broker.rpc.callers import caller
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import decode_batch, encode_batch
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, NotYetWritten, OffsetOutOfRange, UnknownTopic
-from mq_protocol.limits import FETCH_CHUNK_BYTES
 
 
 class Replica:
@@ -127,48 +124,6 @@ def test_a_fetch_goes_on_where_the_batches_that_were_sent_end_and_each_answer_na
     assert fetched(partition, start_offset=4, end_offset=4) == []
 
 
-def test_a_fetch_reads_as_much_at_once_as_it_asks_for_within_bounds() -> None:
-    for asked, read in ((0, FETCH_CHUNK_BYTES), (100, 100), (1 << 30, fetch.CHUNK_BYTES_CEILING)):
-        partition = Replica()
-        fetched(partition, end_offset=1, chunk_bytes_max=asked)
-        assert partition.chunks == [read]
-
-
-def test_who_wants_columns_or_rows_is_sent_those_of_as_much_as_is_read_at_once() -> None:
-    schema = pa.schema([pa.field("n", pa.int64()), pa.field("s", pa.string())])
-    batch = pa.record_batch([pa.array([1, 2]), pa.array(["a", "b"])], schema=schema)
-    payload = memoryview(encode_batch(batch))
-
-    class Typed(Replica):
-        def read(self, start: int, end: int, bytes_max: int, _opened: object) -> list[tuple[Published, memoryview]]:
-            self.chunks.append(bytes_max)
-            return [(Published(start, 2, 1, 1, len(payload), len(payload)), payload)]
-
-    async def scenario(**fields: Any) -> tuple[list[int], list[int], list[bytes]]:
-        partition = Typed()
-        sent: list[Envelope[pb.BatchesHeader]] = []
-
-        async def send(message: Envelope[pb.BatchesHeader]) -> None:
-            sent.append(message)
-
-        ours = reading(partition, schema)
-        try:
-            await ours.fetch(pb.FetchRequest(topic="t", end_offset=4, chunk_bytes_max=100, **fields), send)
-        finally:
-            ours.close()
-        columns = [decode_batch(bytes(message.parts[0]), schema, list(fields["columns"])) for message in sent]
-        return (
-            partition.chunks,
-            [rows.num_rows for rows in columns],
-            [message.header.batches[0].kept for message in sent],
-        )
-
-    chunks, counts, kept = asyncio.run(scenario(project=True, columns=["s"]))
-    assert (chunks, counts, kept) == ([fetch.PUSHDOWN_READ_BYTES] * 2, [2, 2], [b"", b""])
-    _, counts, kept = asyncio.run(scenario(project=True, columns=["s"], filter="n = 2"))
-    assert (counts, kept) == ([1, 1], [b"\x02", b"\x02"])
-
-
 def test_nothing_is_read_for_a_client_that_holds_more_than_its_share_until_some_of_it_is_taken() -> None:
     async def scenario() -> None:
         sent: list[object] = []
@@ -188,35 +143,6 @@ def test_nothing_is_read_for_a_client_that_holds_more_than_its_share_until_some_
         ours.close()
 
     asyncio.run(scenario())
-
-
-def test_columns_and_rows_are_picked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads: list[threading.Thread] = []
-
-    class Picking:
-        def __init__(self, *_: object, typed: bool) -> None: ...
-
-        def knows(self, _batches: object) -> bool:
-            return True
-
-        def apply(self, batches: list[tuple[Published, memoryview]]) -> list[tuple[pb.StoredBatch, memoryview]]:
-            threads.append(threading.current_thread())
-            return [(pb.StoredBatch(), payload) for _, payload in batches]
-
-    monkeypatch.setattr(fetch, "Pushdown", Picking)
-
-    async def scenario() -> None:
-        async def send(_message: object) -> None: ...
-
-        ours = reading(Replica())
-        try:
-            await ours.fetch(pb.FetchRequest(topic="t", end_offset=4, filter="n = 1"), send)
-        finally:
-            ours.close()
-
-    asyncio.run(scenario())
-    assert len(threads) == 2
-    assert threading.main_thread() not in threads
 
 
 @pytest.mark.parametrize(("start", "end"), [(-1, 3), (4, 3)])
@@ -406,66 +332,3 @@ def watched(places: int, there: dict[int, Any]) -> tuple[Reading, pb.WatchOffset
     ours._shell = shell
     named = [pb.TopicPartition(topic="t", partition=number) for number in range(places)]
     return ours, pb.WatchOffsetsRequest(partitions=named)
-
-
-def test_a_watcher_is_told_refusals_in_parts_and_then_each_end_that_moves_until_it_goes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(fetch, "YIELD_EVERY", 2)
-    monkeypatch.setattr(fetch, "WATCH_GATHER_S", 0.0)
-
-    async def scenario() -> None:
-        partition = Replica(4)
-        ours, request = watched(6, {4: partition})
-        sent: list[list[tuple[int, int]]] = []
-        told = asyncio.Event()
-
-        async def send(answer: pb.WatchOffsetsResponse) -> None:
-            sent.append([(each.offsets.partition, each.offsets.log_end_offset) for each in answer.offsets])
-            told.set()
-
-        watching = asyncio.create_task(ours.watch_offsets(request, send))
-        for end in (10, 11, 12):
-            async with asyncio.timeout(20):
-                while (4, end) not in [each for part in sent for each in part]:
-                    told.clear()
-                    await told.wait()
-            partition.changes()  # not its end
-            for _ in range(5):
-                await asyncio.sleep(0)
-            partition.next_offset = end + 1
-            partition.changes()
-        async with asyncio.timeout(20):
-            while len(sent) < 6:
-                told.clear()
-                await told.wait()
-        assert sent == [[(0, 0), (1, 0)], [(2, 0), (3, 0)], [(5, 0), (4, 10)], [(4, 11)], [(4, 12)], [(4, 13)]]
-        assert len(partition.observers) == 1
-        watching.cancel()
-        await asyncio.wait({watching})
-        assert not partition.observers
-
-    asyncio.run(scenario())
-
-
-def test_a_watcher_whose_partitions_never_stop_changing_lets_others_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        partition = Replica(0)
-        ours, request = watched(1, {0: partition})
-        slept: list[float] = []
-
-        async def sleep(seconds: float) -> None:
-            slept.append(seconds)
-            partition.changes()
-            if len(slept) == 5:
-                raise asyncio.CancelledError
-
-        async def send(_answer: pb.WatchOffsetsResponse) -> None:
-            pass
-
-        monkeypatch.setattr(fetch, "asyncio", SimpleNamespace(sleep=sleep, Event=asyncio.Event))
-        with pytest.raises(asyncio.CancelledError):
-            await ours.watch_offsets(request, send)
-        assert slept == [fetch.WATCH_GATHER_S, 0, 0, 0, 0]
-
-    asyncio.run(scenario())

@@ -14,26 +14,21 @@ from grpc import aio
 
 from mq_broker.broker.data import produce
 from mq_broker.broker.data.produce import (
-    _Batch,
-    _check,
     _check_header,
     _check_record_uuids,
     _held_bytes,
-    _rest,
     _Stream,
 )
 from mq_broker.broker.data.tracing import Tracing
 from mq_broker.broker.host.window_turnover import Fillers
-from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.entries import NO_UUID
-from mq_broker.core.messages import Done, RecordsThere, RecordThere, Refused, Room
-from mq_broker.rpc.turns import Spacing
+from mq_broker.core.messages import Done, RecordsThere, RecordThere, Room
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import BatchTooLarge, InvalidRequest, NotLeader, SchemaMismatch, TritonMQError
+from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
 
@@ -46,11 +41,6 @@ def topic(name: str = "t") -> Any:
     return SimpleNamespace(
         spec=SimpleNamespace(name=name, schema=b"typed"), versions={FINGERPRINT: SCHEMA}, schema=SCHEMA
     )
-
-
-def topic_with_settings() -> Any:
-    settings = SimpleNamespace(batch_bytes_max=1 << 20, batch_decoded_bytes_max=1 << 20)
-    return SimpleNamespace(settings=settings)
 
 
 def header(**fields: Any) -> pb.ProduceHeader:
@@ -79,37 +69,6 @@ def header(**fields: Any) -> pb.ProduceHeader:
 def test_a_batch_is_refused_by_what_its_header_says(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
         _check_header(header(**fields), topic())
-
-
-@pytest.mark.parametrize(
-    ("sent_bytes", "inside_bytes", "error", "check_s", "rest_s"),
-    [
-        (4_000, 60 << 20, None, 0.03, 0.24),
-        (4_000, 60 << 20, None, 9.0, 1.0),
-        (4_000, 16 << 20, None, 0.03, 0.0),  # much is inside, but not so much
-        (1 << 20, 60 << 20, None, 0.03, 0.0),  # it was sent
-        (1 << 20, 0, BatchTooLarge("x"), 0.03, 0.24),
-        (1 << 20, 0, BatchTooLarge("x"), 0.01, 0.0),
-    ],
-)
-def test_who_sends_what_costs_many_times_its_size_rests(
-    sent_bytes: int, inside_bytes: int, error: TritonMQError | None, check_s: float, rest_s: float
-) -> None:
-    batch = _Batch(header(), memoryview(bytes(sent_bytes)), sent_bytes, 0.0, 0.0)
-    batch.decoded_bytes, batch.error, batch.check_s = inside_bytes, error, check_s
-    rests = Spacing(produce.RESTS_S_MAX, lambda: 100.0)
-    assert _rest(batch, rests, "a") == pytest.approx(rest_s)
-    assert _rest(batch, rests, "a") == pytest.approx(2 * rest_s), "on another connection, after the first"
-    assert _rest(batch, rests, "b") == pytest.approx(rest_s), "nobody waits for another account"
-
-
-def test_how_long_a_batch_was_checked_is_known_when_it_is_refused_too() -> None:
-    rows_ = pa.record_batch({"n": [1, 2], "s": ["x", "y"]}, SCHEMA)
-    for count in (2, 3):
-        batch = _Batch(header(record_count=count), memoryview(encode_batch(rows_)), 0, 0.0, 0.0)
-        _check(batch, topic_with_settings(), SCHEMA)
-        assert (batch.error is None) == (count == 2)
-        assert batch.check_s > 0
 
 
 def test_a_batch_of_a_schema_that_the_topic_never_had_is_refused_and_so_is_one_for_a_topic_of_the_brokers() -> None:
@@ -259,26 +218,6 @@ def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypa
     asyncio.run(scenario(there, [3, 2]))
 
 
-def test_each_kind_of_answer_says_what_happened() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.hear(world.request(1), world.request(2))
-        world.replies[0](RecordsThere((RecordThere(0, 40, 5), RecordThere(3, 41, 6))))
-        world.replies[1](Refused(InvalidRequest("no")))
-        await asyncio.wait_for(world.stream.write(), DEADLINE_S)
-        there, refused = world.results
-        told = there.there
-        assert (there.base_offset, list(told.positions), list(told.offsets), list(told.timestamps_us)) == (
-            -1,
-            [0, 3],
-            [40, 41],
-            [5, 6],
-        )
-        assert (refused.base_offset, type(from_wire(refused.error))) == (-1, InvalidRequest)
-
-    asyncio.run(scenario())
-
-
 def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answered() -> None:
     async def scenario() -> None:
         world = World()
@@ -293,15 +232,6 @@ def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answe
         assert world.held.bytes == _held_bytes(world.request(3))
         world.replies[2](Done(3, 3))
         assert world.held.bytes == 0
-
-    asyncio.run(scenario())
-
-
-def test_only_what_gets_its_offsets_now_needs_room() -> None:
-    async def scenario() -> None:
-        world = World()
-        await world.hear(world.request(1), world.request(2, stage=pb.StageOf(key=KEY, run_id="run")))
-        assert [fields["room"] for _, fields in world.proposed] == [ROOM, None]
 
     asyncio.run(scenario())
 
@@ -354,68 +284,7 @@ def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_batch_that_is_checked_in_a_thread_is_proposed_after_its_own_check_and_after_those_before_it(
-    order: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    under_way: list[tuple[asyncio.Future[None], Any]] = []
-    rests = Spacing(1.0)
-
-    def check(*_: Any, decoded_bytes_max: int, **__: Any) -> int:
-        if decoded_bytes_max == produce.CHECK_INLINE_DECODED_BYTES_MAX:
-            raise BatchTooLarge("for the loop")
-        return 7
-
-    def run(_caller: object, work: Any, *arguments: Any, rest: Any) -> asyncio.Future[None]:
-        assert rest() == 0.0
-        assert rest.args[1] is rests, "of all streams"
-        under_way.append((asyncio.get_running_loop().create_future(), lambda: work(*arguments)))
-        return under_way[-1][0]
-
-    monkeypatch.setattr(produce, "check_untrusted", check)
-
-    async def scenario() -> None:
-        world: Any = World()
-        world.checks, world.rests = SimpleNamespace(run=run), rests
-        await world.hear(world.request(1), world.request(2))
-        proposed = []
-        for place in order:
-            done, work = under_way[place]
-            work()
-            done.set_result(None)
-            await asyncio.sleep(0)  # a turn, in which it is heard of
-            proposed.append(len(world.proposed))
-        assert proposed == [1 if order == (0, 1) else 0, 2]
-
-    asyncio.run(scenario())
-
-
 # ---------------------------------------------------------------- a real broker
-
-
-def test_a_topic_is_read_anew_only_for_a_typed_batch_whose_schema_is_not_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    renewals: list[str] = []
-    renewed = Topics.renewed
-
-    async def noted(self: Topics, known: Any) -> Any:
-        renewals.append(known.spec.name)
-        return await renewed(self, known)
-
-    monkeypatch.setattr(Topics, "renewed", noted)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("typed")
-            await broker.create_topic("records", schema=None)
-            await broker.produce("typed", 1)
-            for name in ("records", "typed"):
-                with pytest.raises(SchemaMismatch):
-                    await broker.produce(name, 1, schema_fingerprint=12_345)
-            assert renewals == ["typed"]
-
-    asyncio.run(scenario())
 
 
 def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream_ends(tmp_path: Path) -> None:
@@ -435,29 +304,6 @@ def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream_ends(
     asyncio.run(scenario())
 
 
-def test_a_batch_whose_check_fails_by_our_own_mistake_is_answered_and_holds_up_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check = produce.check_untrusted
-    wrong = True
-
-    def broken(*batch: Any, **bounds: Any) -> int:
-        if wrong and len(batch[0]) > produce.CHECK_INLINE_BYTES_MAX:
-            raise ZeroDivisionError
-        return check(*batch, **bounds)
-
-    monkeypatch.setattr(produce, "check_untrusted", broken)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            with pytest.raises(TritonMQError, match="could not be checked"):
-                await broker.produce("t", *range(10_000))
-            assert (await broker.produce("t", 1)).base_offset == 0
-
-    asyncio.run(scenario())
-
-
 def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         world = World()
@@ -471,22 +317,3 @@ def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pyt
         assert world.held.bytes == 0
 
     asyncio.run(scenario())
-
-
-def test_a_batch_that_is_followed_by_no_rest_takes_no_time_from_those_that_are() -> None:
-    rests = Spacing(produce.RESTS_S_MAX, lambda: 100.0)
-    ordinary, swollen = (_Batch(header(), memoryview(bytes(4_000)), 4_000, 0.0, 0.0) for _ in range(2))
-    ordinary.decoded_bytes, ordinary.check_s = 1 << 20, 0.03
-    swollen.decoded_bytes, swollen.check_s = 60 << 20, 0.03
-    for _ in range(10):
-        assert _rest(ordinary, rests, "a") == 0.0
-    assert _rest(swollen, rests, "a") == pytest.approx(0.24)
-
-
-def test_rests_of_many_connections_come_one_after_the_other_up_to_the_longest() -> None:
-    unused: Any = None
-    producing = produce.Producing(unused, unused, unused, unused, unused)
-    rests = [producing.rests.rest_s(produce.REST_S_MAX, "a") for _ in range(20)]
-    producing.close()
-    assert rests[2] == pytest.approx(3 * produce.REST_S_MAX, rel=0.1)
-    assert max(rests) == pytest.approx(produce.RESTS_S_MAX)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,14 +13,10 @@ from mq_broker.broker import server
 from mq_broker.broker.administration import retention
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.data.scheduled import check_schedule
-from mq_broker.core.entries import Carry, Entry, Schedule
-from mq_broker.core.machine.machine import PartitionMachine
-from mq_broker.core.machine.window import WindowBounds
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.limits import DELAY_MS_MAX
-from tests.mq_broker.broker.cluster import Broker, numbers_in, of_a_former_loop, standalone, until
-from tests.mq_broker.broker.test_three_brokers import three
+from tests.mq_broker.broker.cluster import Broker, numbers_in, standalone, until
 
 
 async def cancel(broker: Broker, uuid: bytes) -> pb.CancelScheduledResponse:
@@ -69,31 +62,6 @@ def test_a_scheduled_batch_is_published_when_it_is_due_and_one_that_is_cancelled
     asyncio.run(scenario())
 
 
-def test_the_next_leader_publishes_what_was_scheduled_once_and_not_before_it_is_due(
-    zookeeper: str, tmp_path: Path
-) -> None:
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
-            await cluster[1].create_topic("t", replicas=3)
-            former = await cluster.leader("t", at=1)
-            due_us, uuid = time.time_ns() // 1000 + 4_000_000, os.urandom(16)
-            await cluster[former].produce("t", 1, due_us=due_us, uuid=uuid)
-            await cluster[former].abandon()
-            leader = await cluster.leader("t", at=1 + former % 3, not_=former)
-
-            async def there() -> bool:
-                found = await cluster[leader].end("t") == 1
-                assert not found or time.time_ns() // 1000 >= due_us
-                return found
-
-            await until(there)
-            again = await cluster[leader].produce("t", 1, due_us=due_us, uuid=uuid)
-            assert (again.base_offset, again.duplicate) == (0, True)
-            assert await cluster[leader].numbers("t") == [1]
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -112,39 +80,6 @@ def test_a_time_that_a_batch_cannot_have_is_refused(fields: dict[str, object], w
 
 
 # ---------------------------------------------------------------- what holds the journal back
-
-
-class _Held:
-    """A partition with three scheduled batches, of entries 2, 3 and 40; all before entry 30 could go."""
-
-    def __init__(self) -> None:
-        self.name, self.could_begin, self.shorten_due = "t-0", 30, False
-        machine = PartitionMachine(WindowBounds(100))
-        for index in (2, 3, 40):
-            machine.apply(Entry(index, 1, index, Schedule(9_000), index.to_bytes(16, "big"), 2, 5, 50))
-        self.replica = SimpleNamespace(machine=machine, first_index=1)
-        self.journal = SimpleNamespace(payload=lambda index: memoryview(b"entry %d" % index))
-        self.carried: list[tuple[int, bytes, int, int]] = []
-
-    def propose(self, operation: Carry, _on_reply: Any, _deadline: float, **fields: Any) -> None:
-        assert operation == Carry()
-        number = int.from_bytes(fields["uuid"], "big")
-        self.carried.append((number, fields["payload"], fields["record_count"], fields["decoded_bytes"]))
-
-
-def test_what_holds_much_of_the_journal_back_is_carried_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        monkeypatch.setattr(scheduled, "CARRY_ENTRIES", 30)
-        held: Any = _Held()
-        part = scheduled.Scheduled(None, None, lambda: 0)  # type: ignore[arg-type]
-        part._carry(held)
-        assert held.carried == [], "too little would go"
-        held.replica.first_index, held.could_begin = 1, 31
-        part._carry(held)
-        assert held.carried == [(2, b"entry 2", 2, 50), (3, b"entry 3", 2, 50)]
-        assert held.shorten_due
-
-    asyncio.run(scenario())
 
 
 class Clock:
@@ -217,35 +152,3 @@ def test_a_record_for_next_week_does_not_hold_the_journal_and_comes_once_when_it
             assert numbers_in(payload) == [77]
 
     asyncio.run(scenario())
-
-
-def test_a_scheduled_batch_whose_payload_a_recovery_has_lost_is_given_up_with_an_error(
-    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            uuid = await let_the_journal_go_on(broker, tmp_path)
-            await broker.stop()
-            monkeypatch.setattr(PartitionMachine, "_carry", lambda *_: None)  # as if the log had ended before it
-            await broker.start()
-            end = await until(lambda: broker.end("t"))
-            assert (await waiting(broker)).scheduled == 1
-            await broker.produce("t", 78, due_us=clock.now_us() + 1_000)
-            await until_ended(broker, end + 1)
-            clock.ahead_us = WEEK_US
-            await until(lambda: is_published(broker))
-            errors = [record for record in caplog.records if record.levelno == logging.ERROR]
-            [told] = [record for record in errors if not of_a_former_loop(record)]
-            assert "t-0: 1 scheduled batches were lost by a recovery" in told.getMessage()
-            assert uuid.hex() in told.getMessage()
-            assert await broker.end("t") == end + 1
-            assert (await cancel(broker, uuid)).cancelled, "nothing of it will come"
-
-    asyncio.run(scenario())
-
-
-async def until_ended(broker: Broker, end: int) -> None:
-    async def there() -> bool:
-        return await broker.end("t") == end
-
-    await until(there)

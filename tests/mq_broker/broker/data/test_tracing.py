@@ -92,15 +92,6 @@ def test_a_batch_that_a_broker_does_not_lead_has_a_span_that_says_so(monkeypatch
     assert (span.attributes["error.type"], span.events) == ("NOT_LEADER", ())
 
 
-@pytest.mark.parametrize("named", [b"", bytes(PARENT._replace(flags=0))])
-def test_a_batch_of_no_trace_or_of_one_that_nobody_records_has_none(
-    named: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    exported = Exported(monkeypatch)
-    assert not asyncio.run(answered(Done(7, 40, 99), traceparent=named)).HasField("error")
-    assert exported.spans == ()
-
-
 def test_the_brokers_own_sampler_has_the_last_word(monkeypatch: pytest.MonkeyPatch) -> None:
     exported = Exported(monkeypatch, sampler=ALWAYS_OFF)
     assert not asyncio.run(answered(Done(7, 40, 99), traceparent=bytes(PARENT))).HasField("error")

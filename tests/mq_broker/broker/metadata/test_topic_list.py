@@ -234,18 +234,6 @@ def test_a_name_that_is_not_known_causes_one_reading_in_a_while_and_one_that_can
     run(scenario)
 
 
-def test_a_topic_is_read_anew_no_sooner_than_may_be() -> None:
-    async def scenario(service: Service) -> None:
-        await service.read(1, A, whole=True)
-        loop = asyncio.get_running_loop()
-        before = service.topics._refreshed_at
-        await service.topics.renewed(await service.topics.get("a"))
-        assert loop.time() - before >= topics.REFRESH_S_MIN * 0.99
-        assert len(service.versions) == 2
-
-    run(scenario)
-
-
 def test_a_reader_that_knows_a_topics_id_is_given_that_topic_or_told_that_it_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
