@@ -129,29 +129,3 @@ def test_a_histogram_is_told_by_its_cumulative_buckets(tmp_path: Path) -> None:
     assert buckets["0.005"] - buckets["0.0025"] == before[4] + 1
     assert buckets["+Inf"] == seen["writer_round_seconds_count"][()] == sum(before) + 3
     assert seen["writer_round_seconds_sum"][()] >= 99.0
-
-
-def test_ten_thousand_partitions_are_told_in_slices_and_parse(tmp_path: Path) -> None:
-    async def scenario() -> bytes:
-        turns = 0
-
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        seen = await observing(tmp_path, *(part(f"t{n:05d}") for n in range(10_000)))._gather()
-        others = asyncio.create_task(take_turns())
-        pieces = await exposition(seen, pb.PARTITIONS)
-        others.cancel()
-        # A line for each of six metrics of a partition, and a look at each of the partitions and of the topics
-        assert turns >= (60_000 + 10_000 + 10_000) // module.LINES_AT_ONCE
-        assert max(map(len, pieces)) < 200 * module.LINES_AT_ONCE
-        return b"".join(pieces)
-
-    text = asyncio.run(scenario())
-    lines = [line for line in text.decode().splitlines() if line.startswith("tritonmq_partition_size_bytes{")]
-    assert lines[4711] == 'tritonmq_partition_size_bytes{topic="t04711",partition="0"} 5000'
-    assert len(lines) == 10_000
-    assert text.count(b"\ntritonmq_topic_records{") == module.TOPICS_MAX + 1

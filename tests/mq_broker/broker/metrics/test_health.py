@@ -146,24 +146,6 @@ def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_
     asyncio.run(scenario())
 
 
-@pytest.mark.usefixtures("hurry")
-def test_once_no_key_is_missing_any_more_others_are_not_waited_for_beyond_the_time_out() -> None:
-    async def scenario() -> None:
-        world = World()
-        world.holds("behind", {2: "b"})
-        world.replicas["keyless"] = None
-        world.closed["keyless"] = KeyAbsent("no key", "k")
-        readiness = world.readiness(timeout_s=0.0)
-        watching = asyncio.create_task(readiness.watch())
-        await asyncio.wait_for(_until(lambda: "its key is missing" in readiness.why_not()), 10)
-        del world.closed["keyless"]
-        world.holds("keyless", {1: "mine"})
-        await asyncio.wait_for(watching, 10)
-        assert readiness.why_not() == ""
-
-    asyncio.run(scenario())
-
-
 def test_systemd_is_told_when_the_broker_is_ready_lives_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,16 +167,5 @@ def test_systemd_is_told_when_the_broker_is_ready_lives_and_stops(
             while (await asyncio.wait_for(loop.sock_recv(heard, 100), 10)) != b"STOPPING=1":
                 pass
             keeping.cancel()
-
-    asyncio.run(scenario())
-
-
-def test_without_systemd_nothing_is_told_and_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
-
-    async def scenario() -> None:
-        systemd = Systemd()
-        systemd.tell("READY=1")
-        await asyncio.wait_for(systemd.keep(World().readiness()), 10)
 
     asyncio.run(scenario())

@@ -6,19 +6,15 @@ import asyncio
 import json
 import re
 import socket
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mq_broker.broker.config import BrokerConfig, http_listener
-from mq_broker.broker.metrics import http
-from mq_broker.broker.metrics.observing import OBSERVATION_AGE_MS
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.errors import InvalidSetting
 from tests.mq_broker.broker.cluster import Broker, standalone
-from tests.mq_broker.broker.metrics.observed import observing, part
 from tests.mq_broker.broker.metrics.test_exposition import of, read
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "metrics.md"
@@ -85,29 +81,6 @@ def broker_part(broker: Broker) -> Any:
     return found
 
 
-def test_who_asks_again_soon_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
-    exposition = http.exposition
-
-    def counted(seen: Any, detail: int) -> Any:
-        written.append(detail)
-        return exposition(seen, detail)
-
-    monkeypatch.setattr(http, "exposition", counted)
-
-    async def scenario() -> None:
-        port = free_port()
-        async with standalone(tmp_path, http=f"127.0.0.1:{port}"):
-            began = time.monotonic()
-            answers = await asyncio.gather(*(get(port, "/metrics") for _ in range(20)))
-            assert {status for status, _ in answers} == {200}
-            took_s = time.monotonic() - began
-        # Those that begin in one observation may end in the next
-        assert len(written) <= 2 + took_s * 1_000 / OBSERVATION_AGE_MS
-
-    asyncio.run(scenario())
-
-
 def test_every_metric_is_in_the_document_and_no_other_is(tmp_path: Path) -> None:
     """Names, types and labels: so the document can be believed, and dashboards can be made of it."""
 
@@ -151,33 +124,3 @@ def test_a_port_that_is_taken_is_said_at_once() -> None:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidSetting, match=f"--http 127.0.0.1:{port} cannot be used"):
             http_listener(f"127.0.0.1:{port}")
-
-
-def test_a_large_page_is_sent_in_pieces_between_which_others_have_their_turn(tmp_path: Path) -> None:
-    sent: list[Any] = []
-
-    async def scenario() -> None:
-        turns = 0
-
-        async def send(message: Any) -> None:
-            sent.append((turns, message))
-
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        pages = http.Pages(observing(tmp_path, *(part(f"t{n:05d}") for n in range(2_000))), lambda: "")
-        others = asyncio.create_task(take_turns())
-        query = {"query_string": b"detail=partition", "state": {"connection": None}}
-        await pages({"type": "http", "method": "GET", "path": "/metrics", **query}, asyncio.Event().wait, send)
-        others.cancel()
-
-    asyncio.run(scenario())
-    (_, start), *pieces, (_, last) = sent
-    size = int(dict(start["headers"])[b"content-length"])
-    assert size == sum(len(piece["body"]) for _, piece in pieces) > 8 * http.PIECE_BYTES
-    assert max(len(piece["body"]) for _, piece in pieces) < 2 * http.PIECE_BYTES
-    assert len({turn for turn, _ in pieces}) == len(pieces)
-    assert (last["body"], last.get("more_body", False)) == (b"", False)

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.metrics import http
 from mq_broker.security.names import Principal
 from mq_client import AclRule, Admin
-from mq_dev.certificates import ADMIN, broker_directory, client_file, write_broker
+from mq_dev.certificates import ADMIN, broker_directory, client_file
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol.pem import CA_FILE
 from mq_protocol.rights import CLUSTER_NAME, Kind, Operation
@@ -146,93 +145,5 @@ def test_plain_text_an_older_tls_and_a_strangers_certificate_are_not_answered(tm
                     assert b"HTTP" not in await reader.read()
                 writer.close()
             assert await get(port, "/livez", shown(certs)) == (200, "ok\n")
-
-    asyncio.run(main())
-
-
-def test_a_new_certificate_is_shown_from_the_next_connection_on(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-
-    async def serial(port: int) -> str:
-        _, writer = await asyncio.open_connection(HOST, port, ssl=shown(certs), server_hostname=HOST)
-        found = writer.get_extra_info("peercert")["serialNumber"]
-        writer.close()
-        return str(found)
-
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (broker, port), asyncio.timeout(DEADLINE_S):
-            before = await serial(port)
-            write_broker(certs.authority, certs.path, 1, [HOST])
-            certificates_of(broker).look_now()
-            while await serial(port) == before:
-                pass
-
-    asyncio.run(main())
-
-
-def certificates_of(broker: Broker) -> http.Any:
-    import gc
-
-    from mq_broker.broker.server import _Broker
-
-    [found] = [each for each in gc.get_objects() if isinstance(each, _Broker) and each.address == broker.address]
-    return found._ports.certificates
-
-
-@pytest.mark.parametrize("said", [b"", LINE[:20]])
-def test_a_connection_that_asks_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(http, "LIFE_S", 1.0)
-    certs = Certs(tmp_path / "certs", 1)
-
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (_, port), asyncio.timeout(DEADLINE_S):
-            for tls in (None, shown(certs)):  # one that never begins the handshake, and one that has
-                name = HOST if tls is not None else None
-                # It may end before the handshake does. That nothing listens is another error, and fails
-                with contextlib.suppress(ConnectionResetError, ConnectionAbortedError, BrokenPipeError, ssl.SSLError):
-                    reader, writer = await asyncio.open_connection(HOST, port, ssl=tls, server_hostname=name)
-                    try:
-                        if tls is not None:
-                            writer.write(said)
-                        assert await reader.read() == b""
-                    finally:
-                        writer.close()
-
-    asyncio.run(main())
-
-
-def test_of_too_many_connections_the_oldest_ends_and_the_newest_is_answered(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (_, port), asyncio.timeout(DEADLINE_S):
-            held = [await asyncio.open_connection(HOST, port) for _ in range(http.CONNECTIONS_MAX + 1)]
-            with contextlib.suppress(ConnectionError):
-                assert await held[0][0].read() == b""
-            assert await get(port, "/livez", shown(certs)) == (200, "ok\n")
-            for _, writer in held:
-                writer.close()
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"no request at all\r\n\r\n",
-        b"GET /livez HTTP/1.1\r\nhost: b\r\nconnection: upgrade, close\r\nupgrade: websocket\r\n\r\n",
-    ],
-)
-def test_strangers_write_nothing_into_the_log(tmp_path: Path, said: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-
-    async def main() -> None:
-        async with secured(tmp_path, certs) as (_, port), asyncio.timeout(DEADLINE_S):
-            caplog.clear()
-            reader, writer = await asyncio.open_connection(HOST, port, ssl=shown(certs), server_hostname=HOST)
-            writer.write(said)
-            assert (await reader.read()).startswith(b"HTTP/1.1 ")
-            writer.close()
-            assert [record.getMessage() for record in caplog.records if record.name.startswith("uvicorn")] == []
 
     asyncio.run(main())

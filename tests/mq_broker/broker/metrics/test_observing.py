@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +12,7 @@ import pytest
 from mq_broker.broker.metrics import answering
 from mq_broker.broker.metrics import observing as observing_module
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, InvalidTopicName, Overloaded
+from mq_protocol.errors import InvalidRequest, InvalidTopicName
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.metrics.observed import observing, part, topic
 
@@ -196,48 +194,6 @@ def test_many_who_ask_at_once_cost_one_gathering_and_so_do_those_who_ask_soon_af
     asyncio.run(scenario())
 
 
-def test_others_have_their_turn_while_it_is_gathered_and_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing_module, "SLICE", 10)
-    monkeypatch.setattr(answering, "ROWS_AT_ONCE", 10)
-
-    async def scenario() -> None:
-        turns = 0
-
-        async def take_turns() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        observed = observing(tmp_path, *(part(number=number, cursors={"g": 10}) for number in range(100)))
-        others = asyncio.create_task(take_turns())
-        await observed._gather()
-        assert turns >= 20  # 100 partitions and as many cursors
-        gathered, turns = await observed.observation(), 0
-        await answering.answer(gathered, pb.PARTITIONS, ())
-        assert turns >= 10
-        others.cancel()
-
-    asyncio.run(scenario())
-
-
-def test_a_partition_that_is_closed_meanwhile_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing_module, "SLICE", 1)
-
-    async def scenario() -> None:
-        first, second = part(number=0, cursors={"g": 10, "h": 10}), part(number=1)
-
-        def close(_offset: int) -> Any:
-            first.serving, first.closed, second.closed = False, True, True
-            return 1, 1
-
-        first.lag = close
-        told = await asked(observing(tmp_path, first, second))
-        assert (list(told.partitions.partition), list(told.groups.group)) == ([0], ["g"])
-
-    asyncio.run(scenario())
-
-
 def test_cursors_beyond_the_bound_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(observing_module, "CURSORS_MAX", 3)
     parts = [part(number=number, cursors={"g": 10, "h": 10}) for number in range(3)]
@@ -272,17 +228,6 @@ def test_what_does_not_fit_one_answer_is_counted_and_can_be_asked_for(
     asyncio.run(scenario())
 
 
-def test_an_observation_that_takes_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(observing_module, "SLICE", 1)
-
-    async def scenario() -> None:
-        observed = observing(tmp_path, part())
-        with pytest.raises(Overloaded, match="ask again"):
-            await observed.observe(ALL, asyncio.get_running_loop().time() - 1)
-
-    asyncio.run(scenario())
-
-
 def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else who asks again and again with no patience has it begun anew each time, and it never ends."""
     monkeypatch.setattr(observing_module, "SLICE", 1)
@@ -309,47 +254,6 @@ def test_who_gives_up_does_not_end_the_gathering_for_others(tmp_path: Path, monk
     asyncio.run(scenario())
 
 
-def test_a_new_observation_is_told_anew(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        observed = observing(tmp_path, part())
-        before = await asked(observed)
-        observed._good_until = 0.0
-        after = await asked(observed)
-        assert after is not before
-        assert (after.partitions, after.now_us >= before.now_us) == (before.partitions, True)
-
-    asyncio.run(scenario())
-
-
-def test_a_disk_that_hangs_hides_nothing_else_and_is_asked_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(observing_module, "DISK_PATIENCE_S", 0.01)
-    hanging, asked_for = threading.Event(), []
-    statvfs = os.statvfs
-
-    def hang(path: Any) -> Any:
-        asked_for.append(path)
-        hanging.wait(10)
-        return statvfs(path)
-
-    monkeypatch.setattr(os, "statvfs", hang)
-
-    async def scenario() -> None:
-        observed = observing(tmp_path, part())
-        for _ in range(2):
-            told = await asked(observed)
-            assert (told.values["partitions_leader"], "disk_free_bytes" in told.values) == (1, False)
-            observed._good_until = 0.0
-        assert len(asked_for) == 1
-        hanging.set()
-        assert observed._room is not None
-        await observed._room
-        assert "disk_free_bytes" in (await asked(observed)).values
-
-    asyncio.run(scenario())
-
-
 def test_a_leader_tells_for_how_long_it_has_not_heard_of_whom(tmp_path: Path) -> None:
     parts = [part(number=0, isr=(1,), unheard_ms={2: 500, 3: 9_000}), part(number=1), part(number=2, unheard_ms={2: 1})]
     told = asyncio.run(told_by(tmp_path, *parts)).partitions
@@ -361,29 +265,3 @@ def test_a_disk_that_does_not_say_how_much_room_it_has_hides_nothing_else(tmp_pa
     told = asyncio.run(told_by(tmp_path / "gone", part()))
     assert "disk_free_bytes" not in told.values
     assert told.values["partitions_leader"] == 1
-
-
-def test_of_what_is_as_before_no_new_rows_are_kept(tmp_path: Path) -> None:
-    """They would be walked over by the collector of garbage, and let go of all at once."""
-
-    async def scenario() -> None:
-        observed = observing(tmp_path, part("a"), part("b", 0), part("b", 1), part("c"))
-        first = observed._newest = await observed._gather()
-        second = observed._newest = await observed._gather()
-        assert [now is then for now, then in zip(second.partitions, first.partitions, strict=True)] == [True] * 4
-        assert [now is then for now, then in zip(second.topics, first.topics, strict=True)] == [True] * 3
-        observed._shell = observing(tmp_path, part("a"), part("b", 0), part("b", 1, isr=(1,)), part("d"))._shell
-        third = await observed._gather()
-        assert [now is then for now, then in zip(third.partitions, first.partitions, strict=True)] == [
-            True, True, False, False
-        ]  # fmt: skip
-        assert [(row.topic, row.isr) for row in third.partitions[2:]] == [("b", (1,)), ("d", (1, 2, 3))]
-        assert [(row.name, row.led) for row in third.topics] == [("a", 1), ("b", 2), ("d", 1)]
-
-    asyncio.run(scenario())
-
-
-def test_bytes_that_no_scrub_has_read_are_counted_over_all_partitions(tmp_path: Path) -> None:
-    parts = (part("a", keeping=SimpleNamespace(unscrubbed_bytes=5)), part("b"),
-             part("c", keeping=SimpleNamespace(unscrubbed_bytes=7)))  # fmt: skip
-    assert asyncio.run(told_by(tmp_path, *parts)).values["unscrubbed_bytes"] == 12

@@ -244,18 +244,6 @@ def test_one_that_comes_later_catches_up_by_itself_and_then_shares() -> None:
     scenario(play)
 
 
-def test_in_the_middle_of_a_batch_the_whole_batch_is_sent_as_brokers_do() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
-        leader.append(2)
-        first = Client(fan_out).open(offset=0, credit=1)
-        await first.has(0)
-        second = Client(fan_out).open(offset=5)
-        await second.has(0, 10)
-        assert second.told[0].offset == 5
-
-    scenario(play)
-
-
 @pytest.mark.parametrize("how", ["it does not read", "it gives no credit"])
 def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tails, "KEPT_BYTES_MAX", 20_000)
@@ -282,21 +270,6 @@ def test_one_that_stalls_holds_up_nobody_and_goes_on_where_it_was(how: str, monk
         for client in (stalled, *others):
             await client.has(*range(0, 2_000, 10))
         await settled(lambda: len(leader.streams) == 1)
-
-    scenario(play)
-
-
-def test_a_quick_subscriber_of_a_tail_that_stood_still_is_not_held_up() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
-        leader.append(1)
-        still = Client(fan_out).open(earliest=True, credit=1)
-        await still.has(0)
-        quick = Client(fan_out).open(offset=10)
-        await quick.is_open()
-        leader.append(10_000)
-        await quick.has(*range(10, 100_010, 10))
-        still.say(credit=pb.SubscribeCredit(bytes=CREDIT))
-        await still.has(*range(0, 100_010, 10))
 
     scenario(play)
 
@@ -357,39 +330,6 @@ def test_one_that_never_reads_takes_no_memory_above_the_mark_and_holds_up_no_oth
     scenario(play, high=high)
 
 
-def test_what_a_leader_pushes_for_one_that_never_reads_is_little() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
-        leader.append(3_000)
-        stalled = Client(fan_out)
-        stalled.reading.clear()
-        stalled.open(earliest=True)
-        callers._caller.set("another")
-        other = Client(fan_out, "another").open(earliest=True)
-        await other.has(*range(0, 30_000, 10))
-        assert leader.bytes_out - 3_000_000 < 70_000
-        stalled.reading.set()
-        await stalled.has(*range(0, 30_000, 10))
-
-    scenario(play)
-
-
-def test_a_slow_one_reads_what_is_there_before_the_lost_records() -> None:
-    async def play(leader: Leader, fan_out: FanOut) -> None:
-        quick = await Client(fan_out).open(offset=0).is_open()
-        slow = await Client(fan_out).open(offset=0, credit=1).is_open()
-        leader.append(3)
-        await quick.has(0, 10, 20)
-        await slow.has(0)
-        lost = pb.PartitionOpened(topic="t", offset=50, active=True, error=to_wire(OffsetOutOfRange("lost", 50)))
-        leader.lose(lost)
-        await quick.until(lambda client: len(client.told) == 2)
-        slow.say(credit=pb.SubscribeCredit(bytes=CREDIT))
-        await slow.has(0, 10, 20)
-        assert len(slow.told) == 1
-
-    scenario(play)
-
-
 def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
     async def play(leader: Leader, fan_out: FanOut) -> None:
         clients = [await Client(fan_out).open(offset=0).is_open() for _ in range(3)]
@@ -405,26 +345,6 @@ def test_lost_records_are_told_once_and_it_goes_on_behind_them() -> None:
         for client in clients:
             await client.has(0, 50, 60)
             assert len(client.told) == 2
-
-    scenario(play)
-
-
-def test_records_that_were_dropped_while_it_stalled_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "KEPT_BYTES_MAX", 5_000)
-
-    async def play(leader: Leader, fan_out: FanOut) -> None:
-        stalled = await Client(fan_out).open(latest=True, credit=1).is_open()
-        other = await Client(fan_out).open(latest=True).is_open()
-        for number in range(30):
-            leader.append()
-            await other.until(lambda client, number=number: len(client.offsets) > number)  # type: ignore[misc]
-        await stalled.has(0)
-        leader.first = 20
-        stalled.say(credit=pb.SubscribeCredit(bytes=CREDIT))
-        await stalled.has(0, *range(200, 300, 10))
-        [_, gone] = stalled.told
-        assert isinstance(from_wire(gone.error), OffsetOutOfRange)
-        assert (gone.offset, gone.active) == (200, True)
 
     scenario(play)
 

@@ -15,9 +15,7 @@ from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.proxy.routing import ANY, GONE, Routing, place_of
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import LeaderName, NodeState
-from mq_broker.rpc import callers
 from mq_broker.rpc.service import RefusedBatch
-from mq_broker.security.names import Principal
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic, Unreachable
@@ -169,29 +167,6 @@ def test_a_call_goes_to_the_leader_if_none_is_named_or_that_one_is_gone() -> Non
         assert made.asked == [(2, "Settle")] * 3
         assert made.routing.to(0) == ANY  # type: ignore[arg-type]
         assert made.routing.to(-5) == GONE  # type: ignore[arg-type]
-
-    played(scenario)
-
-
-def test_a_topic_that_was_made_a_moment_ago_is_led() -> None:
-    async def scenario(made: Played) -> None:
-        made.leader = 2
-        await made.settle(topic="new")
-        await made.settle(topic="missing")  # another broker says what is wrong
-        assert made.asked[0] == (2, "Settle")
-        assert len(made.asked) == 2
-
-    played(scenario)
-
-
-def test_a_partition_that_was_added_a_moment_ago_is_led() -> None:
-    """The first of those that were added too: its number is the number of those that were known."""
-
-    async def scenario(made: Played) -> None:
-        made.leader, made.partitions_now = 2, 3
-        await made.settle(partition=2)
-        assert made.asked == [(2, "Settle")]
-        assert made.looks == 1, "it is asked who leads that partition"
 
     played(scenario)
 
@@ -351,27 +326,6 @@ def test_beyond_the_bound_nothing_more_is_held() -> None:
     played(scenario, hold_max=2 * REQUEST_BYTES)
 
 
-def test_a_user_may_hold_half_of_the_room_and_leaves_the_other_half() -> None:
-    async def scenario(made: Played) -> None:
-        made.leader = 0
-        callers._principal.set(Principal("User", "one"))
-        held = [asyncio.create_task(made.settle())]
-        await until(lambda: made.holding.bytes > 0)
-        with pytest.raises(NotLeader):
-            await made.settle()
-        callers._principal.set(Principal("User", "another"))
-        held.append(asyncio.create_task(made.settle()))
-        before = made.holding.bytes
-        await until(lambda: made.holding.bytes > before)
-        callers._principal.set(Principal("User", "a third"))
-        with pytest.raises(NotLeader):
-            await made.settle()
-        made.leader = 1
-        await asyncio.gather(*held)
-
-    played(scenario, hold_max=3 * REQUEST_BYTES)
-
-
 class Saying:
     """What a client says on a stream, one after another: `said` of it has been read."""
 
@@ -420,24 +374,6 @@ def test_a_batch_is_held_as_long_as_it_says_itself() -> None:
 
 async def _drop(_data: bytes) -> None:
     pass
-
-
-def test_a_batch_that_the_gate_has_refused_is_answered_before_another_one_comes() -> None:
-    async def scenario(made: Played) -> None:
-        going_on, heard = asyncio.Event(), list[bytes]()
-
-        async def says() -> AsyncIterator[Any]:
-            yield RefusedBatch(pb.ProduceHeader(topic="t"))
-            await going_on.wait()
-
-        async def send(data: bytes) -> None:
-            heard.append(data)
-            going_on.set()
-
-        await made.routing.converse(ANY, METHODS["Produce"], says(), None, send)
-        assert heard == [b"refused"]
-
-    played(scenario)
 
 
 def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:

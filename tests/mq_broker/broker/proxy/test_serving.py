@@ -13,11 +13,8 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.config import Role
-from mq_broker.broker.proxy.fan_out import FanOut
 from mq_broker.broker.proxy.holding import REQUEST_BYTES, Holding
-from mq_broker.coordination.interface import CoordinationEvent
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.measured import TOPIC_BYTES_OUT
 from mq_client import Admin, Consumer, Producer, Queue, Reader
 from mq_dev.certificates import write_broker
 from mq_dev.embedded_zookeeper import free_port
@@ -25,7 +22,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting, PermissionDenied, UnknownTopic, Unreachable
 from mq_protocol.transport import FORWARD_METADATA
 from tests.cluster.harness import wait_until
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, deafen, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
 from tests.mq_broker.broker.test_forwarding import (
     ETL,
     MALLORY,
@@ -141,34 +138,6 @@ def test_every_python_client_works_through_it_alone(zookeeper: str, tmp_path: Pa
     asyncio.run(main())
 
 
-def test_a_hundred_subscribers_take_from_the_leader_what_one_would(zookeeper: str, tmp_path: Path) -> None:
-    async def main() -> None:
-        former = every(FanOut)
-        async with (
-            proxied(zookeeper, tmp_path, secure=False) as made,
-            made.to((FORWARD_METADATA, made[2].address), at=ID) as client,
-            contextlib.AsyncExitStack() as undo,
-        ):
-            await client.produce("t", 0)
-            subscriptions = [await undo.enter_async_context(client.subscribing()) for _ in range(100)]
-            for subscription in subscriptions:
-                await subscription.open("t", latest=True)
-            for subscription in subscriptions:
-                await subscription.read_opened()
-            shared = new(FanOut, former)
-            await until(lambda: _is(lambda: shared._count == 1))
-            before = TOPIC_BYTES_OUT.rows().get(("t", "push"), 0)
-            for number in range(1, 11):
-                await client.produce("t", *range(number * 100, number * 100 + 100))
-            expected = [n for number in range(1, 11) for n in range(number * 100, number * 100 + 100)]
-            for subscription in subscriptions:
-                assert await subscription.read_numbers(1_000) == expected
-            sent = TOPIC_BYTES_OUT.rows()[("t", "push")] - before
-            assert sent == sum(stored.payload_bytes for stored, _ in subscriptions[0].batches)
-
-    asyncio.run(main())
-
-
 def every(kind: type[T]) -> list[T]:
     """Those in this process. While they are held here, none of a former test is let go and replaced by another."""
     gc.collect()
@@ -233,37 +202,6 @@ def test_rights_are_judged_here_and_there_by_the_users_own_name(zookeeper: str, 
             audit_log = tmp_path / "proxy" / "audit.log"
             await asyncio.to_thread(wait_until, lambda: ETL in audit_log.read_text(), "the proxy notes who was refused")
             assert sorted(each.name for each in (tmp_path / "proxy").iterdir()) == ["audit.log"]
-
-    asyncio.run(main())
-
-
-def test_rules_that_change_through_a_proxy_are_in_force_there_at_once(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def main() -> None:
-        async with (
-            proxied(zookeeper, tmp_path) as made,
-            made.to(at=ID, user="admin") as admin,
-            made.to(at=ID, user="etl") as etl,
-            made.to(at=1, user="admin") as one,
-            made.to(at=2, user="admin") as two,
-        ):
-            deafen(monkeypatch, CoordinationEvent.SECURITY_CHANGED, ID)
-            asks = pb.AclsRequest(principal=ETL)
-            elsewhere = pb.AclRule(
-                principal=ETL, operation="Write", kind="Topic", name="another"
-            )  # so streams are opened
-            await admin.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write"), elsewhere]))
-            await two.ask("Acls", asks)
-            await etl.produce("t", 1)
-            await one.ask("AlterAcls", pb.AlterAclsRequest(add=[rule("Write", who="*", deny=True)]))
-            await admin.ask("Acls", asks)
-            await one.ask("AlterAcls", pb.AlterAclsRequest(remove=[rule("Write", who="*", deny=True)]))
-            await two.ask("Acls", asks)
-            with pytest.raises(PermissionDenied, match="a rule denies it"):
-                await etl.produce("t", 2)
-            await admin.ask("Acls", asks)
-            await etl.produce("t", 2)
 
     asyncio.run(main())
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,14 @@ from mq_broker.broker import server
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.runtime import memory
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
-from mq_broker.rpc import service
-from mq_broker.rpc.service import path, sender
+from mq_broker.rpc.service import path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import Envelope, encode
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CLIENT_MESSAGE_BYTES_MAX, FETCH_CHUNK_BYTES, MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX
 from tests.mq_broker.broker.cluster import (
     DEADLINE_S,
-    FINGERPRINT,
     ProduceStream,
-    of_a_former_loop,
     rows,
     standalone,
     until,
@@ -82,38 +77,6 @@ def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
             async with held.sending("a", 60):
                 raise ConnectionResetError
         assert held.bytes == 0
-
-    asyncio.run(scenario())
-
-
-def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one_after_the_other() -> None:
-    async def scenario() -> None:
-        held = Held(100, callers_max=1)
-        entered: list[int] = []
-        leave = [asyncio.Event() for _ in range(6)]
-
-        async def send(number: int) -> None:
-            async with held.sending("a", 25) as room:
-                entered.append(number)
-                room.took(20)
-                await leave[number].wait()
-
-        sending = [asyncio.create_task(send(number)) for number in range(6)]
-        await turns()
-        assert (entered, held.bytes) == ([0, 1], 120), "the second one passes the mark, and no other"
-        sending[3].cancel()
-        leave[1].set()
-        await turns()
-        assert entered == [0, 1, 2]
-        leave[2].set()
-        await turns()
-        assert entered == [0, 1, 2, 4]
-        for each in leave:
-            each.set()
-        await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), DEADLINE_S)
-        assert (entered, held.bytes) == ([0, 1, 2, 4, 5], 0)
-        assert not held._waiting
-        assert not held._waiting_of
 
     asyncio.run(scenario())
 
@@ -206,18 +169,6 @@ def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_other()
         assert len(entered) == 3
         leave.set()
         await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
-
-    asyncio.run(scenario())
-
-
-def test_above_the_mark_what_is_read_for_a_caller_is_within_its_share_as_often_as_it_is_in_memory() -> None:
-    async def scenario() -> None:
-        share = 30 << 20
-        held = Held(4 * share, callers_max=4)
-        held.add("greedy", 4 * share + 1)
-        async with held.sending("modest", 1 << 30) as room:
-            assert room.bytes == 10 << 20
-            assert held.bytes == 5 * share + 1
 
     asyncio.run(scenario())
 
@@ -319,36 +270,6 @@ class _Watched(Held):
         self.most = max(self.most, self.bytes)
 
 
-def test_nothing_is_held_once_all_is_answered_and_all_streams_have_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "Held", _Watched)
-    payload = encode_batch(rows(*range(5_000)))
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", durability="memory")
-            async with broker.producing() as stream:
-                for _ in range(10):
-                    await stream.send("t", payload, 5_000)
-                for _ in range(10):
-                    assert not (await stream.result()).HasField("error")
-                await stream.send("t", payload, 5_000)
-                await stream.send("nobody", payload, 5_000)
-            await broker.fetch("t", 0, 50_000)
-            async with broker.subscribing() as subscription:
-                await subscription.open("t", earliest=True)
-                await subscription.read_numbers(5_000)
-            assert _Watched.one.most > len(payload)
-
-            async def nothing() -> bool:
-                return _Watched.one.bytes == 0
-
-            await until(nothing)
-
-    asyncio.run(scenario())
-
-
 @pytest.mark.parametrize("by", ["Fetch", "Subscribe"])
 def test_a_batch_that_is_larger_than_a_message_should_be_is_counted_whole_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
@@ -428,41 +349,6 @@ def test_above_the_mark_who_holds_it_waits_until_it_is_taken_and_others_go_on(
     asyncio.run(scenario())
 
 
-def test_clients_that_go_while_something_is_written_to_them_leave_nothing_held_and_no_page_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(server, "Held", _Watched)
-    payload = encode_batch(rows(*range(100_000)))
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", durability="memory")
-            async with broker.producing() as stream:
-                for _ in range(8):
-                    await stream.send("t", payload, 100_000)
-                    assert not (await stream.result()).HasField("error")
-            method: Any = broker.channel.unary_stream(path("Fetch"), None, None)
-            request = pb.FetchRequest(topic="t", end_offset=800_000, chunk_bytes_max=4 << 20).SerializeToString()
-            readers = [method(request) for _ in range(10)]
-
-            async def stuck() -> bool:
-                return _Watched.one.bytes > 10 * len(payload)
-
-            await until(stuck)
-            for reader in readers:
-                reader.cancel()
-
-            async def nothing() -> bool:
-                return _Watched.one.bytes == 0
-
-            await until(nothing)
-        assert [
-            record for record in caplog.records if record.levelno >= logging.ERROR and not of_a_former_loop(record)
-        ] == []
-
-    asyncio.run(scenario())
-
-
 async def _produced_by_another(address: str, offsets: range) -> None:
     """One by one, by a client with a connection of its own."""
     async with aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -471,52 +357,6 @@ async def _produced_by_another(address: str, offsets: range) -> None:
         for offset in offsets:
             await stream.send("t", encode_batch(rows(offset)), 1)
             assert (await stream.result()).base_offset == offset
-
-
-def test_a_client_that_reads_no_answers_holds_them_and_is_told_them_in_small_messages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "Held", _Watched)
-    count = 5_000
-
-    async def scenario() -> None:
-        read = asyncio.Event()
-
-        def slow(*of: Any) -> Any:
-            send = sender(*of)
-
-            async def send_once_read(message: Any) -> None:
-                await read.wait()
-                await send(message)
-
-            return send_once_read
-
-        monkeypatch.setattr(service, "sender", slow)
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", durability="memory")
-            call: Any = broker.channel.stream_stream(path("Produce"), None, None)()
-            refused = encode(Envelope(pb.ProduceHeader(topic="t", uuid=bytes(16), schema_fingerprint=FINGERPRINT)))
-            for _ in range(count):
-                await call.write(refused)
-            await call.done_writing()
-
-            async def all_are_held() -> bool:
-                return _Watched.one.bytes >= count * 1_000
-
-            await until(all_are_held)
-            read.set()
-            sizes: list[int] = []
-            while (data := await call.read()) is not aio.EOF:  # type: ignore[attr-defined]
-                sizes.append(len(pb.ProduceResponse.FromString(data).results))
-            assert sum(sizes) == count
-            assert max(sizes) <= 1_000
-
-            async def nothing() -> bool:
-                return _Watched.one.bytes == 0
-
-            await until(nothing)
-
-    asyncio.run(scenario())
 
 
 def test_a_batch_may_be_as_large_as_every_broker_takes_and_no_larger(tmp_path: Path) -> None:

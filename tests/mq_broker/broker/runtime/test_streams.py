@@ -3,50 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.runtime import streams
-from mq_broker.broker.runtime.streams import TURN_S, asked_of_each, in_turns, side_by_side, those, until_one_ends
+from mq_broker.broker.runtime.streams import asked_of_each, in_turns, side_by_side, those, until_one_ends
 from mq_broker.rpc.turns import Turns
 from mq_protocol.limits import YIELD_EVERY
-from tests.mq_broker.others import Others
 
 
 def quick(count: int) -> Iterator[int]:
     yield from range(count)
-
-
-def slow(count: int) -> Iterator[int]:
-    for number in range(count):
-        time.sleep(1.5 * TURN_S)
-        yield number
-
-
-@pytest.mark.parametrize(
-    ("elements", "turn_s", "turns"),
-    [
-        (quick(3 * YIELD_EVERY), 1_000.0, 3),
-        (quick(YIELD_EVERY - 1), 1_000.0, 0),
-        (slow(4), TURN_S, 4),
-    ],
-    ids=["after so many", "not before", "after a while, however few"],
-)
-def test_others_have_their_turn_while_a_list_is_worked_on(
-    elements: Iterator[int], turn_s: float, turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "TURN_S", turn_s)
-
-    async def scenario() -> None:
-        async with Others() as others:
-            found = [element async for element in in_turns(elements)]
-        assert found == list(range(len(found)))
-        assert others.turns == turns
-
-    asyncio.run(scenario())
 
 
 def test_long_work_on_a_request_rests_between_its_turns() -> None:
