@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 import click
-import pytest
 from click.testing import CliRunner, Result
 
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.coordination.file import FileCoordination
 from mq_cli.acl import acl
 from mq_cli.quota import quota
 from mq_client import AclRule, Admin
-from mq_client.errors import CoordinationUnavailable, InvalidRequest
+from mq_client.errors import InvalidRequest
 from tests.mq_broker.broker.cluster import Broker
 from tests.securing import HOST, Certs
 
 ETL = "User:etl"
-Run = Callable[..., Result]
 
 
 class Place:
@@ -63,29 +59,6 @@ def test_a_rule_about_a_name_that_nothing_can_have_is_refused(tmp_path: Path) ->
         with place.admin() as admin:
             assert admin.acls() == []
             admin.alter_acls(add=[AclRule(ETL, "Read", "Topic", "my ", prefix=True)])
-
-    beside(tmp_path, job)
-
-
-def test_what_is_no_principal_has_no_empty_list_of_rules(tmp_path: Path) -> None:
-    def job(place: Place) -> None:
-        told = "'etl' names no principal: write User:NAME, Group:NAME or Broker:ID. Did you mean 'User:etl'?"
-        for command, words in (
-            (acl, "list etl"),
-            (acl, "remove etl --all --yes"),
-            (acl, "check etl --read --topic t"),
-            (acl, "deny etl --read --topic t"),
-            (quota, "list etl"),
-            (quota, "delete etl"),
-            (quota, "set etl --produce 1MiB"),
-        ):
-            refused = place.run(words, command)
-            assert isinstance(refused.exception, click.UsageError), words
-            assert str(refused.exception) == told
-        with place.admin() as admin, pytest.raises(InvalidRequest, match=re.escape(told)):
-            admin.acls("etl")
-        for words in ("list '*'", "list Group:night", "list"):
-            assert place.run(words).exception is None
 
     beside(tmp_path, job)
 
@@ -151,32 +124,4 @@ def test_a_quota_of_somebody_unknown_or_of_a_superuser_is_warned_of(tmp_path: Pa
             said = place.run(f"set {who} --produce 1MiB/s", quota)
             assert (said.exception, said.stderr) == (None, warned), who
 
-    beside(tmp_path, job)
-
-
-def test_a_quota_that_is_set_or_taken_back_is_no_failure_though_nobody_can_be_warned_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is done already. An earlier release set quotas for names that have a star, of which nothing can be asked."""
-
-    async def of_an_earlier_release() -> None:
-        stored = FileCoordination(tmp_path / "data")
-        await stored.start(lambda _event: None)
-        await stored.security.write({"quotas": (-1, b'{"quotas":{"User:etl-*":{"produce":5}}}')})
-        await stored.stop()
-
-    def away(*_what: object) -> None:
-        raise CoordinationUnavailable("away")
-
-    def job(place: Place) -> None:
-        for who in ("'User:etl-*'", "User:unknown", "User:admin"):
-            taken = place.run(f"set {who} --produce default", quota)
-            assert (taken.exception, taken.return_value, taken.stderr) == (None, 0, ""), who
-        monkeypatch.setattr(Admin, "check_acl", away)
-        done = place.run(f"set {ETL} --produce 1MiB/s", quota)
-        assert (done.exception, done.return_value, done.stderr) == (None, 0, "")
-        with place.admin() as admin:
-            assert [each.principal for each in admin.quotas() if not each.built_in] == [ETL]
-
-    asyncio.run(of_an_earlier_release())
     beside(tmp_path, job)

@@ -105,11 +105,6 @@ def test_clients_dial_what_was_advertised_or_else_where_it_listens_by_this_machi
         assert config(anywhere).address(7) == f"{HERE}:7"
 
 
-def test_brokers_are_served_at_a_free_port_of_the_same_host_unless_another_place_is_given() -> None:
-    assert config("10.0.0.1:7400").peers_at == "10.0.0.1:0"
-    assert config(peer_listen="10.0.0.2:9").peers_at == "10.0.0.2:9"
-
-
 def test_brokers_dial_what_was_advertised_to_them_or_the_host_that_they_or_else_clients_are_told() -> None:
     assert config("10.0.0.1:7400").peer_address(8) == "10.0.0.1:8"
     assert config("10.0.0.1:7400", advertised="there:9").peer_address(8) == "10.0.0.1:8"
@@ -119,39 +114,11 @@ def test_brokers_dial_what_was_advertised_to_them_or_the_host_that_they_or_else_
     assert config(peer_advertised="elsewhere:5").peer_address(8) == "elsewhere:5"
 
 
-def test_links_are_held_at_a_free_port_of_the_host_of_other_brokers_unless_another_place_is_given() -> None:
-    assert config("10.0.0.1:7400").links_at == "10.0.0.1:0"
-    assert config(peer_listen="10.0.0.2:9").links_at == "10.0.0.2:0"
-    assert config(peer_listen="10.0.0.2:9", link_listen="10.0.0.3:7").links_at == "10.0.0.3:7"
-    assert config("10.0.0.1:7400").link_address(8) == "10.0.0.1:8"
-    assert config("0.0.0.0:7400", advertised="there:9", link_listen="0.0.0.0:0").link_address(8) == "there:8"
-    assert config(peer_advertised="elsewhere:5").link_address(8) == "elsewhere:8"
-    assert config("0.0.0.0:7400").link_address(8) == f"{HERE}:8"
-    assert config(link_listen="10.0.0.3:7").link_address(7) == "10.0.0.3:7"
-    assert config(link_listen="10.0.0.3:7", link_advertised="elsewhere:5").link_address(7) == "elsewhere:5"
-
-
 def test_a_broker_without_a_zookeeper_stands_alone() -> None:
     assert isinstance(config().make_coordination(), FileCoordination)
     assert isinstance(config(zookeeper="127.0.0.1:2181").make_coordination(), ZooKeeperCoordination)
     given: Any = object()
     assert config(zookeeper="127.0.0.1:2181", coordination=lambda: given).make_coordination() is given
-
-
-def test_clients_streams_are_held_at_a_free_port_of_the_host_of_clients_unless_another_place_is_given() -> None:
-    assert config("10.0.0.1:7400").streams_at == "10.0.0.1:0"
-    assert config("10.0.0.1:7400", stream_listen="10.0.0.3:7").streams_at == "10.0.0.3:7"
-    assert config("10.0.0.1:7400").stream_address(8, 7400) == "10.0.0.1:8"
-    assert config("0.0.0.0:7400").stream_address(8, 7400) == f"{HERE}:8"
-    assert config("0.0.0.0:7400", advertised="there:7400").stream_address(8, 7400) == "there:8"
-    assert config("0.0.0.0:7400", advertised="there:9", stream_listen="0.0.0.0:8").stream_address(8, 7400) == "there:8"
-    assert config("10.0.0.1:1", advertised="there:9", stream_listen="10.0.0.3:7").stream_address(7, 1) == "10.0.0.3:7"
-    assert config(stream_listen="10.0.0.3:7", stream_advertised="there:5").stream_address(7, 7400) == "there:5"
-
-
-def test_a_stream_port_behind_something_that_stands_before_the_clients_port_is_not_told() -> None:
-    assert config("127.0.0.1:7400", advertised="there:9").stream_address(8, 7400) == ""
-    assert config("127.0.0.1:0", advertised="there:9").stream_address(8, 30_000) == ""
 
 
 def test_clients_of_flight_are_told_the_host_of_its_port_or_what_stands_before_it() -> None:

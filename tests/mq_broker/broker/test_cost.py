@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,6 @@ import pytest
 from grpc import aio
 
 from mq_broker.broker.administration import topics as admin
-from mq_broker.broker.data import produce
 from mq_broker.broker.groups import cursors as groups
 from mq_broker.broker.transactions import coordinator as transactions
 from mq_broker.rpc.service import path
@@ -28,8 +26,7 @@ from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import encode_batch, schema_fingerprint, schema_to_bytes
-from mq_protocol.envelope import decode
+from mq_protocol.arrow import encode_batch, schema_fingerprint
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     BatchTooLarge,
@@ -134,75 +131,6 @@ def test_a_subscription_to_very_many_places_is_refused(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_subscription_to_as_many_places_as_are_allowed_costs_little(tmp_path: Path) -> None:
-    """None of them is there, and the client reads nothing: the worst that it may ask for."""
-    name = "t" * 200
-    places = [pb.SubscribePartition(topic=name, partition=number) for number in range(REQUEST_PLACES_MAX)]
-    data = pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=places)).SerializeToString()
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            async with measured() as cost:
-                call: Any = broker.channel.stream_stream(path("Subscribe"), None, None)()
-
-                async def ask_on() -> None:
-                    while True:
-                        await call.write(data)
-
-                asking = asyncio.create_task(ask_on())
-                await asyncio.wait({asking}, timeout=1.0)
-                await broker.metadata()
-                asking.cancel()
-                call.cancel()
-            assert cost.longest_hold_s < HOLD_S
-            assert cost.grown_bytes < GROWN_BYTES
-
-    asyncio.run(scenario())
-
-
-def test_a_question_about_all_partitions_of_a_large_topic_leaves_others_their_turn(tmp_path: Path) -> None:
-    numbers = list(range(REQUEST_PLACES_MAX))
-    spans = [pb.OffsetSpan(partition=number, end_offset=1 << 50, bytes_max=1 << 50) for number in numbers]
-    offsets = pb.ListOffsetsRequest(topic="t", partitions=numbers, spans=spans).SerializeToString()
-    positions = [pb.CursorPosition(topic="t", partition=number) for number in numbers]
-    cursors = pb.MoveCursorsRequest(group="g", kind="spark", positions=positions).SerializeToString()
-    purge = pb.PurgeRequest(positions=positions).SerializeToString()
-    places = [pb.TopicPartition(topic="t", partition=number) for number in numbers]
-    group = pb.DeleteGroupRequest(group="g", partitions=places).SerializeToString()
-    del positions, places, spans
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", partitions=3, durability="memory")
-            async with measured() as cost:
-                await ask(broker, "ListOffsets", offsets)
-                await ask(broker, "MoveCursors", cursors)
-                await ask(broker, "Purge", purge)
-                await ask(broker, "DeleteGroup", group)
-            assert cost.longest_hold_s < HOLD_S
-            assert cost.grown_bytes < GROWN_BYTES
-
-    asyncio.run(scenario())
-
-
-def test_a_filter_of_many_columns_of_a_wide_topic_leaves_others_their_turn(tmp_path: Path) -> None:
-    """Each of its words was looked for in all columns: a page of text took the loop three seconds."""
-    schema = pa.schema([(f"c{number}", pa.int64()) for number in range(4_000)])
-    topic = pb.CreateTopicRequest(name="wide", partitions=1, replicas=1, schema=schema_to_bytes(schema))
-    words = " or ".join(f"c{number}=1" for number in range(3_600, 4_000))[:4_000].rpartition(" or ")[0]
-    fetch = pb.FetchRequest(topic="wide", filter=words).SerializeToString()
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await ask(broker, "CreateTopic", topic.SerializeToString())
-            async with measured() as cost:
-                call: Any = broker.channel.unary_stream(path("Fetch"), None, None)(fetch)
-                assert await call.read() is aio.EOF  # type: ignore[attr-defined]
-            assert cost.longest_hold_s < HOLD_S
-
-    asyncio.run(scenario())
-
-
 def test_a_move_to_very_many_brokers_is_refused_before_they_are_looked_at(tmp_path: Path) -> None:
     """Numbers are a byte each, and the list was made, compared and written out whole: two seconds."""
     far = pb.StartMovesRequest(moves=[pb.PartitionMove(topic="t", target=[1] * 4_000_000)]).SerializeToString()
@@ -296,59 +224,6 @@ def test_a_batch_may_be_as_large_inside_as_its_topic_says_and_no_larger(tmp_path
     asyncio.run(scenario())
 
 
-def test_a_batch_that_is_small_only_while_it_is_compressed_is_not_checked_on_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    check, checked = produce.check_untrusted, []
-
-    def noting(*arguments: Any, **bounds: Any) -> int:
-        decoded_bytes = check(*arguments, **bounds)
-        checked.append((threading.current_thread() is threading.main_thread(), decoded_bytes))
-        return decoded_bytes
-
-    monkeypatch.setattr(produce, "check_untrusted", noting)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", schema=ZEROS, durability="memory")
-            for decoded_bytes in (1_000, 4 << 20):
-                assert not (await produce_zeros(broker, "t", zeros(decoded_bytes))).HasField("error")
-
-    asyncio.run(scenario())
-    assert [on_the_loop for on_the_loop, _ in checked] == [True, False]
-    assert checked[1][1] > produce.CHECK_INLINE_DECODED_BYTES_MAX
-
-
-def test_a_fetch_that_has_much_to_filter_goes_on_behind_others(tmp_path: Path) -> None:
-    """A chunk of small batches may hold gigabytes: filtered at once they kept everybody else from filtering for
-    minutes."""
-    payload = zeros(60 << 20)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("big", schema=ZEROS, durability="memory")
-            await broker.create_topic("small", schema=ZEROS, durability="memory")
-            for _ in range(12):
-                assert not (await produce_zeros(broker, "big", payload)).HasField("error")
-            await produce_zeros(broker, "small", zeros(1_000))
-            method: Any = broker.channel.unary_stream(path("Fetch"), None, None)
-            request = pb.FetchRequest(topic="big", start_offset=0, end_offset=12, filter="s = 'x'").SerializeToString()
-            async with measured() as cost:
-                greedy = method(request, timeout=60)
-                first = decode(await greedy.read(), pb.BatchesHeader).header.batches
-                assert 1 <= len(first) <= 4, "it answers after 256 MiB at the latest"
-                found = await broker.fetch("small", 0, 1, filter="s IS NOT NULL")
-                assert len(found) == 1
-                answered = list(first)
-                while (data := await greedy.read()) is not aio.EOF:  # type: ignore[attr-defined]
-                    answered += decode(data, pb.BatchesHeader).header.batches
-            assert [stored.base_offset for stored in answered] == list(range(12)), "every offset is answered, once"
-            assert cost.longest_hold_s < HOLD_S
-            assert cost.grown_bytes < 4 * (60 << 20), "a batch or two at a time, however many there are"
-
-    asyncio.run(scenario())
-
-
 # ------------------------------------------------------------------ answers
 
 
@@ -381,16 +256,6 @@ def test_topics_that_do_not_fit_one_answer_are_asked_for_by_others(
                 return client.list_topics(), listed, sorted(t.name for t in named.topics), list(named.unknown_topics)
 
             assert await asyncio.to_thread(told) == (names, names, names, ["nobody"])
-
-    asyncio.run(scenario())
-
-
-def test_more_names_than_one_question_may_have_are_asked_for_in_several(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            names = [f"t{number}" for number in range(REQUEST_TOPICS_MAX + 1)]
-            found = await asyncio.to_thread(Connection(broker.address).metadata, Deadline(20_000), topics=names)
-            assert sorted(found.unknown_topics) == sorted(names)
 
     asyncio.run(scenario())
 

@@ -126,30 +126,6 @@ def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(
     asyncio.run(main())
 
 
-def test_a_cursor_from_before_there_were_names_is_taken_over_and_a_deleted_one_is_free(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10))
-            await moved(broker, 4)
-        async with judging(tmp_path) as broker:
-            root, ann, bob = As(broker, ROOT), As(broker, ANN), As(broker, BOB)
-            for who in (ANN, BOB):
-                for kind in ("Topic", "Group"):
-                    await root.allow(pb.AclRule(principal=who, operation="Read", kind=kind, prefix=True))
-            await until(lambda: is_led_and_at(root, 4))
-            await moved(ann, 5)
-            with pytest.raises(PermissionDenied):
-                await moved(bob, 6)
-            places = [pb.TopicPartition(topic="t", partition=0)]
-            await root.ask("DeleteGroup", pb.DeleteGroupRequest(group="g", partitions=places))
-            await moved(bob, 6)
-            with pytest.raises(PermissionDenied):
-                await moved(ann, 7)
-
-    asyncio.run(main())
-
-
 def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
     async def main() -> None:
         async with with_both(tmp_path) as (_, ann, bob):

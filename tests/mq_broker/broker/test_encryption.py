@@ -6,8 +6,6 @@ import asyncio
 import json
 import signal
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from mq_broker.broker.host import shell
 from mq_broker.measured import ALARMS
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.key_file import KeyFile, read_key_file, write_key_file
-from mq_broker.storage.keyring import Keyring
 from mq_cli.cluster import cluster
 from mq_cli.health import health
 from mq_client import Admin, Producer
@@ -142,13 +139,6 @@ def test_a_topic_with_a_key_that_the_broker_lacks_is_not_made(tmp_path: Path, ke
     asyncio.run(scenario())
 
 
-def test_a_provider_that_is_away_does_not_say_that_a_key_is_missing(keys: Path) -> None:
-    ring = Keyring(f"file:{keys}")
-    assert (ring.lacks("orders"), ring.lacks("nokey")) == (False, True)
-    keys.unlink()
-    assert not ring.lacks("nokey")
-
-
 def test_a_broker_refuses_keys_that_are_of_no_use(tmp_path: Path, keys: Path) -> None:
     async def refused(encrypt: str, match: str) -> None:
         with pytest.raises(InvalidSetting, match=match):
@@ -182,13 +172,6 @@ def test_a_cluster_below_level_two_has_no_sealed_data(
                 pass
 
     asyncio.run(scenario())
-
-
-def test_cryptography_is_imported_where_it_is_used_alone() -> None:
-    program = (
-        "import sys, mq_broker.broker.server, mq_cli.storage, mq_cli.keys; assert 'cryptography' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 @pytest.mark.cluster

@@ -22,7 +22,7 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import CoordinationUnavailable
-from mq_protocol.flight import SERVICE, Wanted
+from mq_protocol.flight import SERVICE
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.pem import files_of_broker, read
 from tests.cluster.harness import wait_until
@@ -184,38 +184,6 @@ def test_a_topic_of_records_is_read_by_its_four_columns(tmp_path: Path) -> None:
     beside(tmp_path, job)
 
 
-def test_topics_are_listed_and_told_with_their_tickets(tmp_path: Path) -> None:
-    def job(served: Served) -> None:
-        with served.admin() as admin:
-            admin.create_topic("a", schema="n long")
-            admin.create_topic("t", partitions=3, schema=DDL)
-            admin.create_topic("tu")
-        listed = {json.loads(info.descriptor.command)["topic"]: info for info in served.client.list_flights()}
-        assert list(listed) == ["a", "t", "tu"]
-        assert [len(info.endpoints) for info in listed.values()] == [1, 3, 1]
-        assert [info.schema for info in listed.values()] == [pa.schema([("n", pa.int64())]), SCHEMA, RECORD_SCHEMA]
-        named = [json.loads(info.descriptor.command)["topic"] for info in served.client.list_flights(b"t")]
-        assert named == ["t", "tu"]
-        info = served.client.get_flight_info(flight.FlightDescriptor.for_path("t"))
-        assert [json.loads(each.ticket.ticket)["partition"] for each in info.endpoints] == [0, 1, 2]
-        assert {str(uri.uri.decode()) for each in info.endpoints for uri in each.locations} == {served.uri}
-        one = served.client.get_flight_info(flight.FlightDescriptor.for_path("t", "2"))
-        assert [json.loads(each.ticket.ticket)["partition"] for each in one.endpoints] == [2]
-        wanted = {"topic": "t", "columns": ["word"], "filter": "n > 3", "end": 0}
-        told = served.client.get_flight_info(flight.FlightDescriptor.for_command(json.dumps(wanted)))
-        assert told.schema == pa.schema([SCHEMA.field("word")])
-        assert {key: json.loads(told.endpoints[1].ticket.ticket)[key] for key in wanted} == wanted
-        assert served.client.do_get(told.endpoints[1].ticket).read_all().num_rows == 0
-        assert served.client.get_schema(flight.FlightDescriptor.for_path("t")).schema == SCHEMA
-        with served.admin() as admin:
-            admin.delete_topic("t")
-            admin.create_topic("t", schema=DDL)
-        with pytest.raises(pa.ArrowKeyError, match="was deleted and made again"):
-            served.client.do_get(told.endpoints[0].ticket).read_all()
-
-    beside(tmp_path, job)
-
-
 def test_many_columns_of_many_partitions_are_told_of_one_partition_at_a_time(tmp_path: Path) -> None:
     columns = [f"{'column' * 20}{number}" for number in range(300)]
 
@@ -326,27 +294,6 @@ def test_a_message_above_64_kib_is_not_taken(tmp_path: Path) -> None:
         with pytest.raises(pa.ArrowException, match="larger than max"):
             served.client.do_get(flight.Ticket(b" " * FLIGHT_REQUEST_BYTES_MAX)).read_all()
         assert served.table().num_rows == 1
-
-    beside(tmp_path, job)
-
-
-def test_a_broker_without_the_option_serves_no_flight_and_one_with_it_serves_health_there(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()
-        with pytest.raises(pa.ArrowNotImplementedError):
-            await asyncio.to_thread(lambda: list(flight.connect(f"grpc+tcp://{broker.address}").list_flights()))
-        await broker.stop()
-
-    asyncio.run(scenario())
-
-    def job(served: Served) -> None:
-        with grpc.insecure_channel(served.uri.removeprefix("grpc+tcp://")) as channel:
-            check = channel.unary_unary("/grpc.health.v1.Health/Check", None, None)
-            assert check(b"", timeout=30) == b"\x08\x01"
-            fetch = channel.unary_stream("/tritonmq.v1.Broker/Fetch", None, None)
-            with pytest.raises(grpc.RpcError) as error:
-                list(fetch(b"", timeout=30))
-            assert error.value.code() is grpc.StatusCode.UNIMPLEMENTED  # type: ignore[attr-defined]
 
     beside(tmp_path, job)
 
@@ -491,8 +438,3 @@ def test_bytes_that_are_read_count_for_the_quota_of_who_reads_them(tmp_path: Pat
             assert sum(QUOTA_WAITS.rows().values()) > before
 
     secured(tmp_path, job)
-
-
-def test_the_service_is_called_as_arrows_is() -> None:
-    assert SERVICE == "arrow.flight.protocol.FlightService"
-    assert json.loads(Wanted("t", 0).to_bytes()) == {"topic": "t", "partition": 0}

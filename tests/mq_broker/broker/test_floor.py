@@ -17,7 +17,7 @@ from kazoo.client import KazooClient
 from kazoo.security import OPEN_ACL_UNSAFE
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.administration.floor import Floor, offered_by
+from mq_broker.broker.administration.floor import Floor
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination import documents as documents_of
 from mq_broker.coordination.credential import Credential
@@ -30,7 +30,7 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
 from mq_protocol.versions import ours
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
+from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_versions import Registered
 from tests.mq_broker.coordination.wire import Heard
@@ -56,15 +56,6 @@ async def does_not_start(config: BrokerConfig, error: type[Exception], match: st
             await broker.start()
     finally:
         await broker.abandon()
-
-
-async def ended(broker: Broker) -> BaseException | None:
-    """What a broker ended with by itself."""
-    assert broker._task is not None
-    await asyncio.wait({broker._task}, timeout=DEADLINE_S)
-    assert broker._task.done(), "it still runs"
-    task, broker._task = broker._task, None
-    return task.exception()
 
 
 def a_broker(number: int, data: Path, make: Make, **settings: Any) -> BrokerConfig:
@@ -201,109 +192,6 @@ async def _live(root: Broker, count: int) -> bool:
     return len((await root.metadata()).brokers) == count
 
 
-class Relay:
-    """Owns a port that leads to ZooKeeper, while it is `open`."""
-
-    def __init__(self, hosts: str) -> None:
-        host, _, port = hosts.rpartition(":")
-        self._to = host, int(port)
-        self._open = True
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
-
-    async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, HOST, 0)
-        return f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
-
-    def cut(self) -> None:
-        self._open = False
-        for writer in self._writers:
-            writer.close()
-
-    def mend(self) -> None:
-        self._open = True
-
-    async def stop(self) -> None:
-        self.cut()
-        if self._server is not None:
-            self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if not self._open:
-            writer.close()
-            return
-        there, back = await asyncio.open_connection(*self._to)
-        self._writers |= {writer, back}
-        await asyncio.gather(_copy(reader, back), _copy(there, writer))
-
-
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65_536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
-
-
-@pytest.mark.cluster
-@pytest.mark.usefixtures("named")
-def test_a_broker_that_was_cut_off_while_the_floor_was_raised_stops_when_it_hears_of_it(
-    zookeeper: str, tmp_path: Path
-) -> None:
-    """It is not registered again, not for a moment: the floor is read first."""
-
-    async def main() -> None:
-        async with contextlib.AsyncExitStack() as undo:
-            relay = Relay(zookeeper)
-            hosts = await relay.start()
-            undo.push_async_callback(relay.stop)
-            direct = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
-            through = lambda: ZooKeeperCoordination(hosts, 3_000, root=f"/{tmp_path.name}")  # noqa: E731
-            first = a_broker(1, tmp_path / "1", direct, authorize=True)
-            (broker,) = await undo.enter_async_context(running(first))
-            cut_off = Broker(a_broker(2, tmp_path / "2", through))
-            undo.push_async_callback(cut_off.abandon)
-            await cut_off.start()
-            await until(lambda: _live(broker, 2))
-            relay.cut()
-            await until(lambda: _live(broker, 1))
-            await As(broker, ROOT).ask("AlterSecurityFloor", alter(add=("authorize",)))
-            watching = KazooClient(zookeeper)
-            undo.callback(watching.close)
-            undo.callback(watching.stop)
-            await asyncio.to_thread(watching.start)
-            registered: list[list[str]] = []
-            watching.ChildrenWatch(f"/{tmp_path.name}/brokers/live")(registered.append)
-            relay.mend()
-            error = await ended(cut_off)
-            assert isinstance(error, InvalidSetting), error
-            assert "this broker does not offer authorize" in str(error)
-            assert registered == [["1"]]
-
-    asyncio.run(main())
-
-
-@pytest.mark.cluster
-@pytest.mark.usefixtures("named")
-def test_a_broker_that_runs_below_the_floor_stops(zookeeper: str, tmp_path: Path) -> None:
-    """As if it had been registered just when the floor was raised."""
-
-    async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
-        async with contextlib.AsyncExitStack() as undo:
-            below = Broker(a_broker(2, tmp_path / "2", make))
-            undo.push_async_callback(below.abandon)
-            await below.start()
-            other = make()
-            undo.push_async_callback(other.stop)
-            await other.start(Heard())
-            await other.security.write({"floor": (-1, b'{"demands":["authorize"]}')})
-            error = await ended(below)
-            assert isinstance(error, InvalidSetting), error
-
-    asyncio.run(main())
-
-
 @pytest.mark.cluster
 def test_nodes_that_others_may_write_are_refused_where_the_floor_demands_it(zookeeper: str, tmp_path: Path) -> None:
     credential = tmp_path / "zookeeper.auth"
@@ -403,41 +291,6 @@ def test_what_a_newer_release_demands_is_offered_by_nobody_and_can_be_taken_away
     assert found.missing(secure) == ["quantum"]
     with pytest.raises(InvalidSetting, match="'quantum' is unknown to this release"):
         found.check_here(secure)
-
-
-SECURED = BrokerRegistration(
-    1,
-    1,
-    "h:1",
-    peer_address="h:2",
-    tls_address="h:1",
-    tls_peer_address="h:2",
-    tls_link_address="h:3",
-    tls_stream_address="h:4",
-)
-
-
-@pytest.mark.parametrize(
-    ("registration", "offers"),
-    [
-        (BrokerRegistration(1, 1, "h:1", peer_address="h:2"), set()),  # as release 0.2.0 has it
-        (BrokerRegistration(1, 1, "h:1", tls_address="h:2"), set()),  # with --also-plaintext
-        (BrokerRegistration(1, 1, "h:1", tls_address="h:1"), {"tls"}),
-        (SECURED, {"tls"}),
-        (dataclasses.replace(SECURED, token_address="h:9"), {"tls"}),
-        (dataclasses.replace(SECURED, address="h:9"), set()),
-        (dataclasses.replace(SECURED, peer_address="h:9"), set()),
-        (dataclasses.replace(SECURED, tls_peer_address=""), set()),
-        (dataclasses.replace(SECURED, link_address="h:9"), set()),
-        (dataclasses.replace(SECURED, stream_address="h:9"), set()),
-        (dataclasses.replace(SECURED, plain_http=True), set()),
-        (dataclasses.replace(SECURED, flight_address="h:9"), set()),
-        (dataclasses.replace(SECURED, tls_flight_address="h:9"), {"tls"}),
-        (BrokerRegistration(1, 1, "h:1", judges=True, zookeeper_auth=True), {"authorize", "zk_auth"}),
-    ],
-)
-def test_what_a_registration_offers(registration: BrokerRegistration, offers: set[str]) -> None:
-    assert offered_by(registration) == offers
 
 
 @pytest.mark.parametrize(

@@ -7,32 +7,23 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pytest
 from grpc import aio
 
-from mq_broker.broker import BrokerConfig, server
-from mq_broker.broker.forwarding import Forwarding
-from mq_broker.broker.runtime.memory import Held
+from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.measured import FORWARDED, STREAMS
-from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.server import listen
 from mq_broker.rpc.service import path
 from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.envelope import decode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
-    IncompatibleVersion,
     InvalidRequest,
     NotLeader,
     PeerRefused,
@@ -40,12 +31,10 @@ from mq_protocol.errors import (
     TritonMQError,
     Unreachable,
 )
-from mq_protocol.methods import BROKER
 from mq_protocol.pem import CA_FILE
 from mq_protocol.transport import FORWARD_METADATA
-from mq_protocol.versions import ours
 from tests.mq_broker.broker.by_token import Header, Shown, _Headed
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, unpack, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
 from tests.mq_broker.broker.test_taking_rights_away import ended, rule
 from tests.securing import HOST, Certs
 
@@ -233,66 +222,6 @@ def test_a_broker_that_is_not_there_is_as_one_that_cannot_be_reached(zookeeper: 
     asyncio.run(main())
 
 
-class OfAnOlderRelease(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    """What a peer port of 0.2.0 has for calls that are passed on: nothing."""
-
-    def __init__(self, *_: object) -> None: ...
-
-    def service(self, _details: grpc.HandlerCallDetails) -> None:
-        return None
-
-
-def test_a_broker_of_an_older_release_is_named_and_who_asks_it_directly_notices_nothing(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "ForwardedHandlers", OfAnOlderRelease)
-
-    async def main() -> None:
-        async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two, made.to(at=2) as directly:
-            older = "broker 2 takes no calls that are passed on: it runs an older release. Upgrade it"
-            with pytest.raises(Unreachable, match=older):
-                await two.ask("Observe", pb.ObserveRequest())
-            with pytest.raises(Unreachable, match=older):
-                await two.fetch("t", 0, 1)
-
-            async def streams_are_refused() -> bool:
-                async with two.subscribing() as subscription:
-                    await subscription.open("t")
-                    said = str(await ended(subscription.call))
-                # gRPC may lose the words of a call that ends while it is being written to
-                assert older in said or said.endswith("Internal error from Core")
-                return older in said
-
-            await until(streams_are_refused)
-            await directly.produce("t", 1)
-            assert await directly.numbers("t") == [1]
-
-    asyncio.run(main())
-
-
-def test_a_client_that_asks_for_it_refuses_a_broker_of_an_older_release() -> None:
-    """Which would answer everything itself."""
-
-    def metadata(_data: bytes, _context: Any) -> bytes:
-        mine = ours()
-        versions = {"protocol": mine.protocol, "protocol_oldest": mine.protocol_oldest, "release": "0.2.0"}
-        return pb.MetadataResponse(**versions).SerializeToString()  # type: ignore[arg-type]
-
-    older = grpc.server(ThreadPoolExecutor(1))
-    methods = {"Metadata": grpc.unary_unary_rpc_method_handler(metadata)}
-    older.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BROKER.name, methods),))
-    port = older.add_insecure_port(f"{HOST}:0")
-    older.start()
-    try:
-        with (
-            Admin(f"{HOST}:{port}", forward=True) as admin,
-            pytest.raises(IncompatibleVersion, match=r"0\.2\.0.* does not pass on"),
-        ):
-            admin.list_topics()
-    finally:
-        older.stop(0)
-
-
 def test_a_stream_that_the_client_breaks_off_ends_at_both_brokers(zookeeper: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
@@ -444,103 +373,5 @@ def test_a_right_that_is_taken_away_is_gone_on_streams_that_are_passed_on(zookee
                     return not (await stream.result()).HasField("error")
 
                 await until(writes_again)
-
-    asyncio.run(main())
-
-
-# ------------------------------------------------------------------ bounds
-
-
-class Renewing(Dialling):
-    """Of a broker whose certificate is replaced. Owns what was dialled."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generation, self.dialled = 1, list[aio.Channel]()
-
-    def way(self, address: str) -> int:
-        return self.generation
-
-    def dial(self, address: str) -> aio.Channel:
-        self.dialled.append(super().dial(address))
-        return self.dialled[-1]
-
-    def open(self) -> list[bool]:
-        return [channel.get_state() is not grpc.ChannelConnectivity.SHUTDOWN for channel in self.dialled]
-
-
-def test_a_channel_of_a_former_certificate_is_closed_once_nothing_goes_by_it() -> None:
-    watch, observe = BROKER.methods["WatchOffsets"], BROKER.methods["Observe"]
-
-    async def watched(_data: bytes, context: Any) -> None:
-        await context.write(b"first")
-        await asyncio.get_running_loop().create_future()
-
-    async def observed(data: bytes, _context: Any) -> bytes:
-        return data
-
-    async def main() -> None:
-        there, port = listen(f"{HOST}:0")
-        methods = {
-            "WatchOffsets": grpc.unary_stream_rpc_method_handler(watched),
-            "Observe": grpc.unary_unary_rpc_method_handler(observed),
-        }
-        there.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(BROKER.name, methods),))
-        await there.start()
-        cluster: Any = SimpleNamespace(peer_address=lambda _to: f"{HOST}:{port}")
-        dialling, first = Renewing(), asyncio.Event()
-        forwarding = Forwarding(cluster, PeerProof(1, 1, "c", bytes(32)), dialling, Held(1 << 20))
-
-        async def heard(_data: bytes) -> None:
-            first.set()
-
-        async def ask() -> bytes:
-            return await forwarding.ask(2, observe, b"asked", asyncio.get_running_loop().time() + DEADLINE_S)
-
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                assert [await ask(), await ask()] == [b"asked"] * 2
-                stream = asyncio.create_task(forwarding.answers(2, watch, b"", None, heard))
-                await first.wait()
-                dialling.generation = 2
-                assert await ask() == b"asked"
-                assert dialling.open() == [True, True], "the stream goes on"
-                stream.cancel()
-                await asyncio.wait({stream})
-                assert dialling.open() == [False, True]
-                dialling.generation = 3
-                assert await ask() == b"asked"
-                assert dialling.open() == [False, False, True]
-        finally:
-            await forwarding.close()
-            await there.stop(0)
-        assert not any(dialling.open())
-
-    asyncio.run(main())
-
-
-def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookeeper: str, tmp_path: Path) -> None:
-    batches, batch_rows = 40, 60_000
-    some_messages = 16 << 20
-
-    async def main() -> None:
-        async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
-            for number in range(batches):
-                await two.produce("t", *range(number * batch_rows, (number + 1) * batch_rows))
-            end = batches * batch_rows
-            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=end)
-            fetch: Any = two.channel.unary_stream(path("Fetch"), None, None)
-            slow = fetch(request.SerializeToString())
-            first = unpack(decode(await slow.read(), pb.BatchesHeader))
-            found = await two.fetch("t", 0, end)
-            assert sum(stored.record_count for stored, _ in found) == end, "another one is not held up"
-            async with made.to() as one:
-                held = (await one.ask("Observe", pb.ObserveRequest())).values["client_memory_bytes"]
-            assert 0 < held <= some_messages
-            assert sum(stored.payload_bytes for stored, _ in found) > 2 * some_messages
-            left = [*first]
-            while (data := await slow.read()) is not aio.EOF:  # type: ignore[attr-defined]
-                left += unpack(decode(data, pb.BatchesHeader))
-            assert left == found
 
     asyncio.run(main())

@@ -4,10 +4,8 @@ keeps."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -153,47 +151,6 @@ def test_a_client_that_reads_nothing_gives_its_lock_up() -> None:
 
     with pytest.raises(LockLost, match=r"the client has read nothing for 0\.01 s"):
         asyncio.run(_say(pb.LockResponse(), reads_nothing, 0.01))
-
-
-@pytest.mark.parametrize("first", [True, False], ids=["held", "waiting"])
-def test_a_stream_has_ended_all_that_it_began_before_its_place_is_left(first: bool) -> None:
-    ended: list[str] = []
-
-    class Place:
-        async def first(self, _wait_s: float) -> int:
-            return 1 if first else await self._until_cancelled()
-
-        async def hold(self) -> None:
-            await self._until_cancelled()
-
-        async def _until_cancelled(self) -> int:
-            try:
-                await asyncio.Event().wait()
-            finally:
-                with contextlib.suppress(asyncio.CancelledError):
-                    for _ in range(5):
-                        await asyncio.sleep(0)
-                ended.append("wait")
-            return 0
-
-        async def leave(self) -> None:
-            ended.append("left")
-
-    class Service:
-        lock_silence_ms = 10
-
-        async def queue_for_lock(self, _name: str) -> Place:
-            return Place()
-
-    async def main() -> None:
-        service: Any = Service()
-        stream = Stream(Locks(service), wanted())
-        for _ in range(3):
-            await stream.answers.get()
-        await stream.finish()
-        assert ended == ["wait", "left"]
-
-    asyncio.run(main())
 
 
 def test_a_lock_whose_holder_reads_nothing_any_more_is_lost_and_says_so(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ usable."""
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from pathlib import Path
 
@@ -52,24 +51,6 @@ def test_a_broker_may_allow_shorter_topic_names_only(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_a_topic_that_has_its_name_from_former_rules_stays_usable(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1)
-        document = tmp_path / "coordination.json"
-        kept = json.loads(document.read_text())
-        [topic] = kept["topics"]
-        topic["name"] = UNSEEN
-        document.write_text(json.dumps(kept))
-        async with standalone(tmp_path) as broker:
-            assert await until(lambda: broker.numbers(UNSEEN)) == [1]
-            await broker.produce(UNSEEN, 2)
-            await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name=UNSEEN))
-
-    asyncio.run(scenario())
-
-
 def test_a_group_and_its_members_have_names_that_nobody_mistakes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -89,29 +70,6 @@ def test_a_group_and_its_members_have_names_that_nobody_mistakes(tmp_path: Path)
                     await stream.open("t", group="g", member=member)
                     with pytest.raises(aio.AioRpcError, match="member id"):
                         await stream.read_opened()
-
-    asyncio.run(scenario())
-
-
-def test_a_group_that_has_its_name_from_former_rules_stays_usable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1, 2)
-            for offset in (0, 1):
-                place = pb.CursorPosition(topic="t", partition=0, offset=offset)
-                request = pb.MoveCursorsRequest(group=UNSEEN, kind="consumer", reset=True, positions=[place])
-                with monkeypatch.context() as former:
-                    if offset == 0:
-                        former.setattr("mq_broker.broker.groups.cursors.check_new_group_name", lambda _name: None)
-                    moved = await broker.ask("MoveCursors", request)
-                assert not moved.partitions[0].HasField("error"), moved
-            async with broker.subscribing() as stream:
-                await stream.open("t", group=UNSEEN, member="m")
-                [opened] = await stream.read_opened()
-                assert (opened.offset, opened.active) == (1, True)
 
     asyncio.run(scenario())
 

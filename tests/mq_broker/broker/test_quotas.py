@@ -26,7 +26,6 @@ from mq_protocol.errors import (
     QuotaExceeded,
     TritonMQError,
 )
-from mq_protocol.limits import REPLICAS_MAX
 from mq_protocol.quotas import Quota
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker import principals
@@ -121,17 +120,6 @@ def test_a_producer_that_is_held_back_until_its_time_is_over_is_told_of_quotas(t
             await limit(broker, "User:ANONYMOUS", produce=1)
             await asyncio.to_thread(publish, broker.address)
             await unlimit(broker, "User:ANONYMOUS", "produce")
-
-    asyncio.run(main())
-
-
-def test_several_streams_of_one_user_share_its_rate(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, greedy, _):
-            await limit(root, GREEDY, produce=8 * ROW_BYTES)
-            began = time.monotonic()
-            await asyncio.gather(*(write(greedy, 6) for _ in range(4)))
-            assert time.monotonic() - began > 1.2, "24 batches, eight a second"
 
     asyncio.run(main())
 
@@ -304,53 +292,6 @@ def test_topics_and_partitions_count_for_who_made_them(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
-def test_topics_that_are_asked_for_together_count_one_after_the_other(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, greedy, _):
-            await limit(root, GREEDY, topics=3, partitions=5)
-            await greedy.create_topic("a", partitions=1)
-            request = pb.CreateTopicsRequest(
-                topics=[
-                    pb.CreateTopicRequest(name=name, partitions=partitions, replicas=1)
-                    for name, partitions in (("b", 3), ("c", 2), ("d", 1), ("e", 1))
-                ]
-            )
-            request.topics.insert(0, pb.CreateTopicRequest(name="wide", partitions=2, replicas=REPLICAS_MAX))
-            answer = await greedy.ask("CreateTopics", request)
-            assert [(made.name, made.error.code) for made in answer.topics] == [
-                ("wide", pb.NOT_ENOUGH_BROKERS),  # and takes nothing from those behind it
-                ("b", 0),
-                ("c", pb.QUOTA_EXCEEDED),
-                ("d", 0),
-                ("e", pb.QUOTA_EXCEEDED),
-            ]
-            told = await root.metadata()
-            assert {"a", "b", "d"} == {topic.name for topic in told.topics} - {"t"}
-
-    asyncio.run(main())
-
-
-def test_topics_that_are_asked_for_at_once_in_several_requests_count_together(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, greedy, _):
-            await limit(root, GREEDY, topics=3)
-            requests = [
-                pb.CreateTopicsRequest(
-                    topics=[pb.CreateTopicRequest(name=name, partitions=1, replicas=1) for name in names]
-                )
-                for names in (("a", "b"), ("c", "d"))
-            ]
-            alone = asyncio.gather(greedy.create_topic("e"), return_exceptions=True)
-            answers = await asyncio.gather(*(greedy.ask("CreateTopics", request) for request in requests))
-            refused = [isinstance(each, QuotaExceeded) for each in await alone]
-            refused += [made.error.code == pb.QUOTA_EXCEEDED for answer in answers for made in answer.topics]
-            assert (len(refused), refused.count(True)) == (5, 2)
-            told = await root.metadata()
-            assert len({topic.name for topic in told.topics} - {"t"}) == 3
-
-    asyncio.run(main())
-
-
 def test_superusers_have_no_quotas_and_may_lift_the_lowest(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, _):
@@ -408,18 +349,5 @@ def test_quotas_outlast_the_broker_and_hold_where_rights_are_not_judged(tmp_path
             await until(is_in_force)
             await unlimit(broker, "User:ANONYMOUS", "requests")
             await asyncio.gather(*(broker.metadata("t") for _ in range(6)))
-
-    asyncio.run(main())
-
-
-def test_a_denied_request_counts_too(tmp_path: Path) -> None:
-    """Else whoever has no right could ask without end."""
-
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            stranger = As(broker, "User:stranger")
-            await limit(As(broker, ROOT), "*", requests=1)
-            answers = await asyncio.gather(*(stranger.end("t") for _ in range(6)), return_exceptions=True)
-            assert sorted(type(answer).__name__ for answer in answers) == ["Overloaded"] * 4 + ["UnknownTopic"] * 2
 
     asyncio.run(main())

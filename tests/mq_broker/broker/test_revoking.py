@@ -8,16 +8,14 @@ import json
 import time
 from pathlib import Path
 
-import click
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from cryptography import x509
 from grpc import aio
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_cli.acl import acl
 from mq_cli.cert import cert
 from mq_client import AclRule, Admin, Producer, Security
 from mq_client.errors import InvalidRequest, NotAuthenticated
@@ -157,105 +155,6 @@ def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_start_k
         async with judging(tmp_path) as again:
             with pytest.raises(NotAuthenticated):
                 await As(again, ETL).metadata("t")
-
-    asyncio.run(main())
-
-
-@pytest.mark.usefixtures("named")
-def test_a_pattern_that_an_earlier_release_revoked_is_taken_back_and_no_other_is_revoked(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = FileCoordination(tmp_path)
-        async with served(tmp_path, coordination=lambda: store) as (root, _):
-            await store.security.write({"revoked": (-1, b'{"names":["User:etl-*"],"serials":[]}')})
-            with pytest.raises(InvalidRequest, match=r"no name of a user or group has a \*"):
-                await root.ask("Revoke", pb.RevokeRequest(add=["User:other-*"]))
-            told = await root.ask("Revoke", pb.RevokeRequest(remove=["User:etl-*"]))
-            assert (told.added, told.removed) == (0, 1)
-            assert not (await root.ask("Revoked", pb.RevokedRequest())).entries
-
-    asyncio.run(main())
-
-
-def test_the_commands_say_where_rights_are_not_judged(tmp_path: Path) -> None:
-    async def main() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()
-        try:
-            await asyncio.to_thread(job, broker.address)
-        finally:
-            await broker.stop()
-
-    def job(address: str) -> None:
-        with Admin(address) as admin:
-            assert admin.without_names() == (address,)
-        for command, words in (
-            (acl, ["allow", ETL, "--read", "--topic", "t"]),
-            (acl, ["list"]),
-            (acl, ["check", ETL, "--read", "--topic", "t"]),
-            (acl, ["remove", ETL, "--all", "--yes"]),
-            (cert, ["revoke", ETL]),
-        ):
-            said = CliRunner().invoke(command, [*words, "--bootstrap", address], standalone_mode=False)
-            assert f"rights are not judged at {address}" in said.output, (words, said.output, said.exception)
-
-    asyncio.run(main())
-
-
-@pytest.mark.usefixtures("named")
-def test_the_commands_say_nothing_of_it_where_they_are(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with judging(tmp_path, superusers=("User:ANONYMOUS",)) as broker:
-            said = await asyncio.to_thread(
-                CliRunner().invoke, cert, ["revoke", ETL, "aff01", "--bootstrap", broker.address], standalone_mode=False
-            )
-            assert said.stdout == "User:etl\naff01\n2 revoked\n"
-            assert "no broker has seen User:etl since it started, and no rule names it\n" in said.stderr
-            assert "no broker has seen the serial aff01 since it started" in said.stderr
-            said = await asyncio.to_thread(
-                CliRunner().invoke, cert, ["revoke", "--list", "--bootstrap", broker.address], standalone_mode=False
-            )
-            assert said.output == "User:etl\naff01\n"
-
-    asyncio.run(main())
-
-
-def test_what_was_most_likely_not_meant_is_told_or_refused(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    admin, etl = certs.user("admin"), certs.user("etl")
-
-    def serial_of(path: Path) -> str:
-        return f"{x509.load_pem_x509_certificate(path.read_bytes()).serial_number:x}"
-
-    def job(address: str) -> None:
-        def said(*who: str) -> Result:
-            words = ["revoke", *who, "--bootstrap", address, "--certs", str(certs.path), "--user", "admin"]
-            return CliRunner().invoke(cert, words, standalone_mode=False)
-
-        with Admin(address, security=etl) as mine:
-            mine.list_topics()
-        serial, brokers = serial_of(etl.files().certificate), serial_of(certs.path / "broker.1" / "broker.crt")
-        for who, told in (
-            (serial[:5], f"all of it: {serial}"),
-            (serial[:-1], f"all of it: {serial}"),
-            (brokers, "the certificate of Broker:1"),
-        ):
-            refused = said(who)
-            assert isinstance(refused.exception, click.UsageError)
-            assert told in str(refused.exception)
-        with Admin(address, security=admin) as root:
-            assert (root.revoked(), root.without_names()) == ([], ())
-            misspelt = said("User:elt")
-            assert misspelt.stdout == "User:elt\n1 revoked\n"
-            assert "no rule names it: did you mean 'User:etl'?" in misspelt.stderr
-            assert said(serial.upper()).output == f"{serial.upper()}: a certificate of User:etl\n1 revoked\n"
-            assert said(brokers, "--force").return_value == 0
-            assert sorted(root.revoked()) == sorted(["User:elt", serial, brokers])
-
-    async def main() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
-        try:
-            await asyncio.to_thread(job, broker.address)
-        finally:
-            await broker.stop()
 
     asyncio.run(main())
 

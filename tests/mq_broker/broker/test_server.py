@@ -3,73 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import inspect
-import pkgutil
 import signal
-import threading
 import uuid
-from collections.abc import Coroutine
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
-from mq_broker import broker as parts
-from mq_broker.broker import BrokerConfig, serve, server
-from mq_broker.broker.administration.retention import Retention
-from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.runtime.memory import Held, memory_high_by_default
+from mq_broker.broker import BrokerConfig, serve
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.measured import TOPIC_RECORDS_IN
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
-from mq_broker.storage.journal.recovery import recover
-from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
-from mq_protocol.limits import MEMORY_HIGH_FLOOR, MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
+from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 from tests.mq_broker.coordination.wire import end_session_of
-
-
-def test_a_leader_goes_on_serving_while_zookeeper_is_away(tmp_path: Path) -> None:
-    zookeeper = EmbeddedZooKeeper(tmp_path / "zookeeper")
-    zookeeper.start()
-
-    async def scenario() -> None:
-        broker = Broker(
-            BrokerConfig(
-                1,
-                "127.0.0.1:0",
-                tmp_path / "1",
-                coordination=lambda: ZooKeeperCoordination(
-                    zookeeper.hosts, session_timeout_ms=3_000, request_timeout_ms=6_000
-                ),
-            )
-        )
-        await broker.start()
-        await broker.create_topic("t")
-        await broker.produce("t", 1)
-        await asyncio.to_thread(zookeeper.kill)
-        await until(lambda: _condition(broker, "suspended"))
-        assert [p.leader for p in (await broker.metadata("t")).topics[0].partitions] == [1]
-        await broker.produce("t", 2)
-        with pytest.raises(CoordinationUnavailable):
-            await broker.create_topic("u")
-        await asyncio.to_thread(zookeeper.start)
-        await until(lambda: _condition(broker, "connected"))
-        await until(lambda: broker.produce("t", 3))
-        assert await until(lambda: broker.numbers("t")) == [1, 2, 3]
-        await broker.stop()
-
-    try:
-        asyncio.run(scenario())
-    finally:
-        zookeeper.stop()
 
 
 def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zookeeper: str, tmp_path: Path) -> None:
@@ -96,10 +45,6 @@ def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zoo
         await broker.stop()
 
     asyncio.run(scenario())
-
-
-async def _condition(broker: Broker, condition: str) -> bool:
-    return (await broker.ask("Metadata", pb.MetadataRequest())).coordination == condition
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -167,182 +112,6 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
     assert not BrokerConfig(1, "0.0.0.0:0", tmp_path, insecure=True).address(7).startswith("0.0.0.0")
 
 
-def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opening, go_on = threading.Event(), threading.Event()
-
-    def long_recovery(*what: Any, **how: Any) -> Any:
-        opening.set()
-        assert go_on.wait(DEADLINE_S)
-        return recover(*what, **how)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", 1)
-        with monkeypatch.context() as patch:
-            patch.setattr("mq_broker.storage.opening.opening.recover", long_recovery)
-            stop = asyncio.Event()
-            serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
-            assert await asyncio.to_thread(opening.wait, DEADLINE_S)
-            stop.set()
-            await asyncio.wait_for(serving, DEADLINE_S / 2)
-            go_on.set()
-        again = await until(lambda: _started(tmp_path))
-        assert await until(lambda: again.numbers("t")) == [1]
-        await again.stop()
-
-    asyncio.run(scenario())
-
-
-def test_a_broker_is_ready_once_what_is_assigned_to_it_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ready = threading.Event()
-    early: list[bool] = []
-
-    def slow_recovery(*what: Any, **how: Any) -> Any:
-        early.append(ready.wait(0.2))
-        return recover(*what, **how)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-        monkeypatch.setattr("mq_broker.storage.opening.opening.recover", slow_recovery)
-        stop = asyncio.Event()
-
-        def serves(_address: str) -> None:
-            ready.set()
-            stop.set()
-
-        await asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), ready=serves, stop=stop), DEADLINE_S)
-        assert early == [False]
-
-    asyncio.run(scenario())
-
-
-def test_whatever_says_that_it_runs_until_cancelled_runs_in_a_broker_that_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    modules = [
-        importlib.import_module(each.name) for each in pkgutil.walk_packages(parts.__path__, "mq_broker.broker.")
-    ]
-    classes = {each for module in modules for each in vars(module).values() if inspect.isclass(each)}
-    methods = [method for each in classes for method in vars(each).values() if inspect.iscoroutinefunction(method)]
-    endless = {method.__qualname__ for method in methods if "Runs until cancelled" in (method.__doc__ or "")}
-    assert len(endless) > 5
-    spawn = Shell.spawn
-    spawned: set[str] = set()
-
-    def noted(shell: Shell, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        spawned.add(work.__qualname__)
-        return spawn(shell, work, name)
-
-    monkeypatch.setattr(Shell, "spawn", noted)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path, authorize=True):
-            assert endless - spawned == set()
-
-    asyncio.run(scenario())
-
-
-def test_a_broker_ends_with_the_error_of_a_part_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fails(_self: Retention) -> None:
-        raise StorageFailed("the disk is gone")
-
-    async def scenario() -> None:
-        with pytest.raises(StorageFailed, match="the disk is gone"):
-            await asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=asyncio.Event()), DEADLINE_S)
-
-    monkeypatch.setattr(Retention, "keep", fails)
-    asyncio.run(scenario())
-
-
-def test_a_start_that_is_given_up_has_ended_before_its_parts_are_taken_down(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ended: list[str] = []
-    stop = asyncio.Event()
-
-    async def start(_self: server._Broker) -> None:
-        stop.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            for _ in range(3):
-                await asyncio.sleep(0)
-            ended.append("start")
-
-    async def leave(_self: server._Broker, seconds: float) -> None:
-        ended.append(f"leave within {seconds} s")
-
-    monkeypatch.setattr(server._Broker, "start", start)
-    monkeypatch.setattr(server._Broker, "leave", leave)
-    config = BrokerConfig(1, "127.0.0.1:0", tmp_path, stop_timeout_ms=7_000)
-    asyncio.run(asyncio.wait_for(serve(config, stop=stop), DEADLINE_S))
-    assert ended == ["start", "leave within 7.0 s"]
-
-
-@pytest.mark.parametrize("told", [0, MEMORY_HIGH_FLOOR])
-def test_the_mark_of_memory_is_what_the_broker_was_told_or_else_half_of_what_there_is(
-    tmp_path: Path, told: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks: list[int] = []
-
-    def noted(high: int, callers_max: int) -> Held:
-        marks.append(high)
-        return Held(high, callers_max)
-
-    monkeypatch.setattr(server, "Held", noted)
-
-    async def scenario() -> None:
-        async with standalone(tmp_path, memory_high=told):
-            assert marks == [told or memory_high_by_default()]
-
-    asyncio.run(scenario())
-
-
-def test_what_is_known_of_topics_is_forgotten_when_one_is_gone_and_moves_are_looked_at_on_every_change() -> None:
-    did: list[str] = []
-    stand_in: Any = SimpleNamespace(
-        _shell=SimpleNamespace(follow_topics=lambda _topics, _changed: did.append("follow")),
-        _admin=SimpleNamespace(forget=lambda _topics: did.append("forget")),
-        _moves=SimpleNamespace(wake=lambda: did.append("wake")),
-        _declared=SimpleNamespace(keep=lambda _topics: did.append("keep")),
-        _consumed=SimpleNamespace(keep=lambda _topics: did.append("keep groups")),
-        _beginning=SimpleNamespace(topics_changed=lambda changed: did.append(f"begin queues {changed}")),
-        _working=SimpleNamespace(settings_changed=lambda changed: did.append(f"settings {changed}")),
-    )
-    topics: Any = {name: SimpleNamespace(spec=SimpleNamespace(name=name)) for name in ("a", "b")}
-    for changed, forgotten in ((None, True), ({"a"}, False), ({"a", "b"}, False), ({"a", "gone"}, True)):
-        did.clear()
-        for name in ("a", "gone"):
-            TOPIC_RECORDS_IN.add(name)
-        server._Broker._on_topics(stand_in, topics, changed)
-        gone = ["forget", "keep", "keep groups"] if forgotten else []
-        assert did == ["follow", *gone, "wake", f"begin queues {changed}", f"settings {changed}"], changed
-        assert {name for (name,) in TOPIC_RECORDS_IN.rows()} & {"a", "gone"} == ({"a"} if forgotten else {"a", "gone"})
-    TOPIC_RECORDS_IN.keep(())
-
-
-def test_queue_groups_that_waited_for_the_level_of_features_are_looked_at_once_it_is_raised() -> None:
-    looked: list[int] = []
-    shell: Any = SimpleNamespace(level=1, brokers_seen=lambda _live: None)
-    stand_in: Any = SimpleNamespace(
-        _shell=shell,
-        cluster=SimpleNamespace(level=1, live=(), brokers={}),
-        _links=SimpleNamespace(know=lambda _brokers: None),
-        _ports=SimpleNamespace(peer_address_of=None, link_address_of=None),
-        _beginning=SimpleNamespace(topics_changed=lambda: looked.append(shell.level)),
-    )
-    server._Broker._on_brokers(stand_in)
-    assert looked == []
-    stand_in.cluster.level = 2
-    server._Broker._on_brokers(stand_in)
-    server._Broker._on_brokers(stand_in)
-    assert looked == [2], "once, and with the new level"
-
-
 def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_when_it_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -360,14 +129,6 @@ def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_w
         return [each.getMessage() for each in caplog.records if "--message-bytes-max" in each.getMessage()]
 
     asyncio.run(scenario())
-
-
-async def _started(data: Path) -> Broker | None:
-    """None while the former recovery still holds the lock."""
-    try:
-        return await Broker(BrokerConfig(1, "127.0.0.1:0", data)).start()
-    except InvalidSetting:
-        return None
 
 
 @pytest.mark.parametrize(
@@ -420,26 +181,5 @@ def test_a_broker_that_stands_alone_has_no_peer_port(tmp_path: Path) -> None:
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         assert (await coordination.brokers())[1].peer_address == ""
         await broker.stop()
-
-    asyncio.run(scenario())
-
-
-def test_a_broker_that_has_stopped_leaves_no_threads_behind_that_worked_for_its_clients(tmp_path: Path) -> None:
-    def working() -> list[str]:
-        return [
-            thread.name for thread in threading.enumerate() if thread.name.startswith(("check-batch", "filter-rows"))
-        ]
-
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            await broker.produce("t", *range(10_000))
-            await broker.fetch("t", 0, 1, filter="n = 1")
-            assert len({name.rpartition("_")[0] for name in working()}) == 2
-
-        async def none() -> bool:
-            return not working()
-
-        await until(none)
 
     asyncio.run(scenario())

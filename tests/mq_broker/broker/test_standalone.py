@@ -28,7 +28,7 @@ from mq_protocol.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_protocol.limits import OFFSETS_OF_A_LIFE
+from mq_protocol.limits import OFFSETS_OF_A_LIFE, PARTITIONS_PER_TOPIC_MAX
 from tests.mq_broker.broker.cluster import FINGERPRINT, Broker, rows, standalone, until
 
 
@@ -265,8 +265,9 @@ def test_topics_are_refused_with_the_reason(tmp_path: Path) -> None:
                 await broker.create_topic("u", replicas=3)
             with pytest.raises(InvalidSetting, match="durability"):
                 await broker.create_topic("u", durabilty="os")
-            with pytest.raises(InvalidSetting, match="partitions=0"):
-                await broker.create_topic("u", partitions=0)
+            for partitions in (0, PARTITIONS_PER_TOPIC_MAX + 1):
+                with pytest.raises(InvalidSetting, match=f"partitions={partitions}"):
+                    await broker.create_topic("u", partitions=partitions)
             with pytest.raises(InvalidRequest):
                 await broker.ask(
                     "CreateTopic", pb.CreateTopicRequest(name="u", partitions=1, replicas=1, schema=b"nonsense")

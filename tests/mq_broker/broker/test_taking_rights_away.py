@@ -21,7 +21,7 @@ from mq_broker.security.rule_documents import document_of
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import InvalidRequest, InvalidTopicName, PermissionDenied, TritonMQError, UnknownTopic
+from mq_protocol.errors import InvalidTopicName, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
@@ -89,11 +89,6 @@ def test_a_producers_next_batch_is_refused_and_its_stream_goes_on(tmp_path: Path
             assert await root.numbers("t") == [1, 5]
 
     asyncio.run(main())
-
-
-def fetching(etl: As) -> Any:
-    request = pb.FetchRequest(topic="t", start_offset=0, end_offset=100, chunk_bytes_max=1)
-    return etl.channel.unary_stream(path("Fetch"), None, None)(request.SerializeToString())  # type: ignore[call-overload, arg-type]
 
 
 def watching(etl: As) -> Any:
@@ -338,20 +333,6 @@ def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_a_topic_is_made_by_itself_only_for_whoever_may_create_it(tmp_path: Path) -> None:
-    from mq_broker.broker.config import AutoCreate
-
-    async def main() -> None:
-        async with served(tmp_path, auto_create=AutoCreate()) as (root, etl):
-            await root.allow(rule("Write", name="new-*"))
-            request = pb.MetadataRequest(topics=["new-1"], auto_create=True)
-            assert (await etl.ask("Metadata", request)).unknown_topics == ["new-1"]
-            await root.allow(rule("Create", name="new-*"))
-            assert [topic.name for topic in (await etl.ask("Metadata", request)).topics] == ["new-1"]
-
-    asyncio.run(main())
-
-
 def test_the_brokers_own_topics_are_nobodys(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, etl):
@@ -375,57 +356,6 @@ def test_the_brokers_own_topics_are_nobodys(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- rules
 
 
-def test_what_is_denied_says_what_would_allow_it(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.allow(rule("Describe"))
-            with pytest.raises(PermissionDenied) as error:
-                await etl.fetch("t", 0, 1)
-            assert str(error.value) == (
-                "User:etl has no right Read on topic 't': no rule allows it; `tritonmq acl allow User:etl --read "
-                "--topic t` would allow it"
-            )
-            await root.allow(rule("Read", name="*"), rule("Read", name="t*", who="*", deny=True))
-            with pytest.raises(PermissionDenied) as error:
-                await etl.fetch("t", 0, 1)
-            assert "a rule denies it; `tritonmq acl remove '*' --read --topic 't*' --deny` takes that rule away" in str(
-                error.value
-            )
-            with pytest.raises(PermissionDenied, match="acl allow User:etl --acls --cluster` would"):
-                await etl.ask("Acls", pb.AclsRequest())
-
-    asyncio.run(main())
-
-
-def test_rules_are_listed_in_pages_and_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mq_broker.broker.administration import acls
-
-    monkeypatch.setattr(acls, "ANSWER_BYTES_MAX", 1_000)
-
-    async def main() -> None:
-        async with served(tmp_path) as (root, _):
-            rules = [rule("Read", name=f"t-{number:03}") for number in range(50)]
-            await root.allow(*rules)
-            found: list[pb.AclRule] = []
-            request = pb.AclsRequest()
-            while True:
-                answer = await root.ask("Acls", request)
-                found += answer.rules
-                if not answer.more:
-                    break
-                assert len(answer.rules) < 50
-                request.after.CopyFrom(answer.rules[-1])
-            assert found == rules
-            assert (answer.judged, answer.in_force) == (True, answer.version)
-            check = pb.CheckAclRequest(principal=ETL, operation="Read", kind="Topic", name="t-007")
-            answer = await root.ask("CheckAcl", check)
-            assert (answer.allowed, answer.rule) == (True, rules[7])
-            check.name = "t"
-            assert (await root.ask("CheckAcl", check)).why == "no rule allows it"
-
-    asyncio.run(main())
-
-
 def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, _):
@@ -441,24 +371,6 @@ def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(
         async with judging(tmp_path) as broker:
             assert not (await As(broker, ETL).metadata("t")).topics
             assert (await As(broker, ROOT).metadata("t")).topics
-
-    asyncio.run(main())
-
-
-def test_rules_about_what_nothing_can_be_that_an_earlier_release_took_are_listed_and_removed(tmp_path: Path) -> None:
-    async def main() -> None:
-        store = FileCoordination(tmp_path)
-        async with served(tmp_path, coordination=lambda: store) as (root, _):
-            former = [rule("Read", who="User:etl-*"), rule("Read", name="a/b")]
-            for each in former:
-                kept = json.dumps({"rules": [[each.principal, "allow", "Read", "Topic", each.name, "literal"]]})
-                await store.security.write({document_of(each.principal): (-1, kept.encode())})
-                with pytest.raises(InvalidRequest, match="would be about no"):
-                    await root.allow(each)
-            listed = (await root.ask("Acls", pb.AclsRequest())).rules
-            assert sorted(each.principal for each in listed) == [ETL, "User:etl-*"]
-            await root.take_away(*former)
-            assert not (await root.ask("Acls", pb.AclsRequest())).rules
 
     asyncio.run(main())
 
@@ -517,43 +429,5 @@ def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None
             whole = await etl.ask("Observe", everything)
             assert sorted(whole.topics.name) == ["secret", "t"]
             assert whole.values
-
-    asyncio.run(main())
-
-
-def test_clients_that_are_denied_are_told_at_once(tmp_path: Path) -> None:
-    """Real clients, with the rights of everybody: none waits for its deadline."""
-    from mq_client import Admin, Consumer, Producer, Queue, Reader
-
-    def ask(address: str) -> None:
-        with Producer(address) as producer, pytest.raises(PermissionDenied, match="no right Write on any topic"):
-            producer.publish("t", "x").result(DEADLINE_S)
-        for topic, group, missing in (("seen", None, "topic 'seen'"), ("t", "others", "group 'others'")):
-            told = pytest.raises(PermissionDenied, match=f"no right Read on {missing}")
-            with Consumer(address, group=group, start="earliest") as consumer, told:
-                consumer.subscribe(topic)
-        with pytest.raises(PermissionDenied, match="no right Read on topic 'seen'"):
-            list(Reader(address).read("seen", partition=0, start=0, end=1))
-        with (
-            Queue(address, "t", "work") as queue,
-            pytest.raises(PermissionDenied, match="no right Read on group 'work'"),
-        ):
-            next(iter(queue))
-        with Admin(address) as admin:
-            assert admin.list_topics() == ["seen", "t"]
-            with pytest.raises(UnknownTopic, match="unknown topic 'secret'"):
-                admin.describe_topic("secret")
-
-    async def main() -> None:
-        async with judging(tmp_path) as broker:
-            root = As(broker, ROOT)
-            for topic in ("t", "seen", "secret"):
-                await root.create_topic(topic, schema=None)
-            await root.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="work"))
-            anybody = "User:ANONYMOUS"
-            await root.allow(rule("Read", who=anybody), rule("Describe", name="seen", who=anybody))
-            await root.allow(rule("Describe", "Group", "work", who=anybody))
-            async with asyncio.timeout(4 * DEADLINE_S):
-                await asyncio.to_thread(ask, broker.address)
 
     asyncio.run(main())

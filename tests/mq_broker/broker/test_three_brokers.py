@@ -18,14 +18,13 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.host import replica_settings
-from mq_broker.coordination.interface import CoordinationEvent
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import ReplicaSettings
 from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, NotEnoughBrokers, NotLeader, TritonMQError
+from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.cluster import Broker, deafen, numbers_in, shared, until
+from tests.mq_broker.broker.cluster import Broker, numbers_in, shared, until
 
 SESSION_TIMEOUT_MS = 6_000
 
@@ -299,35 +298,6 @@ def test_all_brokers_down_and_up_again_keep_everything(zookeeper: str, tmp_path:
             await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
             leader = await cluster.leader("t", at=1)
             assert await until(lambda: cluster[leader].numbers("t")) == [1, 2, 3]
-
-    asyncio.run(scenario())
-
-
-def test_the_coordinators_topic_is_made_though_no_other_broker_hears_of_it(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker that makes it asks those that are to lead. Each of them would have waited for the one that asks."""
-
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
-            deafen(monkeypatch, CoordinationEvent.TOPICS_CHANGED, 2, 3)
-            request = pb.MetadataRequest(topics=[TRANSACTIONS_TOPIC])
-            answers = await asyncio.gather(*(cluster[n].ask("Metadata", request) for n in (1, 2, 3)))
-            for answer in answers:
-                assert {p.leader for p in answer.topics[0].partitions} == {1, 2, 3}
-
-    asyncio.run(scenario())
-
-
-def test_the_cluster_refuses_what_it_cannot_do(zookeeper: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
-            with pytest.raises(NotEnoughBrokers, match=r"there are 3 \(1, 2, 3\)"):
-                await cluster[1].create_topic("t", replicas=4)
-            make = lambda: ZooKeeperCoordination(zookeeper, 2_000, root=cluster.root)  # noqa: E731 - it waits as long
-            twin = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path / "twin", coordination=make))
-            with pytest.raises(InvalidRequest, match="broker 1"):
-                await twin.start()
 
     asyncio.run(scenario())
 

@@ -13,19 +13,14 @@ from pathlib import Path
 import grpc
 import psutil
 import pytest
-from click.testing import CliRunner
 from grpc import aio
 
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.rpc import bounds, gate
-from mq_cli.health import health
 from mq_client import Admin, Consumer, Producer, Reader, Security
 from mq_client.cluster import handshake
-from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Deadline
 from mq_client.errors import NotAuthenticated, PermissionDenied
 from mq_dev.certificates import Pair
-from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.methods import BROKER
@@ -86,21 +81,6 @@ def test_every_client_speaks_over_tls(tmp_path: Path) -> None:
     with_broker(certs, tmp_path / "data", job)
 
 
-def test_a_probe_speaks_tls_and_says_what_it_lacks_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    certs.user("admin")
-    for variable in ("TRITONMQ_CERTS", "TRITONMQ_USER"):
-        monkeypatch.setenv(variable, "")
-
-    def job(address: str) -> None:
-        plain = CliRunner().invoke(health, [address], standalone_mode=False)
-        assert (plain.return_value, "give --certs DIR" in plain.output) == (1, True), plain.output
-        secured = CliRunner().invoke(health, [address, "--certs", str(certs.path)], standalone_mode=False)
-        assert secured.return_value == 0, secured.output
-
-    with_broker(certs, tmp_path / "data", job)
-
-
 def test_who_is_wrong_is_refused_and_told_why(tmp_path: Path) -> None:
     certs, others = Certs(tmp_path / "certs", 1), Certs(tmp_path / "others")
     make = certs.authority
@@ -139,31 +119,6 @@ def test_a_broker_for_another_host_is_not_believed(tmp_path: Path) -> None:
             topics(address, certs.user("admin"))
 
     with_broker(certs, tmp_path / "data", job)
-
-
-def test_a_client_at_a_port_that_is_for_something_else_is_told(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    others = {"stream_listen": f"{HOST}:{free_port()}", "http": f"{HOST}:{free_port()}"}
-
-    def job(_address: str) -> None:
-        for name, other in others.items():
-            assert f"{other}: it speaks TLS and no gRPC" in refusal(other, certs.user("admin")), name
-
-    with_broker(certs, tmp_path / "data", job, **others)
-
-
-def test_a_client_with_certificates_at_a_port_in_plain_text_is_told(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-
-    async def scenario() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data")).start()
-        try:
-            with pytest.raises(NotAuthenticated, match="it speaks plain text"):
-                await asyncio.to_thread(topics, broker.address, certs.user("admin"))
-        finally:
-            await broker.stop()
-
-    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("fields", [{}, {"also_plaintext": f"{HOST}:0"}], ids=["rights", "no_rights"])
@@ -297,54 +252,6 @@ def test_random_bytes_reach_no_protobuf_and_leave_nothing(tmp_path: Path, monkey
         assert not parsed
 
     with_broker(certs, tmp_path / "data", job)
-
-
-def test_a_stream_port_with_tls_is_told_to_those_who_can_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("TRITONMQ_TRANSPORT", raising=False)
-    certs = Certs(tmp_path / "certs", 1)
-    security = certs.user("admin")
-    plain = f"{HOST}:{free_port(HOST)}"
-
-    def told(address: str, security: Security | None) -> str:
-        connection = Connection(address, security=security)
-        [broker] = connection.metadata(Deadline(TIMEOUT_MS)).brokers
-        return broker.stream_address
-
-    def job(address: str) -> None:
-        assert told(address, security)
-        assert told(plain, None) == ""
-        with Admin(address, security=security) as admin:
-            admin.create_topic("t", partitions=1, replicas=1)
-        for where, who in ((plain, None), (address, security)):
-            with Producer(where, security=who) as producer:
-                producer.publish("t", "x").result()
-                [stream] = producer._sender._streams.values()
-                assert (stream._duplex is not None) is (who is not None)
-
-    with_broker(certs, tmp_path / "data", job, also_plaintext=plain)
-
-
-def test_a_connection_that_is_too_old_ends_and_nobody_notices(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    security = certs.user("admin")
-
-    def job(address: str) -> None:
-        with Admin(address, security=security) as admin:
-            admin.create_topic("t", partitions=1, replicas=1)
-        with (
-            Producer(address, security=security) as producer,
-            Consumer(address, group="g", start="earliest", idle_ms=10_000, security=security) as consumer,
-        ):
-            consumer.subscribe("t")
-            heard = iter(consumer)
-            for n in range(40):  # some seconds, and each connection lives for one
-                assert producer.publish("t", str(n)).result().offset == n
-                assert next(heard).value == str(n).encode()
-                psutil.Process().cpu_percent(0.1)
-
-    with_broker(certs, tmp_path / "data", job, connection_age_ms=1_000)
 
 
 def test_what_is_open_to_other_machines_needs_certificates_or_a_word(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from pathlib import Path
@@ -21,10 +20,7 @@ from mq_broker.rpc import bounds
 from mq_broker.security import oidc
 from mq_broker.security.failures import DELAY_S, FAILURES
 from mq_broker.security.names import ANONYMOUS
-from mq_cli.main import run
 from mq_client import AclRule, Admin, Consumer, Producer, Reader, Security
-from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Deadline
 from mq_client.errors import InvalidRequest, InvalidSetting, NotAuthenticated, PermissionDenied, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
@@ -37,7 +33,6 @@ from tests.issuer import AUDIENCE, Issuer
 from tests.mq_broker.broker.by_token import Place, Shown, bearer, beside, broker_with_tokens
 from tests.mq_broker.broker.cluster import Broker, rows, until
 from tests.mq_broker.broker.test_taking_rights_away import OPEN, WITHIN_S, ended, watching
-from tests.mq_broker.broker.test_tls import metadata_call
 from tests.securing import HOST, Certs
 
 RULES = [AclRule("User:etl", each, "Topic", "t") for each in ("Describe", "Read", "Write")]
@@ -172,45 +167,6 @@ def test_each_port_takes_its_own_proof_alone(tmp_path: Path) -> None:
     beside(tmp_path, job)
 
 
-def test_each_port_tells_the_addresses_of_its_own_kind(tmp_path: Path) -> None:
-    def job(place: Place) -> None:
-        token = prepared(place)
-        with place.admin() as admin:
-            assert [each.address for each in admin.describe_cluster().brokers] == [place.broker]
-        with Admin(place.tokens, security=place.security(token)) as admin:
-            assert [each.address for each in admin.describe_cluster().brokers] == [place.tokens]
-        for address, security in ((place.tokens, place.security(token)), (place.broker, place.certs.user("admin"))):
-            [told] = Connection(address, security=security).metadata(Deadline(10_000)).brokers
-            assert bool(told.stream_address) is (address == place.broker)  # it demands a certificate
-
-    beside(tmp_path, job)
-
-
-def test_a_broker_without_the_port_is_not_told_there(tmp_path: Path, zookeeper: str) -> None:
-    certs = Certs(tmp_path / "certs", 1, 2)
-    make = lambda: ZooKeeperCoordination(zookeeper, 6_000, root=f"/{tmp_path.name}")  # noqa: E731
-
-    async def main() -> None:
-        async with broker_with_tokens(tmp_path, certs, coordination=make, token_advertised="elsewhere:1") as place:
-            other = BrokerConfig(2, f"{HOST}:0", tmp_path / "other", certs=certs.path, coordination=make)
-            second = await Broker(other).start()
-            try:
-                with place.admin() as admin:
-
-                    async def both_are_known() -> bool:
-                        described = await asyncio.to_thread(admin.describe_cluster)
-                        return [each.address for each in described.brokers] == [place.broker, second.address]
-
-                    await until(both_are_known)
-                token = await asyncio.to_thread(prepared, place)
-                async with Shown(certs, place.tokens, bearer(token)) as etl:
-                    assert [each.address for each in (await etl.metadata("t")).brokers] == ["elsewhere:1"]
-            finally:
-                await second.stop()
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("how", ["revoked", "deleted", "expired"])
 def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
     async def main() -> None:
@@ -278,18 +234,6 @@ def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
             await asyncio.to_thread(place.wait_until_audited, "the JWT is not good")
 
     asyncio.run(main())
-
-
-def test_what_is_said_of_an_issuer_must_be_whole(tmp_path: Path) -> None:
-    port, url = {"certs": tmp_path, "listen_token": f"{HOST}:0"}, {"oidc_issuer": "https://a/b"}
-    for fields, told in (
-        ({"certs": tmp_path, **url, "oidc_audience": "x"}, "--oidc-issuer goes with --listen-token"),
-        ({**port, **url}, "goes with --oidc-audience"),
-        ({**port, "oidc_audience": "x"}, "go with --oidc-issuer"),
-        ({**port, "oidc_issuer": "http://a", "oidc_audience": "x"}, "give https://"),
-    ):
-        with pytest.raises(InvalidSetting, match=told):
-            BrokerConfig(1, f"{HOST}:0", tmp_path / "data", **fields)  # type: ignore[arg-type]
 
 
 TRIES = 20
@@ -390,48 +334,6 @@ def test_a_token_is_never_sent_in_plain_text(tmp_path: Path) -> None:
     assert token.encode() not in b"".join(heard)
 
 
-def test_a_token_over_an_older_tls_is_not_taken(tmp_path: Path) -> None:
-    """Over TLS 1.3 the same bytes are answered."""
-
-    def job(place: Place) -> None:
-        call = metadata_call(place.tokens, authorization=bearer(prepared(place))[1])
-        for version, status in ((ssl.TLSVersion.TLSv1_3, b"grpc-status\x010"), (ssl.TLSVersion.TLSv1_2, b"16")):
-            context = ssl.create_default_context(cafile=str(place.certs.path / CA_FILE))
-            context.minimum_version = context.maximum_version = version
-            context.set_alpn_protocols(["h2"])
-            host, _, port = place.tokens.rpartition(":")
-            with (
-                socket.create_connection((host, int(port)), 5) as plain,
-                context.wrap_socket(plain, server_hostname=host) as secured,
-            ):
-                secured.sendall(call)
-                secured.settimeout(5)
-                heard = b""
-                while b"grpc-status" not in heard and (more := secured.recv(65_536)):
-                    heard += more
-            assert status in heard, (version, heard)
-        place.wait_until_audited("TLSv1.3 only")
-
-    beside(tmp_path, job)
-
-
-def test_a_client_is_told_what_is_wrong_with_the_port(tmp_path: Path) -> None:
-    def job(place: Place) -> None:
-        token = prepared(place)
-        strange = Security(ca=Certs(tmp_path / "others").path / CA_FILE, token=token)
-        for address, security, told in (
-            (place.broker, place.security(token), "it demands a certificate: use the port that takes tokens"),
-            (place.tokens, strange, "the broker's certificate is not accepted"),
-        ):
-            with (
-                pytest.raises(NotAuthenticated, match=told),
-                Admin(address, timeout_ms=5_000, security=security) as admin,
-            ):
-                admin.list_topics()
-
-    beside(tmp_path, job)
-
-
 def test_a_producer_goes_on_with_the_token_that_takes_the_place_of_the_former(tmp_path: Path) -> None:
     """The former is revoked right after the file is written: before anybody could have looked at it."""
 
@@ -477,114 +379,6 @@ def test_who_may_make_users_makes_no_superuser(tmp_path: Path) -> None:
             admin.token_users()
 
     beside(tmp_path, job)
-
-
-def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
-    """The answer may have been lost."""
-
-    async def main() -> None:
-        async with broker_with_tokens(tmp_path) as place:
-            root = (await asyncio.to_thread(place.made, "admin")).secret.reveal()
-            async with Shown(place.certs, place.tokens, bearer(root)) as admin:
-                request = pb.AlterTokensRequest(
-                    create_user="etl", token=pb.NewApiToken(id="0" * 16, sha256=b"d" * 32, valid_s=60)
-                )
-                first = await admin.ask("AlterTokens", request)
-                again = await admin.ask("AlterTokens", request)
-                assert (first.changed, again.changed) == (True, False)
-                assert first.expires_s == again.expires_s
-                request.token.sha256 = b"e" * 32
-                wrong = [
-                    request,
-                    pb.AlterTokensRequest(),
-                    pb.AlterTokensRequest(create_user="x"),
-                    pb.AlterTokensRequest(user="etl"),
-                    pb.AlterTokensRequest(delete_user="a", revoke_token="b"),
-                    pb.AlterTokensRequest(token=request.token),
-                    pb.AlterTokensRequest(delete_user="etl", token=request.token),
-                    pb.AlterTokensRequest(user="etl", token=pb.NewApiToken(id="1" * 16, sha256=b"d", valid_s=60)),
-                ]
-                for each in wrong:
-                    with pytest.raises(InvalidRequest):
-                        await admin.ask("AlterTokens", each)
-
-    asyncio.run(main())
-
-
-def test_the_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def job(place: Place) -> None:
-        place.certs.user("admin")
-        for variable, value in (("CERTS", str(place.certs.path)), ("USER", "admin"), ("BOOTSTRAP", place.broker)):
-            monkeypatch.setenv(f"TRITONMQ_{variable}", value)
-        monkeypatch.delenv("TRITONMQ_TOKEN_FILE", raising=False)
-        out = tmp_path / "etl.token"
-        told: list[str] = []
-
-        def says(*words: str, code: int = 0) -> str:
-            capsys.readouterr()
-            assert run(words) == code, capsys.readouterr().err
-            said = capsys.readouterr()
-            told.append(said.err)
-            return said.out if code == 0 else said.err
-
-        assert says("user", "create", "etl", "--out", str(out)) == ""
-        assert "warning" not in told[-1]
-        assert (out.stat().st_mode & 0o777, len(out.read_text())) == (0o600, 65)
-        assert "cannot be made" in says("token", "create", "etl", "--out", str(out), code=1)
-        shown = says("token", "create", "etl", "--days", "1").strip()
-        assert shown.startswith("tmq_")
-        assert "as many as may be valid at once" in says("token", "create", "etl", code=1)
-        assert "leave one out" in says("user", "create", "brief", "--days", "1", "--minutes", "1", code=2)
-        says("user", "create", "brief", "--minutes", "1", "--out", str(tmp_path / "brief.token"))
-        with place.admin() as admin:
-            [brief] = admin.token_users("brief")[0].tokens
-            assert (brief.expires_at - brief.created_at).total_seconds() == 60
-        listed = says("token", "list", "etl")
-        assert shown[4:20] in listed
-        assert shown not in listed
-        assert "etl" in says("user", "list")
-        assert shown[4:20] in says("token", "list", "User:etl")
-        assert "user 'etl' is there already" in says("user", "create", "User:etl", code=1)
-        assert "'Group:etl' is no user: write NAME or User:NAME" in says("user", "create", "Group:etl", code=2)
-        says("acl", "allow", "User:etl", "--describe", "--topic", "*")
-        by_token = ("--token-file", str(out), "--bootstrap", place.tokens)
-        says("topic", "list", *by_token)
-        assert says("token", "revoke", out.read_text()[4:20]) == f"{out.read_text()[4:20]}: revoked\n"
-        assert "Error: not authenticated" in says("topic", "list", *by_token, code=1)
-        assert says("token", "revoke", shown) == f"{shown[4:20]}: revoked\n"
-        assert shown not in told[-1]
-        assert "--yes" in says("user", "delete", "etl", code=1)
-        assert "etl" in says("user", "list")
-        assert says("user", "delete", "etl", "--yes") == "etl: deleted, with all tokens\n"
-        how = "1 rule of User:etl stays: `tritonmq acl remove User:etl --all` removes what stays"
-        assert told[-1] == f"{how}\n  allow Describe topic *\n"
-        assert "etl" not in says("user", "list")
-        assert "there is no user" in says("user", "delete", "etl", "--yes", code=1)
-
-    monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")  # what --token-file leaves there goes with the test
-    beside(tmp_path, job)
-
-
-def test_who_makes_a_token_is_warned_where_no_broker_takes_any(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """A broker without the port, over TLS and in plain text. With one there is no warning: see `test_the_commands`."""
-    certs = Certs(tmp_path / "certs", 1)
-    certs.user("admin")
-
-    async def made(user: str, **fields: Any) -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / user, **fields)).start()
-        monkeypatch.setenv("TRITONMQ_CERTS", str(fields.get("certs", "")))
-        monkeypatch.setenv("TRITONMQ_USER", "admin" if fields else "")
-        try:
-            assert await asyncio.to_thread(run, ["user", "create", user, "--bootstrap", broker.address]) == 0
-            assert await asyncio.to_thread(run, ["token", "create", user, "--bootstrap", broker.address]) == 0
-        finally:
-            await broker.stop()
-
-    for user, fields in (("secured", {"certs": certs.path}), ("plain", {})):
-        asyncio.run(made(user, **fields))
-        assert capsys.readouterr().err.count("warning: no broker has a port for tokens now") == 2, user
 
 
 def test_a_port_for_tokens_needs_certificates(tmp_path: Path) -> None:

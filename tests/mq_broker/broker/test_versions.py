@@ -22,7 +22,7 @@ from mq_protocol.versions import LEVEL, PROTOCOL, PROTOCOL_OLDEST, Versions, che
 from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.coordination.conftest import opened as opened
 from tests.mq_broker.coordination.conftest import root as root
-from tests.mq_broker.coordination.wire import Heard, Opener
+from tests.mq_broker.coordination.wire import Heard
 
 MINE = Versions(3, 2, "0.4.0", 3)
 
@@ -116,41 +116,6 @@ def test_a_leader_writes_no_operation_above_the_level(tmp_path: Path, monkeypatc
                 await asyncio.sleep(0.05)
                 (done,) = (await broker.ask("DeleteGroup", deleted)).partitions
             assert not done.HasField("error")
-
-    asyncio.run(scenario())
-
-
-def test_a_level_is_raised_once_for_all_and_never_lowered(opened: Opener) -> None:
-    async def scenario() -> None:
-        async with opened() as service:
-            assert await service.level() == 1
-            assert await asyncio.gather(*(service.raise_level(level) for level in (3, 2, 3))) in ([3, 3, 3], [3, 2, 3])
-            assert await service.raise_level(1) == 3
-        async with opened() as service:
-            assert await service.level() == 3
-
-    asyncio.run(scenario())
-
-
-def test_a_cluster_that_this_release_makes_is_at_its_level_from_the_first_moment(opened: Opener) -> None:
-    async def scenario() -> None:
-        async with opened() as service:
-            assert await service.cluster_id()
-            assert await service.level() == LEVEL
-        async with opened() as service:
-            assert await service.cluster_id()
-            assert await service.level() == LEVEL
-
-    asyncio.run(scenario())
-
-
-def test_a_level_that_is_raised_already_stays_when_the_cluster_gets_its_id(opened: Opener) -> None:
-    async def scenario() -> None:
-        async with opened() as service:
-            await service.raise_level(LEVEL + 1)
-            first = await service.cluster_id()
-            assert first == await service.cluster_id()
-            assert await service.level() == LEVEL + 1
 
     asyncio.run(scenario())
 

@@ -148,6 +148,26 @@ def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: s
     asyncio.run(scenario())
 
 
+def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zookeeper: str, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
+            leader = await cluster.leader("t", at=1)
+            await cluster[leader].produce("t", 1, 2, 3)
+
+            async def emptied() -> bool:
+                return await start_of(cluster[leader]) == 3
+
+            await until(emptied)
+            await cluster[leader].abandon()
+            heir = await cluster.leader("t", at=1 + leader % 3, not_=leader)
+            placed = await until(lambda: cluster[heir].produce("t", 4))
+            assert placed.base_offset == 3
+            assert await start_of(cluster[heir]) >= 3
+
+    asyncio.run(scenario())
+
+
 class Clocks:
     """A wall clock that can be set, and one that cannot."""
 
