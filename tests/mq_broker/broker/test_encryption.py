@@ -10,21 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
-import google_crc32c
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
 from mq_broker.broker.host import shell
 from mq_broker.measured import ALARMS
-from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.key_file import KeyFile, read_key_file, write_key_file
 from mq_cli.cluster import cluster
 from mq_cli.health import health
 from mq_client import Admin, Producer
 from mq_client.transactions import TransactionClient
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidSetting, NotLeader, StorageFailed
+from mq_protocol.errors import InvalidSetting, NotLeader
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_cli.processes import Command
 from tests.switch import plain_text
@@ -203,48 +201,3 @@ def test_a_broker_that_is_killed_has_no_payload_in_any_file_and_loses_nothing(tm
         address = str(broker.remark_with("broker 1 serves")).split(" at ")[1].split(",")[0]
         with Admin(address) as admin:
             assert admin.offsets("words") == {0: (0, 100)}
-
-
-def test_a_partition_that_was_altered_while_it_is_open_closes_and_stays_so(
-    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shell, "REOPEN_S", 0.05)
-
-    async def scenario() -> None:
-        data = tmp_path / "data"
-        async with standalone(data, encrypt=f"file:{keys}") as broker:
-            info = await broker.create_topic("t")
-            await broker.produce("t", 7)
-            await broker.produce("t", 8)
-        [segment] = data.rglob("*.log")
-        async with standalone(data, encrypt=f"file:{keys}") as broker:
-            assert await until(lambda: broker.numbers("t")) == [7, 8]
-            whole = segment.read_bytes()
-            place = Place(info.topic_id, 0)
-            altered = bytearray(whole)
-            at = 4_096
-            for _ in range(2):  # behind the first epoch's start and the first batch
-                at += 60 + int.from_bytes(whole[at + 52 : at + 56], "little")
-            end = at + 60 + int.from_bytes(whole[at + 52 : at + 56], "little")
-            altered[at + 100] ^= 1
-            crc = google_crc32c.extend(place.seed, bytes(altered[at + 4 : end]))
-            altered[at : at + 4] = int(crc).to_bytes(4, "little")
-            await asyncio.to_thread(segment.write_bytes, altered)
-            with pytest.raises(StorageFailed, match="was altered"):
-                await broker.numbers("t")
-            broker.asks_again = False
-
-            async def refuses() -> bool:
-                with pytest.raises(NotLeader, match=r"opening|keeps its replica of t-0 closed"):
-                    await broker.fetch("t", 0, 2)
-                return True
-
-            assert await until(refuses)
-            await keeps_closed(broker, 0, 1)
-            assert not list(data.rglob("aside-*"))
-            put_back = segment.with_suffix(".put-back")  # at once: the broker looks again all the time
-            await asyncio.to_thread(put_back.write_bytes, whole)
-            await asyncio.to_thread(put_back.replace, segment)
-            assert await until(lambda: broker.numbers("t")) == [7, 8]
-
-    asyncio.run(scenario())

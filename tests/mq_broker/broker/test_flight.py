@@ -15,13 +15,9 @@ import pytest
 from pyarrow import flight
 
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.broker.data.flight import _Shape
 from mq_broker.measured import QUOTA_WAITS
-from mq_client import AclRule, Admin, Producer, Reader, Security
+from mq_client import AclRule, Admin, Producer, Security
 from mq_dev.embedded_zookeeper import free_port
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
-from mq_protocol.errors import CoordinationUnavailable
 from mq_protocol.flight import SERVICE
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.pem import files_of_broker, read
@@ -131,55 +127,6 @@ def test_each_range_has_its_rows_and_no_others_and_says_where_it_is(compression:
             at, messages = about["end"], messages + 1
         assert at == end - 5
         assert messages < 12, "small batches are joined"
-
-    beside(tmp_path, job)
-
-
-def test_what_was_written_before_a_column_was_added_is_null_there(tmp_path: Path) -> None:
-    def job(served: Served) -> None:
-        written(served, [10])
-        with served.admin() as admin:
-            admin.alter_topic("t", add_columns="more double, s struct<a:int>")
-        alone = served.table().to_pylist()
-        assert [(row["n"], row["more"], row["s"]) for row in alone] == [(n, None, None) for n in range(10)]
-        with Producer(served.broker) as producer:
-            producer.publish("t", {"n": 10, "more": 0.5, "s": {"a": 1}}, partition=0).result(30)
-        found = served.table(columns=["more", "n", "s"]).to_pylist()
-        assert found == [
-            *({"more": None, "n": n, "s": None} for n in range(10)),
-            {"more": 0.5, "n": 10, "s": {"a": 1}},
-        ]
-        assert served.table(start=3, end=5).to_pylist()[0]["more"] is None
-        assert served.table(filter="more > 0", columns=["n"]).to_pylist() == [{"n": 10}]
-
-    beside(tmp_path, job)
-
-
-def test_a_batch_with_columns_that_the_broker_has_not_heard_of_yet_is_to_be_asked_for_again() -> None:
-    known = pa.schema([SCHEMA.field("n")])
-    stored = pb.StoredBatch(base_offset=0, record_count=3)
-    shape = _Shape(known, 0, 3, filtered=False)
-    batches = [(stored, memoryview(encode_batch(rows(0, 3))))]
-    assert not shape.is_as_stored(batches)
-    with pytest.raises(CoordinationUnavailable, match="ask again"):
-        list(shape.messages(batches))
-
-
-def test_a_topic_of_records_is_read_by_its_four_columns(tmp_path: Path) -> None:
-    def job(served: Served) -> None:
-        with served.admin() as admin:
-            admin.create_topic("t", durability="memory")
-        with Producer(served.broker) as producer:
-            for n in range(500):
-                producer.publish("t", b"value %d" % n, key=b"k", partition=0)
-        found = served.table()
-        assert found.schema.equals(RECORD_SCHEMA)
-        assert found["value"].to_pylist() == [b"value %d" % n for n in range(500)]
-        with Reader(served.broker) as reader:
-            stored = pa.Table.from_batches(list(reader.read("t", 0, 0, 500)))
-        assert found.select(["key", "value"]).equals(stored.select(["key", "value"]))
-        with pytest.raises(pa.ArrowInvalid, match="filter needs a topic with columns of its own"):
-            served.table(filter="value = 1")
 
     beside(tmp_path, job)
 

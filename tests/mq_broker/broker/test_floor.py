@@ -25,7 +25,6 @@ from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, SecurityDocuments
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.security.names import Principal
-from mq_client import Admin, Security
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
@@ -309,34 +308,6 @@ def test_what_a_registration_says_of_plain_text_that_other_machines_reach(
     assert registration.is_insecure is insecure
     written = documents_of.dump(documents_of.registration_to_json(registration))
     assert documents_of.load(written, documents_of.registration_from_json, "x") == registration
-
-
-def test_everybody_is_told_which_brokers_other_machines_reach_in_plain_text(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 1)
-    anywhere = "0.0.0.0:0"
-
-    def told(address: str, security: Security | None) -> tuple[int, ...]:
-        with Admin(address, security=security) as admin:
-            return admin.describe_cluster().insecure_brokers
-
-    async def main() -> None:
-        secure: Any = {"certs": certs.path, "authorize": True}
-        for name, listen, fields, insecure in (
-            ("loopback", f"{HOST}:0", {}, ()),
-            ("insecure", anywhere, {"insecure": True}, (1,)),
-            ("links", f"{HOST}:0", {"insecure": True, "stream_listen": anywhere}, (1,)),
-            ("flight", f"{HOST}:0", {"insecure": True, "flight": anywhere}, (1,)),
-            ("secure", anywhere, {**secure, "flight": anywhere}, ()),
-            ("both", f"{HOST}:0", {**secure, "also_plaintext": anywhere}, (1,)),
-            ("beside", anywhere, {**secure, "also_plaintext": f"{HOST}:0"}, ()),
-        ):
-            config = BrokerConfig(1, listen, tmp_path / name, **fields)
-            async with running(config) as (broker,):
-                port = broker.address.rpartition(":")[2]
-                security = certs.user("admin") if config.certs else None
-                assert await asyncio.to_thread(told, f"{HOST}:{port}", security) == insecure, name
-
-    asyncio.run(main())
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,6 @@ from grpc import aio
 
 from mq_broker.measured import QUOTA_REFUSALS, QUOTA_WAITS
 from mq_broker.rpc.service import path
-from mq_client import OutcomeUnknown, Producer
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import (
@@ -107,23 +106,6 @@ def test_a_greedy_producer_waits_and_a_modest_one_does_not(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_a_producer_that_is_held_back_until_its_time_is_over_is_told_of_quotas(tmp_path: Path) -> None:
-    def publish(address: str) -> None:
-        with Producer(address, linger_ms=0, timeout_ms=3_000) as producer:
-            producer.publish("t", "taken").result(DEADLINE_S)  # and paid for by a pause
-            with pytest.raises(OutcomeUnknown, match=r"a quota holds this user back \(`tritonmq quota"):
-                producer.publish("t", "held back").result(DEADLINE_S)
-
-    async def main() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t", schema=None)
-            await limit(broker, "User:ANONYMOUS", produce=1)
-            await asyncio.to_thread(publish, broker.address)
-            await unlimit(broker, "User:ANONYMOUS", "produce")
-
-    asyncio.run(main())
-
-
 def test_a_quota_that_is_raised_lets_those_go_on_who_wait(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, _):
@@ -134,25 +116,6 @@ def test_a_quota_that_is_raised_lets_those_go_on_who_wait(tmp_path: Path) -> Non
             assert not writing.done(), "this takes more than a minute"
             await unlimit(root, GREEDY, "produce")
             await asyncio.wait_for(writing, DEADLINE_S)
-
-    asyncio.run(main())
-
-
-def test_who_is_held_back_can_leave_at_once(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, greedy, _):
-            await limit(root, GREEDY, produce=1, fetch=1)
-            async with greedy.producing() as stream:
-                await stream.send("t", encode_batch(large(1)), 1)
-                assert not (await stream.result()).HasField("error"), "what was read is answered"
-            await greedy.fetch("t", 0, 1)
-            async with greedy.subscribing() as subscription:
-                waited = waits_of("fetch")
-                await subscription.open("t", group="g", member="m", key=b"k" * 16, earliest=True)
-                await until(of(lambda: waits_of("fetch") > waited))
-                await subscription.call.done_writing()
-                while await subscription.call.read() is not aio.EOF:  # type: ignore[attr-defined]
-                    pass
 
     asyncio.run(main())
 

@@ -153,47 +153,6 @@ def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_pat
     asyncio.run(main())
 
 
-def test_a_fetch_that_is_being_sent_ends_when_its_right_is_gone(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.allow(rule("Read"))
-            large = encode_batch(rows(*range(50_000)))
-            async with root.producing() as stream:
-                for _ in range(40):
-                    await stream.send("t", large, 50_000)
-                    assert not (await stream.result()).HasField("error")
-            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=40 * 50_000, chunk_bytes_max=1)
-            call: Any = etl.channel.unary_stream(path("Fetch"), None, None)(request.SerializeToString())  # type: ignore[call-overload, arg-type]
-            assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
-            await root.take_away(rule("Read"))
-            assert isinstance(await ended(call), UnknownTopic)
-
-    asyncio.run(main())
-
-
-def test_a_member_that_waits_for_a_lease_is_sent_away(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
-            await root.allow(rule("Read"), rule("Read", "Group", "g"))
-            request = pb.LeaseRequest(
-                topic="t", group="g", member="m", member_key=b"k" * 16, records_max=1, wait_ms=15_000
-            )
-            await until(lambda: _lends(etl))
-            waiting = asyncio.create_task(etl.ask("Lease", request))
-            await asyncio.sleep(0)
-            await root.take_away(rule("Read", "Group", "g"))
-            with pytest.raises(PermissionDenied, match="User:etl has no right Read on group 'g'"):
-                await waiting
-
-    async def _lends(etl: As) -> bool:
-        request = pb.LeaseRequest(topic="t", group="g", member="m", member_key=b"k" * 16)
-        await etl.ask("Lease", request)
-        return True
-
-    asyncio.run(main())
-
-
 def test_rights_are_gone_in_time_at_a_broker_that_was_not_asked(zookeeper: str, tmp_path: Path) -> None:
     """Through ZooKeeper; the longest of some."""
 
@@ -317,42 +276,6 @@ def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_pat
     asyncio.run(main())
 
 
-def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.metadata("__transactions")
-            key = pb.TransactionKey(query_id="q", sink="t")
-            await root.produce("t", 1, stage=pb.StageOf(key=key, batch_id=0, run_id="r"))
-            request = pb.AbortTransactionRequest(query="q", sink="t", timeout_ms=5_000)
-            await root.allow(rule("Describe", "Transaction", "q"))
-            assert not (await etl.ask("AbortTransaction", request)).known
-            await root.allow(rule("Abort", "Transaction", "q"))
-            answer = await etl.ask("AbortTransaction", request)
-            assert (answer.known, answer.discarded) == (True, 1)
-
-    asyncio.run(main())
-
-
-def test_the_brokers_own_topics_are_nobodys(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.metadata("__transactions")
-            await root.allow(*(rule(each, name="*") for each in ("Read", "Alter", "Delete", "Create")))
-            assert (await etl.metadata("__transactions")).unknown_topics == ["__transactions"]
-            await root.allow(rule("Write", name="*"))
-            assert [topic.name for topic in (await etl.metadata("__transactions")).topics] == ["__transactions"]
-            for method, request in (
-                ("DeleteTopic", pb.DeleteTopicRequest(name="__transactions")),
-                ("Purge", pb.PurgeRequest(positions=[pb.CursorPosition(topic="__transactions")])),
-            ):
-                with pytest.raises(PermissionDenied, match="the topic is the brokers' own"):
-                    await etl.ask(method, request)
-            with pytest.raises(TritonMQError):
-                await etl.fetch("__transactions", 0, 1)
-
-    asyncio.run(main())
-
-
 # ---------------------------------------------------------------- rules
 
 
@@ -401,33 +324,5 @@ def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path)
         assert {(line["verdict"], line["method"], line["operation"]) for line in refused} == {
             ("denied", "Fetch", "Read")
         }
-
-    asyncio.run(main())
-
-
-# ---------------------------------------------------------------- clients
-
-
-def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, etl):
-            await root.create_topic("secret")
-            for topic in ("t", "secret"):
-                for group in ("readers", "others"):
-                    positions = [pb.CursorPosition(topic=topic)]
-                    await root.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
-            await root.allow(rule("Read"), rule("Describe", "Group", "readers"))
-            everything = pb.ObserveRequest(detail=pb.PARTITIONS)
-            seen = await etl.ask("Observe", everything)
-            assert list(seen.topics.name) == ["t"]
-            assert len(seen.partitions.topic) == 1
-            assert list(zip(seen.groups.topic, seen.groups.group, strict=True)) == [("t", "readers")]
-            assert (dict(seen.values), dict(seen.left_out)) == ({}, {})
-            named = await etl.ask("Observe", pb.ObserveRequest(detail=pb.TOPICS, topics=["secret"]))
-            assert not named.topics.name
-            await root.allow(rule("Metrics", "Cluster", "cluster"))
-            whole = await etl.ask("Observe", everything)
-            assert sorted(whole.topics.name) == ["secret", "t"]
-            assert whole.values
 
     asyncio.run(main())

@@ -10,7 +10,7 @@ import pytest
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, MemberInUse
-from tests.mq_broker.broker.cluster import Broker, Subscription, standalone, until
+from tests.mq_broker.broker.cluster import Subscription, standalone, until
 from tests.mq_broker.broker.test_cursors import is_at, move
 
 MINE = b"the member's key"
@@ -65,41 +65,6 @@ def test_a_member_that_reconnects_with_its_key_replaces_its_former_stream_at_onc
                 await until(lambda: is_at(broker, 1))
                 await move(broker, 2, kind="consumer", member_id="m", member_key=MINE)
                 assert await is_at(broker, 2)
-
-    asyncio.run(scenario())
-
-
-def test_an_id_is_free_for_another_key_when_its_members_stream_has_ended(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            async with broker.subscribing() as former:
-                await former.open("t", group="g", member="m", key=MINE, earliest=True)
-                await former.read_opened()
-
-            await until(lambda: _takes_it(broker))
-
-    asyncio.run(scenario())
-
-
-async def _takes_it(broker: Broker) -> bool:
-    async with broker.subscribing() as restarted:
-        await restarted.open("t", group="g", member="m", key=OTHER, earliest=True)
-        [opened] = await restarted.read_opened()
-        return opened.active
-
-
-def test_members_without_a_key_replace_each_other_as_they_did(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with standalone(tmp_path) as broker:
-            await broker.create_topic("t")
-            async with broker.subscribing() as old, broker.subscribing() as old_again, broker.subscribing() as new:
-                await old.open("t", group="g", member="m", earliest=True)
-                assert (await old.read_opened())[0].active
-                await old_again.open("t", group="g", member="m", earliest=True)
-                assert (await old_again.read_opened())[0].active
-                await new.open("t", group="g", member="m", key=MINE, earliest=True)
-                assert (await new.read_opened())[0].active
 
     asyncio.run(scenario())
 

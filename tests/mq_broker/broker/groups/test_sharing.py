@@ -145,6 +145,20 @@ def test_an_owner_that_does_not_settle_in_time_loses_the_partition_and_its_word(
     run(scenario)
 
 
+def test_a_handover_waits_as_long_as_the_protocol_says() -> None:
+    async def scenario(case: Case) -> None:
+        loop, b = asyncio.get_running_loop(), Reader("b")
+        case.share.join(b)
+        b.position = 5
+        before = loop.time()
+        case.share.join(Reader("a"))
+        assert case.share._leaving is not None
+        assert case.share._leaving.when() - before == pytest.approx(sharing.GROUP_HANDOVER_MS / 1000, abs=1.0)
+        case.share._leaving.cancel()
+
+    run(scenario)
+
+
 def test_an_owner_whose_successor_goes_again_is_resumed_and_keeps_the_partition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

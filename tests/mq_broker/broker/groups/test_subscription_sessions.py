@@ -24,7 +24,6 @@ from mq_protocol.errors import (
     OffsetOutOfRange,
     StorageFailed,
     TritonMQError,
-    UnknownGroup,
     UnknownPartition,
     UnknownTopic,
 )
@@ -322,24 +321,6 @@ def test_what_a_member_settles_moves_the_cursor_as_far_as_it_was_given() -> None
     run(Stream(group="g"), scenario)
 
 
-def test_a_member_without_a_part_is_told_so_and_is_given_it_when_the_other_goes() -> None:
-    async def scenario(stream: Stream) -> None:
-        await stream.open(wanted())
-        other = Stream(*stream.partitions, group="g", delivering=stream.delivery)
-        await other.open(wanted(), member="b")
-        [told] = other.told()
-        assert (told.active, told.offset) == (False, 0)
-        stream.partitions[0].changes()
-        assert other.message() == ([], []), "what comes meanwhile is not its own"
-        [told] = stream.told()
-        assert told.active, "the owner is told once that it has it"
-        stream.session.close()
-        opened, batches = other.message()
-        assert (opened, batches[0]) == ([(0, 0)], (0, 0))
-
-    run(Stream(group="g"), scenario)
-
-
 def test_a_member_that_hands_over_is_pushed_nothing_more() -> None:
     async def scenario(stream: Stream) -> None:
         [partition] = stream.partitions
@@ -375,36 +356,6 @@ def test_a_member_that_was_done_with_all_is_pushed_nothing_after_another_has_the
         partition.changes()
         assert first.message() == ([], [])
         assert stream.message()[1] == [(0, 100)]
-
-    run(Stream(group="g"), scenario)
-
-
-def test_a_member_whose_group_is_deleted_is_told_so_and_pushed_nothing_more() -> None:
-    async def scenario(stream: Stream) -> None:
-        [partition] = stream.partitions
-        await stream.open(wanted(), credit=15)
-        stream.message()
-        led: Any = partition
-        stream.delivery.shares.end(led, "g", UnknownGroup("deleted"))
-        await stream.credit(1_000)
-        [told] = stream.told()
-        assert told.error.code == pb.UNKNOWN_GROUP
-        assert stream.message() == ([], [])
-        assert not partition.observers
-
-    run(Stream(group="g"), scenario)
-
-
-def test_a_member_that_waits_in_vain_resumes_where_it_was() -> None:
-    async def scenario(stream: Stream) -> None:
-        first = Stream(*stream.partitions, group="g", delivering=stream.delivery)
-        await first.open(wanted(), member="b", credit=15)
-        first.message()
-        await stream.open(wanted(), member="a")
-        await first.credit(1_000)
-        assert first.message() == ([], [])
-        stream.session.close()
-        assert first.message()[1][0] == (0, 4)
 
     run(Stream(group="g"), scenario)
 

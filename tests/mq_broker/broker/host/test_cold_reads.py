@@ -170,6 +170,21 @@ def test_nothing_is_opened_ahead_where_there_is_no_room_at_once(tmp_path: Path, 
     on_stored(test, tmp_path)
 
 
+def test_a_stream_that_ends_gives_back_the_room_of_what_it_had_opened_ahead(tmp_path: Path) -> None:
+    async def test(partition: Any, files: HeldFiles) -> None:
+        held = Held(1 << 30)
+        cold = ColdReads(held, WHO)
+        cold.open_ahead(partition, 3, LAST, CHUNK)
+        await files.until_reading()
+        cold.close()
+        cold.close()
+        assert held.bytes == 0
+        files.go_on.release()
+        await eventually(lambda: not [task for task in asyncio.all_tasks() if "ahead" in task.get_name()])
+
+    on_stored(test, tmp_path)
+
+
 def test_who_is_cancelled_while_it_waits_for_what_is_opened_ahead_leaves_nothing(tmp_path: Path) -> None:
     async def test(partition: Any, files: HeldFiles) -> None:
         held = Held(1 << 30)

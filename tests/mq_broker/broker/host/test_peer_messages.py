@@ -8,7 +8,6 @@ import threading
 from collections.abc import Coroutine
 from typing import Any
 
-import google_crc32c
 import pytest
 
 from mq_broker.broker.host import peer_messages
@@ -21,7 +20,7 @@ from mq_broker.core.replication.peer_admission import Judgement, Verdict
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.storage.codec.frame import HEADER_BYTES, Place, encode
+from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.codec.snapshot import decode_snapshot, encode_snapshot
 from mq_broker.storage.journal.memory import MemoryJournal
 from mq_protocol import mq_pb2 as pb
@@ -138,15 +137,6 @@ def test_a_message_that_no_broker_sends_is_not_fed_and_ends_the_link() -> None:
     assert peers.events == []
 
 
-def test_a_frame_whose_checksum_holds_and_whose_operation_cannot_be_read_is_dropped() -> None:
-    peers = Peers()
-    frame = bytearray(b"".join(map(bytes, encode(PLACE, ENTRY).parts)))
-    frame[HEADER_BYTES:] = b"\xff" * (len(frame) - HEADER_BYTES)
-    crc = google_crc32c.extend(PLACE.seed, bytes(frame[4:]))
-    peers.messages.hear_entries(pb.AppendEntries(leader=2), [memoryview(crc.to_bytes(4, "little") + bytes(frame[4:]))])
-    assert peers.events == []
-
-
 def test_a_snapshot_that_makes_no_sense_ends_the_link() -> None:
     async def main() -> None:
         peers = Peers()
@@ -184,22 +174,3 @@ def test_what_a_link_may_have_sent_of_snapshots_is_bounded_and_goes_with_it() ->
     arriving.forget(2)
     assert arriving.bytes_kept == SNAPSHOT_PART_BYTES, "what broker 3 has sent"
     assert not arriving.take(part(3, 1, 2), size_max), "its first part went with the link"
-
-
-@pytest.mark.parametrize(
-    "message",
-    [part(1, 0, 6), part(1, 1, 1), part(1, 0, 0), part(1, 0, 1, size=SNAPSHOT_PART_BYTES + 1), part(1, 0, 1, size=0)],
-)
-def test_parts_of_no_snapshot_are_refused(message: pb.SnapshotPart) -> None:
-    arriving = ArrivingSnapshots()
-    with pytest.raises(PeerRefused) as error:
-        arriving.take(message, 4 * SNAPSHOT_PART_BYTES)
-    assert error.value.why == pb.PEER_NONSENSE
-    assert arriving.bytes_kept == 0
-
-
-def test_a_snapshot_of_the_largest_size_is_taken_though_its_last_part_is_small() -> None:
-    arriving, size_max = ArrivingSnapshots(), 2 * SNAPSHOT_PART_BYTES + 1
-    for number in (0, 1):
-        assert not arriving.take(part(1, number, 3), size_max)
-    assert len(arriving.take(part(1, 2, 3, size=1), size_max)) == 3

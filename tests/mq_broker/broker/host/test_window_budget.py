@@ -6,38 +6,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.host import window_budget
-from mq_broker.broker.host.window_budget import WindowBudget
 from mq_protocol.errors import InvalidSetting
 from tests.mq_broker.broker.cluster import Broker, until
-
-
-def test_it_is_told_once_and_once_more_after_there_was_room(caplog: pytest.LogCaptureFixture) -> None:
-    def partition(name: str, taken: int) -> Any:
-        return SimpleNamespace(name=name, replica=SimpleNamespace(window_bytes=taken))
-
-    readings = iter([(4.0, 5.0), (4.0, 6.0), (9.0, 9.0), (4.0, 5.5), (0.1, 0.2), (9.0, 3.0)])
-
-    def partitions() -> list[Any]:
-        return [
-            partition(name, int(taken * (1 << 20))) for name, taken in zip(("a-0", "b-0"), next(readings), strict=True)
-        ]
-
-    shell: Any = SimpleNamespace(partitions=partitions)
-    budget = WindowBudget(shell, 10 << 20)
-    with caplog.at_level(logging.INFO):
-        for _ in range(6):
-            asyncio.run(budget.look())
-    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "ERROR"]
-    assert "take 0.3 MiB of memory again" in caplog.messages[1], "a little less than the budget is not room yet"
-    assert "take 10.0 MiB of memory, and --dedup-memory-max is 10.0 MiB" in caplog.messages[0]
-    assert "b-0 6.0 MiB, a-0 4.0 MiB" in caplog.messages[0]
 
 
 def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(

@@ -173,6 +173,20 @@ def test_what_waits_at_the_end_is_given_up() -> None:
     run(scenario)
 
 
+def test_places_are_no_more_after_many_jobs_than_before() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        for number in range(5):
+            assert await places.run("a", max, 0, number) == number
+        done = [places.run(name, jobs.job(name)) for name in ("a", "b", "c")]
+        await jobs.until_begun(2)
+        assert places._free == 0
+        assert sorted(jobs.began) == ["a", "b"]
+        jobs.let_all_go()
+        await asyncio.gather(*done)
+
+    run(scenario)
+
+
 def test_who_rests_after_its_work_has_no_place_and_others_have_the_thread() -> None:
     async def scenario(jobs: Jobs, places: Places) -> None:
         first = places.run("a", jobs.job("a1"), rest=lambda: 3_600.0)
@@ -185,5 +199,14 @@ def test_who_rests_after_its_work_has_no_place_and_others_have_the_thread() -> N
             assert await other == name
         assert jobs.began == ["a1", "b1", "b2"]
         assert not second.done()
+
+    run(scenario)
+
+
+def test_who_has_rested_has_its_place_again() -> None:
+    async def scenario(jobs: Jobs, places: Places) -> None:
+        both = [places.run("a", jobs.job(name), rest=lambda: 0.01) for name in ("a1", "a2")]
+        jobs.let_go("a1", "a2")
+        assert await asyncio.gather(*both) == ["a1", "a2"]
 
     run(scenario)

@@ -70,22 +70,6 @@ def test_staged_batches_are_counted_until_they_are_decided(tmp_path: Path) -> No
     asyncio.run(main())
 
 
-def test_staged_bytes_are_counted(tmp_path: Path) -> None:
-    async def main() -> None:
-        async with served(tmp_path) as (root, greedy, _):
-            mine = key()
-            await stage(greedy, 0, 1, key=mine)
-            [staged] = (await root.ask("Transactions", pb.TransactionsRequest())).staged
-            await limit(root, staged_bytes=2 * staged.bytes)
-            await stage(greedy, 0, 2, key=mine)
-            with pytest.raises(QuotaExceeded, match="bytes staged at this broker"):
-                await stage(greedy, 0, 3, key=mine)
-            await limit(root, staged_bytes=3 * staged.bytes)
-            await stage(greedy, 0, 3, key=mine)
-
-    asyncio.run(main())
-
-
 def test_keys_are_counted_and_a_key_that_is_there_goes_on(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path, transactions=2) as (root, greedy, modest):
