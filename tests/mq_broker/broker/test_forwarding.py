@@ -22,6 +22,7 @@ from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
+from mq_protocol.envelope import decode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
     InvalidRequest,
@@ -34,7 +35,7 @@ from mq_protocol.errors import (
 from mq_protocol.pem import CA_FILE
 from mq_protocol.transport import FORWARD_METADATA
 from tests.mq_broker.broker.by_token import Header, Shown, _Headed
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, unpack, until
 from tests.mq_broker.broker.test_taking_rights_away import ended, rule
 from tests.securing import HOST, Certs
 
@@ -373,5 +374,35 @@ def test_a_right_that_is_taken_away_is_gone_on_streams_that_are_passed_on(zookee
                     return not (await stream.result()).HasField("error")
 
                 await until(writes_again)
+
+    asyncio.run(main())
+
+
+# ------------------------------------------------------------------ bounds
+
+
+def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookeeper: str, tmp_path: Path) -> None:
+    batches, batch_rows = 40, 60_000
+    some_messages = 16 << 20
+
+    async def main() -> None:
+        async with pair(zookeeper, tmp_path, secure=False) as made, made.for_two() as two:
+            for number in range(batches):
+                await two.produce("t", *range(number * batch_rows, (number + 1) * batch_rows))
+            end = batches * batch_rows
+            request = pb.FetchRequest(topic="t", start_offset=0, end_offset=end)
+            fetch: Any = two.channel.unary_stream(path("Fetch"), None, None)
+            slow = fetch(request.SerializeToString())
+            first = unpack(decode(await slow.read(), pb.BatchesHeader))
+            found = await two.fetch("t", 0, end)
+            assert sum(stored.record_count for stored, _ in found) == end, "another one is not held up"
+            async with made.to() as one:
+                held = (await one.ask("Observe", pb.ObserveRequest())).values["client_memory_bytes"]
+            assert 0 < held <= some_messages
+            assert sum(stored.payload_bytes for stored, _ in found) > 2 * some_messages
+            left = [*first]
+            while (data := await slow.read()) is not aio.EOF:  # type: ignore[attr-defined]
+                left += unpack(decode(data, pb.BatchesHeader))
+            assert left == found
 
     asyncio.run(main())

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
 from mq_broker.broker import BrokerConfig, serve
+from mq_broker.broker.administration.retention import Retention
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
-from mq_protocol.errors import CoordinationUnavailable, InvalidSetting
+from mq_broker.storage.journal.recovery import recover
+from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
 from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 from tests.mq_broker.coordination.wire import end_session_of
@@ -112,6 +116,47 @@ def test_a_configuration_that_cannot_be_is_refused_by_option(tmp_path: Path) -> 
     assert not BrokerConfig(1, "0.0.0.0:0", tmp_path, insecure=True).address(7).startswith("0.0.0.0")
 
 
+def test_a_broker_told_to_stop_while_it_recovers_does_not_wait_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, go_on = threading.Event(), threading.Event()
+
+    def long_recovery(*what: Any, **how: Any) -> Any:
+        opening.set()
+        assert go_on.wait(DEADLINE_S)
+        return recover(*what, **how)
+
+    async def scenario() -> None:
+        async with standalone(tmp_path) as broker:
+            await broker.create_topic("t")
+            await broker.produce("t", 1)
+        with monkeypatch.context() as patch:
+            patch.setattr("mq_broker.storage.opening.opening.recover", long_recovery)
+            stop = asyncio.Event()
+            serving = asyncio.create_task(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=stop))
+            assert await asyncio.to_thread(opening.wait, DEADLINE_S)
+            stop.set()
+            await asyncio.wait_for(serving, DEADLINE_S / 2)
+            go_on.set()
+        again = await until(lambda: _started(tmp_path))
+        assert await until(lambda: again.numbers("t")) == [1]
+        await again.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_broker_ends_with_the_error_of_a_part_that_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(_self: Retention) -> None:
+        raise StorageFailed("the disk is gone")
+
+    async def scenario() -> None:
+        with pytest.raises(StorageFailed, match="the disk is gone"):
+            await asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=asyncio.Event()), DEADLINE_S)
+
+    monkeypatch.setattr(Retention, "keep", fails)
+    asyncio.run(scenario())
+
+
 def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_when_it_starts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -129,6 +174,14 @@ def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_w
         return [each.getMessage() for each in caplog.records if "--message-bytes-max" in each.getMessage()]
 
     asyncio.run(scenario())
+
+
+async def _started(data: Path) -> Broker | None:
+    """None while the former recovery still holds the lock."""
+    try:
+        return await Broker(BrokerConfig(1, "127.0.0.1:0", data)).start()
+    except InvalidSetting:
+        return None
 
 
 @pytest.mark.parametrize(

@@ -381,6 +381,38 @@ def test_who_may_make_users_makes_no_superuser(tmp_path: Path) -> None:
     beside(tmp_path, job)
 
 
+def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
+    """The answer may have been lost."""
+
+    async def main() -> None:
+        async with broker_with_tokens(tmp_path) as place:
+            root = (await asyncio.to_thread(place.made, "admin")).secret.reveal()
+            async with Shown(place.certs, place.tokens, bearer(root)) as admin:
+                request = pb.AlterTokensRequest(
+                    create_user="etl", token=pb.NewApiToken(id="0" * 16, sha256=b"d" * 32, valid_s=60)
+                )
+                first = await admin.ask("AlterTokens", request)
+                again = await admin.ask("AlterTokens", request)
+                assert (first.changed, again.changed) == (True, False)
+                assert first.expires_s == again.expires_s
+                request.token.sha256 = b"e" * 32
+                wrong = [
+                    request,
+                    pb.AlterTokensRequest(),
+                    pb.AlterTokensRequest(create_user="x"),
+                    pb.AlterTokensRequest(user="etl"),
+                    pb.AlterTokensRequest(delete_user="a", revoke_token="b"),
+                    pb.AlterTokensRequest(token=request.token),
+                    pb.AlterTokensRequest(delete_user="etl", token=request.token),
+                    pb.AlterTokensRequest(user="etl", token=pb.NewApiToken(id="1" * 16, sha256=b"d", valid_s=60)),
+                ]
+                for each in wrong:
+                    with pytest.raises(InvalidRequest):
+                        await admin.ask("AlterTokens", each)
+
+    asyncio.run(main())
+
+
 def test_a_port_for_tokens_needs_certificates(tmp_path: Path) -> None:
     for fields, told in (
         ({"listen_token": f"{HOST}:0"}, "--listen-token goes with --certs"),
