@@ -29,7 +29,7 @@ from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
 from mq_protocol.versions import ours
-from tests.mq_broker.broker.cluster import Broker, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_versions import Registered
 from tests.mq_broker.coordination.wire import Heard
@@ -55,6 +55,15 @@ async def does_not_start(config: BrokerConfig, error: type[Exception], match: st
             await broker.start()
     finally:
         await broker.abandon()
+
+
+async def ended(broker: Broker) -> BaseException | None:
+    """What a broker ended with by itself."""
+    assert broker._task is not None
+    await asyncio.wait({broker._task}, timeout=DEADLINE_S)
+    assert broker._task.done(), "it still runs"
+    task, broker._task = broker._task, None
+    return task.exception()
 
 
 def a_broker(number: int, data: Path, make: Make, **settings: Any) -> BrokerConfig:
@@ -189,6 +198,27 @@ def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(zookeeper
 
 async def _live(root: Broker, count: int) -> bool:
     return len((await root.metadata()).brokers) == count
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("named")
+def test_a_broker_that_runs_below_the_floor_stops(zookeeper: str, tmp_path: Path) -> None:
+    """As if it had been registered just when the floor was raised."""
+
+    async def main() -> None:
+        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        async with contextlib.AsyncExitStack() as undo:
+            below = Broker(a_broker(2, tmp_path / "2", make))
+            undo.push_async_callback(below.abandon)
+            await below.start()
+            other = make()
+            undo.push_async_callback(other.stop)
+            await other.start(Heard())
+            await other.security.write({"floor": (-1, b'{"demands":["authorize"]}')})
+            error = await ended(below)
+            assert isinstance(error, InvalidSetting), error
+
+    asyncio.run(main())
 
 
 @pytest.mark.cluster

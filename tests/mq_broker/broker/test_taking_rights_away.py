@@ -276,6 +276,22 @@ def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_pat
     asyncio.run(main())
 
 
+def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.metadata("__transactions")
+            key = pb.TransactionKey(query_id="q", sink="t")
+            await root.produce("t", 1, stage=pb.StageOf(key=key, batch_id=0, run_id="r"))
+            request = pb.AbortTransactionRequest(query="q", sink="t", timeout_ms=5_000)
+            await root.allow(rule("Describe", "Transaction", "q"))
+            assert not (await etl.ask("AbortTransaction", request)).known
+            await root.allow(rule("Abort", "Transaction", "q"))
+            answer = await etl.ask("AbortTransaction", request)
+            assert (answer.known, answer.discarded) == (True, 1)
+
+    asyncio.run(main())
+
+
 # ---------------------------------------------------------------- rules
 
 
@@ -324,5 +340,33 @@ def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path)
         assert {(line["verdict"], line["method"], line["operation"]) for line in refused} == {
             ("denied", "Fetch", "Read")
         }
+
+    asyncio.run(main())
+
+
+# ---------------------------------------------------------------- clients
+
+
+def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with served(tmp_path) as (root, etl):
+            await root.create_topic("secret")
+            for topic in ("t", "secret"):
+                for group in ("readers", "others"):
+                    positions = [pb.CursorPosition(topic=topic)]
+                    await root.ask("MoveCursors", pb.MoveCursorsRequest(group=group, kind="spark", positions=positions))
+            await root.allow(rule("Read"), rule("Describe", "Group", "readers"))
+            everything = pb.ObserveRequest(detail=pb.PARTITIONS)
+            seen = await etl.ask("Observe", everything)
+            assert list(seen.topics.name) == ["t"]
+            assert len(seen.partitions.topic) == 1
+            assert list(zip(seen.groups.topic, seen.groups.group, strict=True)) == [("t", "readers")]
+            assert (dict(seen.values), dict(seen.left_out)) == ({}, {})
+            named = await etl.ask("Observe", pb.ObserveRequest(detail=pb.TOPICS, topics=["secret"]))
+            assert not named.topics.name
+            await root.allow(rule("Metrics", "Cluster", "cluster"))
+            whole = await etl.ask("Observe", everything)
+            assert sorted(whole.topics.name) == ["secret", "t"]
+            assert whole.values
 
     asyncio.run(main())

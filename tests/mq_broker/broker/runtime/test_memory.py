@@ -81,6 +81,38 @@ def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
     asyncio.run(scenario())
 
 
+def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one_after_the_other() -> None:
+    async def scenario() -> None:
+        held = Held(100, callers_max=1)
+        entered: list[int] = []
+        leave = [asyncio.Event() for _ in range(6)]
+
+        async def send(number: int) -> None:
+            async with held.sending("a", 25) as room:
+                entered.append(number)
+                room.took(20)
+                await leave[number].wait()
+
+        sending = [asyncio.create_task(send(number)) for number in range(6)]
+        await turns()
+        assert (entered, held.bytes) == ([0, 1], 120), "the second one passes the mark, and no other"
+        sending[3].cancel()
+        leave[1].set()
+        await turns()
+        assert entered == [0, 1, 2]
+        leave[2].set()
+        await turns()
+        assert entered == [0, 1, 2, 4]
+        for each in leave:
+            each.set()
+        await asyncio.wait_for(asyncio.gather(*sending, return_exceptions=True), DEADLINE_S)
+        assert (entered, held.bytes) == ([0, 1, 2, 4, 5], 0)
+        assert not held._waiting
+        assert not held._waiting_of
+
+    asyncio.run(scenario())
+
+
 def test_above_the_mark_who_holds_little_reads_little() -> None:
     async def scenario() -> None:
         held = Held(100, callers_max=4)
