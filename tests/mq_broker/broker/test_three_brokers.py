@@ -18,7 +18,6 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.host import replica_settings
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.messages import ReplicaSettings
 from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
