@@ -98,8 +98,8 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
     with GentleLoad(cluster.bootstrap) as load:
         load.more(200)
         command(cluster, "partition", "move", TOPIC, "0", "--to", ",".join(map(str, target)))
-        assert replicas(cluster)[0] == target
-        assert cluster.leader(TOPIC) == target[0]
+        wait_until(lambda: replicas(cluster)[0] == target, "every broker has heard of it")
+        wait_until(lambda: cluster.leader(TOPIC) == target[0], "its first replica leads")
         for broker in before:
             wait_until(lambda broker=broker: cluster.admin.needed_by(broker) == 0, f"broker {broker} is needed no more")
             wait_until(lambda broker=broker: not journals(cluster, broker), "its replica is deleted")
@@ -111,7 +111,7 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
         cluster.resume(before[0])
         load.more(200)
         wait_until_moved(cluster)
-        assert replicas(cluster)[0] == (before[0], target[1])
+        wait_until(lambda: replicas(cluster)[0] == (before[0], target[1]), "every broker has heard of it")
         assert cluster.leader(TOPIC) in (before[0], target[1]), "the first of them, unless it could not follow in time"
         cluster.restart(target[0])
         cluster.wait_until_serving()
@@ -119,7 +119,7 @@ def test_a_partition_moves_while_it_is_written_and_whoever_drives_the_move_dies(
         cluster.pause(before[1])
         start_move(cluster, before[0], (before[1], target[0]))
         assert "back where it came from" in command(cluster, "partition", "move", TOPIC, "0", "--cancel")
-        assert replicas(cluster)[0] == (before[0], target[1])
+        wait_until(lambda: replicas(cluster)[0] == (before[0], target[1]), "every broker has heard of it")
         cluster.resume(before[1])
         load.more(100)
     expect_exactly_what_was_acknowledged(cluster, load)

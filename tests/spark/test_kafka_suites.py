@@ -52,7 +52,7 @@ ELSEWHERE = {
 """Cases that another test holds."""
 
 _SHOWN = {case.shows: [each for each in CASES if each.shows is case.shows] for case in CASES}
-_BY_SPARK = {"read", "stream", "run", "run_into", "write", "spark"}
+_BY_SPARK = {"read", "stream", "run", "run_into", "write", "spark", "sees_what_is_committed"}
 """What `Ground` has that asks for Spark: such cases stay in the process that has it."""
 
 
