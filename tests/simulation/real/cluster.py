@@ -350,6 +350,8 @@ class Cluster:
             for name in self.plan.topics:
                 await self.until(partial(declare_late, clients[0], name), BOOT_S, f"a late group of {name} is declared")
             await self.until(lambda: not why_late_is_wrong(self), BOOT_S, lambda: why_late_is_wrong(self))
+        # Until now: a leader may have given way to the first replica meanwhile
+        await self.until(self.oracle.whole, self.plan.calm_s, self.oracle.why_not_whole)
         gaps = self.oracle.conclude()
         finals = [line for line in self.history if line["op"] == "final"]
         ends = {(line["topic"], line["partition"]): max(line["offsets"], default=-1) + 1 for line in finals}
