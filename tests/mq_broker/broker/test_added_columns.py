@@ -3,7 +3,6 @@ present one."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import CorruptBatch, InvalidRequest, SchemaMismatch
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, rows, standalone, until
+from tests.virtual.world import in_virtual_time
 
 LONGER = pa.schema([*SCHEMA, pa.field("word", pa.string())])
 
@@ -58,7 +58,7 @@ def test_batches_of_each_version_that_the_topic_has_had_are_taken_and_no_others(
             await until(lambda: produced(broker, rows(2), SCHEMA))
             assert await broker.end("t") == 3, "versions outlast a restart"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_batches_are_stored_as_they_come_and_cut_for_readers_as_the_newest_version(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_batches_are_stored_as_they_come_and_cut_for_readers_as_the_newest_versi
             kept = await broker.fetch("t", 0, 2, filter="word IS NOT NULL")
             assert [(stored.kept, bool(payload)) for stored, payload in kept] == [(b"\0", False), (b"\1", True)]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_another_change_of_columns_is_refused_whole(tmp_path: Path, wanted: pa.S
                 await broker.ask("AlterTopic", request)
             assert (await broker.metadata("t")).topics[0] == before
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

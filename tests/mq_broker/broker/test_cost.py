@@ -40,6 +40,7 @@ from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.long
 
@@ -85,7 +86,7 @@ def test_a_topic_named_often_in_one_question_is_refused(tmp_path: Path) -> None:
             assert cost.longest_hold_s < HOLD_S
             assert cost.grown_bytes < GROWN_BYTES
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_search_for_a_name_like_a_strangers_does_not_hold_up_the_broker(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_a_search_for_a_name_like_a_strangers_does_not_hold_up_the_broker(tmp_pa
             assert cost.longest_hold_s < HOLD_S
             assert cost.grown_bytes < GROWN_BYTES
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_subscription_to_very_many_places_is_refused(tmp_path: Path) -> None:
@@ -128,7 +129,7 @@ def test_a_subscription_to_very_many_places_is_refused(tmp_path: Path) -> None:
             assert cost.longest_hold_s < HOLD_S
             assert cost.grown_bytes < GROWN_BYTES
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_move_to_very_many_brokers_is_refused_before_they_are_looked_at(tmp_path: Path) -> None:
@@ -144,7 +145,7 @@ def test_a_move_to_very_many_brokers_is_refused_before_they_are_looked_at(tmp_pa
             assert cost.longest_hold_s < HOLD_S
             assert cost.grown_bytes < GROWN_BYTES
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_others_are_served_while_one_attacks(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_others_are_served_while_one_attacks(tmp_path: Path) -> None:
             assert max(took) < 2.0
             assert sorted(took)[len(took) // 2] < 0.3
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 # ------------------------------------------------------------------ batches that are larger inside
@@ -221,7 +222,7 @@ def test_a_batch_may_be_as_large_inside_as_its_topic_says_and_no_larger(tmp_path
                 with pytest.raises(InvalidSetting, match="batch_decoded_bytes_max"):
                     await broker.create_topic("wrong", batch_decoded_bytes_max=wrong)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 # ------------------------------------------------------------------ answers
@@ -323,4 +324,4 @@ def test_a_topic_that_is_not_there_is_still_told_with_the_nearest_name(tmp_path:
             with pytest.raises(UnknownTopic, match="did you mean 'orders'"):
                 await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="order"))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_cursors import cursors, is_at, move
 from tests.mq_broker.broker.test_member_owners import are_denied
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -65,7 +65,7 @@ def test_nobody_else_moves_a_querys_cursor(tmp_path: Path) -> None:
             await moved(ann, 6, reset=True)
             assert await cursors(root) == [(6, "spark")]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_nobody_else_consumes_in_the_group_of_a_query(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_nobody_else_consumes_in_the_group_of_a_query(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="one of consumers"):
                 await moved(bob, 9)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_superuser_moves_it_and_does_not_take_it(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_superuser_moves_it_and_does_not_take_it(tmp_path: Path) -> None:
             with pytest.raises(PermissionDenied):
                 await moved(bob, 7)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(
             await until(lambda: is_led_and_at(broker, 5))
             await moved(broker, 6)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
@@ -141,4 +141,4 @@ def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
 
             await until(lambda: are_denied(tmp_path, expected))
 
-    asyncio.run(main())
+    in_virtual_time(main())

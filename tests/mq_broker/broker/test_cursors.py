@@ -3,7 +3,6 @@ anywhere."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone, until
+from tests.virtual.world import in_virtual_time
 
 
 async def move(broker: Broker, offset: int, *, group: str = "g", **fields: object) -> pb.PartitionOffsets:
@@ -65,7 +65,7 @@ def test_a_member_that_wakes_after_another_has_gone_on_does_not_move_the_group_b
             await member.read()
         return True
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_members_last_word_counts_forward_with_its_stream_gone_and_at_a_leader_that_knows_no_members(
@@ -79,7 +79,7 @@ def test_a_members_last_word_counts_forward_with_its_stream_gone_and_at_a_leader
             await move(broker, 7, kind="consumer", member_id="a")
             assert await is_at(broker, 7)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_word_that_did_not_come_on_the_owners_stream_is_where_the_next_owner_begins(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_word_that_did_not_come_on_the_owners_stream_is_where_the_next_owner_b
                 opened = await waiting.read_opened(2)
                 assert (opened[-1].active, opened[-1].offset) == (True, 6)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_word_beyond_the_end_of_the_log_takes_nothing_from_the_next_owner(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_word_beyond_the_end_of_the_log_takes_nothing_from_the_next_owner(tmp_
                 await broker.produce("t", 10)
                 assert (await waiting.read_numbers(1))[-1] == 10
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_consumer_that_names_no_member_moves_nothing(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_consumer_that_names_no_member_moves_nothing(tmp_path: Path) -> None:
                 await move(broker, 1, kind="consumer")
             assert await cursors(broker) == []
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_only_an_administrator_moves_a_group_of_consumers_back_and_a_query_stays_a_query(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_only_an_administrator_moves_a_group_of_consumers_back_and_a_query_stays
             await move(broker, 1, group="q", reset=True)
             assert await cursors(broker, "q") == [(1, "spark")]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_query_restarted_from_an_older_checkpoint_reports_that_it_went_back(tmp_path: Path) -> None:
@@ -166,4 +166,4 @@ def test_a_query_restarted_from_an_older_checkpoint_reports_that_it_went_back(tm
             await move(broker, 2, kind="spark")
             assert await cursors(broker) == [(2, "spark")]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -26,6 +26,7 @@ from mq_protocol.errors import InvalidSetting, NotLeader
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_cli.processes import Command
 from tests.switch import plain_text
+from tests.virtual.world import in_virtual_time
 
 MARKER = "THIS-IS-A-PAYLOAD"
 
@@ -134,7 +135,7 @@ def test_a_topic_with_a_key_that_the_broker_lacks_is_not_made(tmp_path: Path, ke
                 await broker.create_topic("t", encryption_key="orders")
             assert not (await broker.metadata()).topics
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_broker_refuses_keys_that_are_of_no_use(tmp_path: Path, keys: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_cluster_below_level_two_has_no_sealed_data(
             async with standalone(tmp_path / "data", encrypt=f"file:{keys}"):
                 pass
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.cluster

@@ -28,6 +28,7 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, OutcomeUnknown, TritonMQError
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until
 from tests.mq_broker.broker.transactions.test_coordinator import KEY, decide, stage
+from tests.virtual.world import in_virtual_time
 
 LINK = "/tritonmq.v1.Peer/Link"
 SERVICES = ("tritonmq.v1.Broker", "tritonmq.v1.Peer")
@@ -453,7 +454,7 @@ def test_a_partition_whose_log_holds_an_absurd_epoch_is_healed_by_force(tmp_path
             await until(lambda: broker.produce("t", 2))
             assert await broker.numbers("t") == [1, 2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def write_behind(data: Path, topic_id: str, entry: Entry) -> None:

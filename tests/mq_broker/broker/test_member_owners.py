@@ -3,7 +3,6 @@ neither take its place nor settle what it was lent."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -16,6 +15,7 @@ from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.queues.members import Member, ranges
 from tests.mq_broker.broker.queues.spoken import ack, speaking
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -67,7 +67,7 @@ def test_nobody_else_settles_what_a_member_was_lent(tmp_path: Path) -> None:
             await Member(ann, "m").ack(lent.lease, 0, 4)
             assert await members_of(As(broker, ROOT)) == []
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def _stays_anns(bob: As, lease: pb.LeaseId) -> None:
@@ -96,7 +96,7 @@ def test_nobody_else_takes_a_members_place(tmp_path: Path) -> None:
             answered = await at_work.hear(lambda said: said.answers)
             assert answered.answers[0].answer == pb.SettleAnswer()
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_process_of_the_same_user_takes_the_place_of_one_that_ended(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_process_of_the_same_user_takes_the_place_of_one_that_ended(tmp_path: 
             assert ranges(first) == [0, 4]
             assert ranges(second)[0] < 4, "what the former process had is lent to it"
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Pat
                 [cursor] = (await As(broker, ROOT).ask("Groups", pb.GroupsRequest(group="g"))).cursors
                 assert cursor.offset == 10
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
             expected.append((BOB, "MoveCursors", "Read", "group 'h'", "the member is another user's"))
             await until(lambda: are_denied(tmp_path, expected))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def are_denied(data: Path, expected: list[tuple[str, ...]]) -> bool:

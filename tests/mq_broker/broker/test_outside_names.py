@@ -3,7 +3,6 @@ usable."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, SchemaMismatch, StagedBatchMissing
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.virtual.world import in_virtual_time
 
 UNSEEN = "pay\u200bments"
 
@@ -32,7 +32,7 @@ def test_a_topic_is_made_under_a_name_that_nobody_mistakes(tmp_path: Path) -> No
             for name in ("bad name!", "x*", ".hidden", "話題"):
                 assert (await broker.create_topic(name)).name == name
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_broker_may_allow_shorter_topic_names_only(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_broker_may_allow_shorter_topic_names_only(tmp_path: Path) -> None:
         with pytest.raises(InvalidSetting, match="rack 'a"):
             BrokerConfig(broker=1, listen="127.0.0.1:0", data_dir=tmp_path, rack="a\nb")
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_group_and_its_members_have_names_that_nobody_mistakes(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_group_and_its_members_have_names_that_nobody_mistakes(tmp_path: Path)
                     with pytest.raises(aio.AioRpcError, match="member id"):
                         await stream.read_opened()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def _schema(name: str) -> pa.Schema:
@@ -89,7 +89,7 @@ def test_columns_that_are_made_have_names_that_nobody_mistakes(tmp_path: Path) -
             with pytest.raises(InvalidRequest, match="column name"):
                 await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", schema=schema_to_bytes(more)))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_schema_whose_texts_are_no_utf8_or_that_has_extension_types_is_refused(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_schema_whose_texts_are_no_utf8_or_that_has_extension_types_is_refused
                 with pytest.raises(InvalidRequest, match="the schema is no Arrow schema message"):
                     await broker.ask("CreateTopic", request)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_name_that_cannot_be_there_is_not_looked_for_and_not_told_back_whole(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_name_that_cannot_be_there_is_not_looked_for_and_not_told_back_whole(t
                 await broker.fetch("t", 0, 3, columns=[endless], project=True)
             assert len(str(missing.value)) < 1_000
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_the_ids_of_a_query_a_sink_and_a_run_forge_no_line_of_the_log(
@@ -153,7 +153,7 @@ def test_the_ids_of_a_query_a_sink_and_a_run_forge_no_line_of_the_log(
             moved = await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[place]))
             assert moved.partitions[0].error.message.isprintable()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
     told = [record.getMessage() for record in caplog.records]
     assert any("that lost" in text and "all is lost" in text for text in told)
     assert max(map(len, told)) < 1_000

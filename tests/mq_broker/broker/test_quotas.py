@@ -31,6 +31,7 @@ from tests.mq_broker.broker import principals
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker, numbers_in, standalone, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.queues.members import of
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -117,7 +118,7 @@ def test_a_quota_that_is_raised_lets_those_go_on_who_wait(tmp_path: Path) -> Non
             await unlimit(root, GREEDY, "produce")
             await asyncio.wait_for(writing, DEADLINE_S)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_reading_pauses_between_messages(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_requests_wait_and_then_are_refused_with_the_time_to_ask_again(tmp_path:
             await asyncio.sleep(first.retry_after_ms / 1000)
             assert await ask() is None
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_acknowledgements_are_never_held_back(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_acknowledgements_are_never_held_back(tmp_path: Path) -> None:
                 position = pb.CursorPosition(topic="t", offset=0)
                 await greedy.ask("MoveCursors", pb.MoveCursorsRequest(group="g", kind="spark", positions=[position]))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_streams_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_streams_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
                 await modest.fetch("t", 0, 1)
             assert await until(lambda: greedy.fetch("t", 0, 1)), "streams that are over do not count"
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
@@ -252,7 +253,7 @@ def test_topics_and_partitions_count_for_who_made_them(tmp_path: Path) -> None:
             await modest.ask("DeleteTopic", pb.DeleteTopicRequest(name="a"))
             await greedy.create_topic("e")
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_superusers_have_no_quotas_and_may_lift_the_lowest(tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_superusers_have_no_quotas_and_may_lift_the_lowest(tmp_path: Path) -> No
             await unlimit(root, "*", *Quota)
             assert not (await root.ask("Quotas", pb.QuotasRequest())).quotas
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_quotas_are_set_whole_or_not_at_all_and_only_by_who_may(tmp_path: Path) -> None:
@@ -292,7 +293,7 @@ def test_quotas_are_set_whole_or_not_at_all_and_only_by_who_may(tmp_path: Path) 
                 await limit(root, "Broker:1", produce=5)
             assert not (await root.ask("Quotas", pb.QuotasRequest())).quotas
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_quotas_outlast_the_broker_and_hold_where_rights_are_not_judged(tmp_path: Path) -> None:
@@ -313,4 +314,4 @@ def test_quotas_outlast_the_broker_and_hold_where_rights_are_not_judged(tmp_path
             await unlimit(broker, "User:ANONYMOUS", "requests")
             await asyncio.gather(*(broker.metadata("t") for _ in range(6)))
 
-    asyncio.run(main())
+    in_virtual_time(main())

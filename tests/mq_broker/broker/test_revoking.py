@@ -37,6 +37,7 @@ from tests.mq_broker.broker.test_taking_rights_away import (
     watching,
 )
 from tests.securing import HOST, Certs
+from tests.virtual.world import in_virtual_time
 
 RIGHTS = [rule("Describe"), rule("Read"), rule("Write"), rule("Read", "Group", "g"), rule("Write", "Lock", "l")]
 
@@ -58,7 +59,7 @@ def test_what_a_revoked_user_has_open_ends(what: str, tmp_path: Path) -> None:
             assert (await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))).removed == 1
             assert (await etl.metadata("t")).topics
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.usefixtures("named")
@@ -73,7 +74,7 @@ def test_a_revoked_producers_stream_ends(tmp_path: Path) -> None:
                 assert isinstance(await ended(stream.call), NotAuthenticated)
             assert await root.numbers("t") == [1]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.usefixtures("named")
@@ -135,7 +136,7 @@ def test_who_asks_is_not_locked_out_by_itself_and_needs_a_right(tmp_path: Path) 
         assert ("add", "User:x") in told
         assert ("add", "aff01") in told
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.usefixtures("named")
@@ -156,7 +157,7 @@ def test_a_document_that_cannot_be_read_leaves_revoked_who_was_and_a_new_start_k
             with pytest.raises(NotAuthenticated):
                 await As(again, ETL).metadata("t")
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(tmp_path: Path) -> None:

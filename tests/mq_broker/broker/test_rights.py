@@ -23,6 +23,7 @@ from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.security.test_rules import Written, oracle
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -273,7 +274,7 @@ def test_a_request_is_allowed_exactly_if_each_of_its_names_is(methods: list[Meth
                     wrong.append((case.method.name, case.who, case.rules, case.expected, error))
             assert wrong == []
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_broadcast_group_is_joined_by_who_may_read_the_group(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_a_broadcast_group_is_joined_by_who_may_read_the_group(tmp_path: Path) -
             await root.allow(pb.AclRule(principal=who, operation="Read", kind="Group", name="desks"))
             assert await outcome(reader, subscribe, pb.SubscribeRequest(open=opened)) is None
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_which_are_there(tmp_path: Path) -> None:
@@ -318,4 +319,4 @@ def test_topics_are_made_together_by_who_may_make_each_and_nobody_else_hears_whi
             made = await maker.ask("CreateTopics", pb.CreateTopicsRequest(topics=topics[:1]))
             assert [each.error.code for each in made.topics] == [0]
 
-    asyncio.run(main())
+    in_virtual_time(main())

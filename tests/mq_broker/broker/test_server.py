@@ -23,6 +23,7 @@ from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageF
 from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 from tests.mq_broker.coordination.wire import end_session_of
+from tests.virtual.world import in_virtual_time
 
 
 def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zookeeper: str, tmp_path: Path) -> None:
@@ -173,7 +174,7 @@ def test_a_broker_that_takes_smaller_messages_than_a_topic_has_batches_says_so_w
     def told() -> list[str]:
         return [each.getMessage() for each in caplog.records if "--message-bytes-max" in each.getMessage()]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _started(data: Path) -> Broker | None:
@@ -235,4 +236,4 @@ def test_a_broker_that_stands_alone_has_no_peer_port(tmp_path: Path) -> None:
         assert (await coordination.brokers())[1].peer_address == ""
         await broker.stop()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.limits import OFFSETS_OF_A_LIFE, PARTITIONS_PER_TOPIC_MAX
 from tests.mq_broker.broker.cluster import FINGERPRINT, Broker, rows, standalone, until
+from tests.virtual.world import in_virtual_time
 
 
 def test_what_is_produced_is_fetched_byte_for_byte(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_what_is_produced_is_fetched_byte_for_byte(tmp_path: Path) -> None:
             assert [(b.base_offset, b.record_count, data) for b, data in found] == [(0, 3, payload), (3, 3, payload)]
             assert await broker.end("t") == 6
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_the_same_uuid_gets_the_first_answer_again(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_the_same_uuid_gets_the_first_answer_again(tmp_path: Path) -> None:
             assert (second.base_offset, second.timestamp_us, second.duplicate) == (1, first.timestamp_us, True)
             assert await broker.numbers("t") == [0, 1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_record_is_recognised_by_its_own_uuid_in_another_batch_and_after_a_restart(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_record_is_recognised_by_its_own_uuid_in_another_batch_and_after_a_res
             assert (await broker.produce("t", 3, record_uuids=three)).base_offset == 2
             assert await broker.numbers("t") == [1, 2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_restart_keeps_everything(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_restart_keeps_everything(tmp_path: Path) -> None:
             await until(lambda: _leads(broker, "gone"))
             assert await broker.end("gone") == OFFSETS_OF_A_LIFE, "it is empty, and no offset is given twice"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_crash_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
             await until(lambda: _leads(broker, "t"))
             assert await broker.numbers("t") == [1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _leads(broker: Broker, topic: str) -> bool:
@@ -132,7 +132,7 @@ def test_answers_come_back_in_order_however_large_the_batches(tmp_path: Path) ->
             assert [r.correlation for r in results] == list(range(1, 31))
             assert [r.base_offset for r in results] == sorted(r.base_offset for r in results)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_acks_leader_and_none_are_answered_too(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_acks_leader_and_none_are_answered_too(tmp_path: Path) -> None:
             await broker.produce("t", 3)
             assert await broker.numbers("t") == [1, 2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_batch_that_must_follow_another_waits_for_it(tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_a_batch_that_must_follow_another_waits_for_it(tmp_path: Path) -> None:
             await broker.produce("t", 1, uuid=first)
             assert (await broker.produce("t", 2, after=first)).base_offset == 1
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_bad_batches_are_refused_and_the_stream_goes_on(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_bad_batches_are_refused_and_the_stream_goes_on(tmp_path: Path) -> None:
                 assert (await stream.result()).base_offset == 0
             assert await broker.numbers("t") == [1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_fetching_past_what_is_committed_says_retry(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_fetching_past_what_is_committed_says_retry(tmp_path: Path) -> None:
                 await broker.fetch("t", 1, 0)
             assert await broker.fetch("t", 1, 1) == []
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_stored_batches_share_chunks_up_to_their_size(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_stored_batches_share_chunks_up_to_their_size(tmp_path: Path) -> None:
             found = await broker.fetch("t", 0, 20, chunk_bytes_max=5 * size)
             assert [b.base_offset for b, _ in found] == list(range(20))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_offsets_are_found_by_time(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_offsets_are_found_by_time(tmp_path: Path) -> None:
 
             assert [await at(0), await at(second.timestamp_us), await at(second.timestamp_us + 1)] == [0, 2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_topics_are_refused_with_the_reason(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_topics_are_refused_with_the_reason(tmp_path: Path) -> None:
                 )
             assert [topic.name for topic in (await broker.metadata()).topics] == ["t"]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_without_a_schema_has_the_record_schema(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_topic_without_a_schema_has_the_record_schema(tmp_path: Path) -> None:
                 await stream.send("t", encode_batch(batch), 1, schema_fingerprint=schema_fingerprint(RECORD_SCHEMA))
                 assert (await stream.result()).base_offset == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_deleted_topic_is_gone_and_its_name_begins_anew(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_a_deleted_topic_is_gone_and_its_name_begins_anew(tmp_path: Path) -> Non
             await broker.create_topic("t")
             assert await broker.end("t") == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _no_partitions(data: Path) -> bool:

@@ -25,6 +25,7 @@ from mq_protocol.errors import InvalidTopicName, PermissionDenied, TritonMQError
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -88,7 +89,7 @@ def test_a_producers_next_batch_is_refused_and_its_stream_goes_on(tmp_path: Path
                 assert not (await stream.result()).HasField("error")
             assert await root.numbers("t") == [1, 5]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def watching(etl: As) -> Any:
@@ -150,7 +151,7 @@ def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_pat
             error = await ended(call)
             assert isinstance(error, PermissionDenied | UnknownTopic), error
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_rights_are_gone_in_time_at_a_broker_that_was_not_asked(zookeeper: str, tmp_path: Path) -> None:
@@ -247,7 +248,7 @@ def test_lists_tell_only_what_may_be_described(tmp_path: Path) -> None:
             [each.topic for each in transactions.staged],
         )
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_path: Path) -> None:
@@ -273,7 +274,7 @@ def test_a_topic_that_is_hidden_and_one_that_is_not_there_are_told_alike(tmp_pat
                 await etl.ask("DeleteTopic", pb.DeleteTopicRequest(name="secret-2"))
             assert "secret-1" not in str(near.value)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_an_abort_of_what_may_not_be_aborted_finds_nothing(tmp_path: Path) -> No
             answer = await etl.ask("AbortTransaction", request)
             assert (answer.known, answer.discarded) == (True, 1)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 # ---------------------------------------------------------------- rules
@@ -311,7 +312,7 @@ def test_rules_survive_a_restart_and_a_document_that_is_not_ours_allows_nothing(
             assert not (await As(broker, ETL).metadata("t")).topics
             assert (await As(broker, ROOT).metadata("t")).topics
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 # ---------------------------------------------------------------- the audit log
@@ -341,7 +342,7 @@ def test_the_audit_log_says_who_was_refused_and_who_changed_what(tmp_path: Path)
             ("denied", "Fetch", "Read")
         }
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 # ---------------------------------------------------------------- clients
@@ -369,4 +370,4 @@ def test_an_observation_tells_only_what_may_be_described(tmp_path: Path) -> None
             assert sorted(whole.topics.name) == ["secret", "t"]
             assert whole.values
 
-    asyncio.run(main())
+    in_virtual_time(main())

@@ -24,6 +24,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, numbers_in, shared, until
+from tests.virtual.world import in_virtual_time
 
 SESSION_TIMEOUT_MS = 6_000
 
@@ -111,7 +112,7 @@ def test_what_is_acknowledged_is_on_every_broker(
 
                 await until(same)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(zookeeper: str, tmp_path: Path) -> None:
@@ -136,7 +137,7 @@ def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(zoo
 
             await until(caught_up)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_leader_whose_sync_fails_reads_its_log_again_and_serves_on(
@@ -201,7 +202,7 @@ def test_a_clean_stop_hands_leadership_over_before_the_session_ends(zookeeper: s
             await stopping
             assert await cluster[leader].numbers("t") == [1, 2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_subscription_is_told_when_leadership_moves(zookeeper: str, tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ def test_a_subscription_is_told_when_leadership_moves(zookeeper: str, tmp_path: 
                 await subscription.open("t", group="g", member="a", earliest=True)
                 assert await subscription.read_numbers(1) == [2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(zookeeper: str, tmp_path: Path) -> None:
@@ -246,7 +247,7 @@ def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(zookee
             await cluster[former].abandon()  # a successor may lead before the next question
             assert [(c.offset, c.log_end_offset) for c in await _cursors(follower)] == [(2, 3)]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _cursors(broker: Broker) -> list[pb.GroupCursor]:
@@ -276,7 +277,7 @@ def test_a_decision_is_published_on_every_leader(zookeeper: str, tmp_path: Path)
             for p in info.partitions:
                 assert await cluster[p.leader].numbers("t", p.partition) == [p.partition]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _ask_coordinator(cluster: Three, request: pb.DecideRequest) -> pb.DecideResponse:
@@ -298,7 +299,7 @@ def test_all_brokers_down_and_up_again_keep_everything(zookeeper: str, tmp_path:
             leader = await cluster.leader("t", at=1)
             assert await until(lambda: cluster[leader].numbers("t")) == [1, 2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(zookeeper: str, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.coordination.conftest import opened as opened
 from tests.mq_broker.coordination.conftest import root as root
 from tests.mq_broker.coordination.wire import Heard
+from tests.virtual.world import in_virtual_time
 
 MINE = Versions(3, 2, "0.4.0", 3)
 
@@ -69,7 +70,7 @@ def test_a_client_that_speaks_no_common_protocol_is_refused_and_an_old_one_is_an
             ):
                 await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 2, protocol_oldest=PROTOCOL + 1))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(
@@ -90,7 +91,7 @@ def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(
         async with standalone(tmp_path) as broker:
             assert (await broker.metadata()).level == LEVEL
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_leader_writes_no_operation_above_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +118,7 @@ def test_a_leader_writes_no_operation_above_the_level(tmp_path: Path, monkeypatc
                 (done,) = (await broker.ask("DeleteGroup", deleted)).partitions
             assert not done.HasField("error")
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_broker_that_does_not_know_the_level_does_not_start(tmp_path: Path) -> None:
@@ -131,11 +132,11 @@ def test_a_broker_that_does_not_know_the_level_does_not_start(tmp_path: Path) ->
         async with standalone(tmp_path):
             raise AssertionError("it started")
 
-    asyncio.run(raise_it())
+    in_virtual_time(raise_it())
     with pytest.raises(
         IncompatibleVersion, match=rf"at level {LEVEL + 1} of features, and this broker .* knows up to {LEVEL}"
     ):
-        asyncio.run(start())
+        in_virtual_time(start())
 
 
 class Registered(FileCoordination):
@@ -170,4 +171,4 @@ def test_a_broker_that_does_not_know_the_level_takes_no_part(tmp_path: Path, cap
         ]
         await service.stop()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -23,6 +23,7 @@ from tests.mq_broker.broker.administration.test_trimming import Part
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.virtual.world import in_virtual_time
 
 
 class Kept(Part):
@@ -144,7 +145,7 @@ def test_nothing_is_consumed_until_the_leader_of_the_first_partition_has_said_wh
         ours.keep(())
         assert ours._told == {}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_groups() -> None:
@@ -157,10 +158,10 @@ def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_grou
     topics: Any = SimpleNamespace(meant=meant)
     ours = Consumed(shell, topics, Asked().leader)
     request = pb.StreamGroupsRequest(topic="t", topic_id="id")
-    assert list(asyncio.run(ours.stream_groups(request, 5.0)).groups) == ["quick", "slow"]
+    assert list(in_virtual_time(ours.stream_groups(request, 5.0)).groups) == ["quick", "slow"]
     first.refuses = NotLeader("another broker leads")
     with pytest.raises(NotLeader):
-        asyncio.run(ours.stream_groups(request, 5.0))
+        in_virtual_time(ours.stream_groups(request, 5.0))
 
 
 # ---------------------------------------------------------------- real brokers
@@ -227,7 +228,7 @@ def test_journal_files_go_once_every_group_is_done_with_them_and_a_leader_that_d
             assert await held_by(cluster[heir]) == ""
             assert (await cluster[heir].produce("t", 1)).base_offset == 6 * ROWS
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_away(
@@ -264,7 +265,7 @@ def test_a_partition_that_is_added_keeps_its_records_for_a_group_that_was_away(
             await move(broker, "away", 2, 1)
             await until(lambda: dropped(1))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp_path: Path) -> None:
@@ -273,4 +274,4 @@ def test_a_word_that_retention_does_not_know_is_refused_with_the_nearest_one(tmp
             with pytest.raises(InvalidSetting, match=r"did you mean 'consumed'\?.*limits, consumed"):
                 await broker.create_topic("t", retention="consume")
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -18,6 +18,7 @@ from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, NotLeader, Out
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
+from tests.virtual.world import in_virtual_time
 
 
 async def start(broker: Broker, topic: str, *targets: tuple[int, tuple[int, ...]], cancel: bool = False) -> None:
@@ -56,7 +57,7 @@ def test_the_coordinators_topic_gets_three_replicas_when_there_are_brokers_for_t
         finally:
             await asyncio.gather(*(broker.stop() for broker in cluster.brokers.values()))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def whole(leader: Broker, topic: str) -> bool:
@@ -83,7 +84,7 @@ def test_two_brokers_that_begin_different_moves_at_once_leave_one_of_them(zookee
             await cluster.in_sync("t", found[0], at=found[0][0])
             assert (await cluster[found[0][0]].produce("t", 1)).base_offset == 0
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_sent(
@@ -110,7 +111,7 @@ def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_s
             await start(cluster[1], "t", (0, ()), cancel=True)
             assert await replicas(cluster[third], "t") == [[third, follower]], "what has arrived stays"
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_topic_gets_fewer_copies_and_more_again_and_takes_its_floor_along(zookeeper: str, tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_topic_gets_fewer_copies_and_more_again_and_takes_its_floor_along(zook
                 await cluster[broker].abandon()
             await until(partial(refuses_to_be_alone, cluster[first]))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def refuses_to_be_alone(leader: Broker) -> bool:
@@ -182,4 +183,4 @@ def test_a_topic_is_edited_once_whatever_answers_are_lost(tmp_path: Path, fates:
                 )
         await service.stop()
 
-    asyncio.run(main())
+    in_virtual_time(main())

@@ -18,7 +18,7 @@ from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, NotEnoughReplicas, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
-from tests.mq_broker.broker.virtual import in_virtual_time
+from tests.virtual.world import in_virtual_time
 
 NOW_MS = 5_000
 

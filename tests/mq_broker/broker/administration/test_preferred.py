@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from mq_broker.broker.administration.preferred import AT_ONCE, FORGOTTEN_MS, PAUSE_MS_MAX, GivingBack, Led
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.virtual.world import in_virtual_time
 
 AFTER_MS = 60_000
 LOOK_MS = 2_000
@@ -85,4 +85,4 @@ def test_a_broker_that_was_away_leads_what_it_led_by_itself(zookeeper: str, tmp_
 
             await until(as_made, 120)
 
-    asyncio.run(main())
+    in_virtual_time(main())

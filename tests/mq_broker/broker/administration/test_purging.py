@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.virtual.world import in_virtual_time
 
 
 async def purge(broker: Broker, topic: str, offset: int) -> pb.PartitionOffsets:
@@ -43,7 +43,7 @@ def test_what_was_purged_stays_so_under_the_next_leader(zookeeper: str, tmp_path
                 await cluster[leader].fetch("t", 0, 4)
             assert gone.value.next_offset == 3
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(
@@ -67,4 +67,4 @@ def test_only_users_topics_are_purged_and_from_an_offset_that_can_be(
             with pytest.raises(InvalidRequest, match="at most 2 partitions"):
                 await broker.ask("Purge", pb.PurgeRequest(positions=places))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

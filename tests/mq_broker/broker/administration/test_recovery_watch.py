@@ -17,7 +17,7 @@ from mq_broker.core.messages import CasOutcome, LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, OutcomeUnknown, UnknownPartition, Unreachable
 from mq_protocol.names import OnTotalLoss
-from tests.mq_broker.broker.virtual import in_virtual_time
+from tests.virtual.world import in_virtual_time
 
 LOST = NodeState(LeaderName(2, 7), 5, ((1, "gone"), (2, "gone too")), 2, "w")
 

@@ -15,6 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
 from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
+from tests.virtual.world import in_virtual_time
 
 ROWS = 2_000
 """A batch of so many takes some 60 KB: each begins a segment of its own, or nearly."""
@@ -85,7 +86,7 @@ def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(zookeepe
             again = await cluster[leader].produce("t", *range(ROWS), uuid=b"batch %10d" % 0)
             assert (again.duplicate, again.base_offset) == (True, 0)  # dropped, and still known (trap 13)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zookeeper: str, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zoo
             assert (again.duplicate, again.base_offset) == (True, 0)
             assert await until(lambda: held(cluster[heir], start, 12 * ROWS)) == list(range(start, 12 * ROWS))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: str, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: s
                 over.set()
                 await writing
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zookeeper: str, tmp_path: Path) -> None:
@@ -165,7 +166,7 @@ def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zook
             assert placed.base_offset == 3
             assert await start_of(cluster[heir]) >= 3
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 class Clocks:

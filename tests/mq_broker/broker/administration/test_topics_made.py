@@ -22,6 +22,7 @@ from mq_protocol.errors import (
 from mq_protocol.limits import PARTITIONS_PER_TOPIC_MAX, REPLICAS_MAX
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone
+from tests.virtual.world import in_virtual_time
 
 
 async def named(broker: Broker, *topics: str, auto_create: bool = True) -> dict[str, int]:
@@ -51,7 +52,7 @@ def test_a_topic_is_made_when_one_is_named_by_somebody_who_wants_it(
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="a"))
             assert await named(broker, "c") == {"c": 2}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def wanted(*topics: str, partitions: int = 1, **fields: Any) -> pb.CreateTopicsRequest:
@@ -82,7 +83,7 @@ def test_topics_that_are_asked_for_together_are_each_answered_and_those_that_are
             assert await named(broker, "a", "b", "wide", "typo", auto_create=False) == {"a": 2, "b": 2}
             assert (await broker.ask("CreateTopics", pb.CreateTopicsRequest())).topics == []
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_request_for_more_partitions_than_a_topic_may_have_is_refused_whole(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_a_request_for_more_partitions_than_a_topic_may_have_is_refused_whole(tm
                 await broker.ask("CreateTopics", wanted("a", "a"))
             assert await named(broker, "a", auto_create=False) == {}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_broker_that_is_not_to_make_topics_makes_none(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_broker_that_is_not_to_make_topics_makes_none(tmp_path: Path) -> None:
         async with standalone(tmp_path) as broker:
             assert await named(broker, "a") == {}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize("name", ["", "a\nb"])
@@ -119,7 +120,7 @@ def test_a_broker_checks_the_names_of_columns_whatever_its_client_has_checked(tm
                     await broker.create_topic("t", schema=pa.schema([column]))
             assert not (await broker.metadata()).topics
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_is_not_made_with_settings_that_do_not_exist_or_that_a_broker_cannot_serve(tmp_path: Path) -> None:
@@ -131,7 +132,7 @@ def test_a_topic_is_not_made_with_settings_that_do_not_exist_or_that_a_broker_ca
                 await broker.create_topic("t", durabilty="os")
             assert not (await broker.metadata()).topics
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_only_a_topic_of_users_that_there_is_can_be_deleted(tmp_path: Path) -> None:
@@ -146,7 +147,7 @@ def test_only_a_topic_of_users_that_there_is_can_be_deleted(tmp_path: Path) -> N
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="orders"))
             assert not (await broker.metadata()).topics
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_is_given_only_as_many_replicas_as_a_topic_may_have(tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ def test_a_topic_is_given_only_as_many_replicas_as_a_topic_may_have(tmp_path: Pa
             with pytest.raises(NotEnoughBrokers):
                 await broker.ask("AlterTopic", pb.AlterTopicRequest(name="t", replicas=REPLICAS_MAX))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_is_altered_only_to_batches_that_every_broker_takes_and_by_a_name_that_a_topic_may_have(
@@ -174,4 +175,4 @@ def test_a_topic_is_altered_only_to_batches_that_every_broker_takes_and_by_a_nam
                     "AlterTopic", pb.AlterTopicRequest(name="__transactions", settings={"retention_ms": "1"})
                 )
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

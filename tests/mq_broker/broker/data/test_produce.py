@@ -31,6 +31,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, SchemaMismatch
 from mq_protocol.limits import RECORD_UUIDS_MAX, REQUEST_TIMEOUT_MS
 from tests.mq_broker.broker.cluster import DEADLINE_S, FINGERPRINT, SCHEMA, rows, standalone
+from tests.virtual.world import in_virtual_time
 
 UUID = bytes(range(1, 17))
 KEY = pb.TransactionKey(query_id="q", sink="t")
@@ -183,7 +184,7 @@ def test_a_stream_ends_once_all_is_answered_and_holds_nothing_then() -> None:
         assert told == [(1, 10, 99, False), (2, 11, 99, True), (3, 12, 99, False)]
         assert world.held.bytes == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_stream_that_said_nothing_ends_at_once() -> None:
@@ -195,7 +196,7 @@ def test_a_stream_that_said_nothing_ends_at_once() -> None:
         await world.hear()
         await asyncio.wait_for(writing, DEADLINE_S)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,12 +211,12 @@ def test_answers_that_are_ready_together_share_messages_of_bounded_size(monkeypa
         assert [len(message) for message in world.sent] == sizes
         assert [result.correlation for result in world.results] == [1, 2, 3, 4, 5]
 
-    asyncio.run(scenario(Done(1, 2), [3, 2]))
+    in_virtual_time(scenario(Done(1, 2), [3, 2]))
     there = RecordsThere(tuple(RecordThere(position, position, 5) for position in range(10)))
     monkeypatch.setattr(produce, "_ANSWERS_BYTES_MAX", 1)
-    asyncio.run(scenario(there, [1] * 5))
+    in_virtual_time(scenario(there, [1] * 5))
     monkeypatch.setattr(produce, "_ANSWERS_BYTES_MAX", 1 << 20)
-    asyncio.run(scenario(there, [3, 2]))
+    in_virtual_time(scenario(there, [3, 2]))
 
 
 def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answered() -> None:
@@ -233,7 +234,7 @@ def test_a_producer_that_went_leaves_nothing_held_whenever_its_batches_are_answe
         world.replies[2](Done(3, 3))
         assert world.held.bytes == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_more_than_may_be_in_flight_waits_until_something_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +254,7 @@ def test_more_than_may_be_in_flight_waits_until_something_is_answered(monkeypatc
         await asyncio.wait_for(asyncio.gather(reading, writing), DEADLINE_S)
         assert len(world.results) == 5
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request() -> None:
@@ -266,7 +267,7 @@ def test_a_batch_waits_as_long_as_it_says_and_no_longer_than_any_request() -> No
             [REQUEST_TIMEOUT_MS / 1000, 2, REQUEST_TIMEOUT_MS / 1000], abs=1
         )
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it() -> None:
@@ -281,7 +282,7 @@ def test_a_batch_is_refused_where_the_partition_is_not_led_and_none_overtakes_it
         await asyncio.wait_for(world.stream.write(), DEADLINE_S)
         assert [from_wire(r.error).leader if r.HasField("error") else r.base_offset for r in world.results] == [2, 5]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 # ---------------------------------------------------------------- a real broker
@@ -301,7 +302,7 @@ def test_a_producer_that_has_said_its_last_is_answered_and_then_its_stream_ends(
                 async with asyncio.timeout(DEADLINE_S):
                     assert await stream.call.read() is aio.EOF  # type: ignore[attr-defined]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_batch_at_which_its_stream_breaks_off_is_held_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, Overloaded
 from mq_protocol.limits import DELAY_MS_MAX
 from tests.mq_broker.broker.cluster import Broker, numbers_in, standalone, until
+from tests.virtual.world import in_virtual_time
 
 
 async def cancel(broker: Broker, uuid: bytes) -> pb.CancelScheduledResponse:
@@ -151,4 +152,4 @@ def test_a_record_for_next_week_does_not_hold_the_journal_and_comes_once_when_it
             [(_, payload)] = await broker.fetch("t", end, end + 1)
             assert numbers_in(payload) == [77]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

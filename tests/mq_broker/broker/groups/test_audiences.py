@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, TooManyMembers, WrongGroupKind
 from tests.mq_broker.broker.cluster import Broker, Subscription, standalone
+from tests.virtual.world import in_virtual_time
 
 
 class Listening:
@@ -127,7 +127,7 @@ def test_every_member_is_pushed_what_comes_while_it_is_there_and_nothing_is_writ
             groups = await broker.ask("Groups", pb.GroupsRequest())
             assert list(groups.cursors) == []
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_member_that_is_to_stand_by_is_pushed_what_came_before_the_higher_one(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_member_that_is_to_stand_by_is_pushed_what_came_before_the_higher_one(
                 await broker.produce("t", 4)
                 assert await low.read_numbers(3) == [1, 2, 4]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_name_is_of_one_kind_of_group_and_what_a_broadcast_group_cannot_have_is_refused(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_name_is_of_one_kind_of_group_and_what_a_broadcast_group_cannot_have_i
                 with pytest.raises(WrongGroupKind, match="is a broadcast group"):
                     await refused(broadcast="", group="g", member_id="m")
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_a_stream_that_names_what_no_member_can_be_is_refused(tmp_path: Path, fi
                     raise from_call(error, broker.address) from error
 
     with pytest.raises(InvalidRequest, match=why):
-        asyncio.run(scenario())
+        in_virtual_time(scenario())

@@ -3,7 +3,6 @@ so. Members are stand-ins and the time is an argument; at the end a whole broker
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import random
 from pathlib import Path
@@ -16,6 +15,7 @@ from mq_broker.measured import ALARMS
 from mq_protocol.sharing import member_of_partition
 from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.broker.groups.test_sharing import Case, Reader, run
+from tests.virtual.world import in_virtual_time
 
 IDLE_MS = 5_000
 
@@ -235,4 +235,4 @@ def test_at_a_broker_the_next_member_is_pushed_what_one_that_hangs_has_not_settl
                 assert await works.read_numbers(2) == [2, 3]
                 assert [told.active for told in await hangs.read_opened(2)] == [True, False]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

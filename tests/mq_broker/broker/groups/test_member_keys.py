@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, MemberInUse
 from tests.mq_broker.broker.cluster import Subscription, standalone, until
 from tests.mq_broker.broker.test_cursors import is_at, move
+from tests.virtual.world import in_virtual_time
 
 MINE = b"the member's key"
 OTHER = b"another's secret"
@@ -47,7 +47,7 @@ def test_a_stranger_who_knows_a_members_id_takes_nothing_from_it(tmp_path: Path,
                 await member.settle("t", 7)
                 await until(lambda: is_at(broker, 7))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_member_that_reconnects_with_its_key_replaces_its_former_stream_at_once(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_member_that_reconnects_with_its_key_replaces_its_former_stream_at_onc
                 await move(broker, 2, kind="consumer", member_id="m", member_key=MINE)
                 assert await is_at(broker, 2)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize("key", [b"short", b"x" * 65])
@@ -81,7 +81,7 @@ def test_a_key_that_can_be_guessed_or_is_long_is_refused(tmp_path: Path, key: by
                 with pytest.raises(Exception, match="16 to 64 random bytes"):
                     await subscription.read()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_stream_keeps_the_key_that_it_began_with(tmp_path: Path) -> None:
@@ -95,4 +95,4 @@ def test_a_stream_keeps_the_key_that_it_began_with(tmp_path: Path) -> None:
                 with pytest.raises(Exception, match="open another stream"):
                     await subscription.read()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, TooManyGroups, TooManyMembers
 from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.virtual.world import in_virtual_time
 
 
 def test_what_commits_is_pushed(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_what_commits_is_pushed(tmp_path: Path) -> None:
                 assert await latest.read_numbers(2) == [2, 3]
                 assert [(b.topic, b.partition, b.base_offset) for b, _ in latest.batches] == [("t", 1, 0), ("t", 0, 1)]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_that_was_made_again_is_not_gone_on_with_where_the_former_was_left(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_topic_that_was_made_again_is_not_gone_on_with_where_the_former_was_le
                 assert refused.error.code == pb.UNKNOWN_TOPIC
                 assert (opened.offset, opened.active) == (2, True)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_groups_cursor_is_kept_over_a_restart(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_groups_cursor_is_kept_over_a_restart(tmp_path: Path) -> None:
             assert await subscription.read_numbers(1) == [2]
             assert subscription.opened[0].offset == 2
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_members_share_partitions_and_hand_over_without_giving_a_record_twice(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_members_share_partitions_and_hand_over_without_giving_a_record_twice(tm
                 assert [c.log_end_offset - c.offset for c in answer.cursors] == [1, 1]
                 assert all(c.lag_bytes > 0 and c.lag_us > 0 for c in answer.cursors)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_member_that_leaves_gives_its_partitions_to_the_others_at_once(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_a_member_that_leaves_gives_its_partitions_to_the_others_at_once(tmp_pat
                     await b.read_opened()
                 assert await b.read_numbers(1) == [1]  # it was not settled: given again
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_cursors_are_moved_by_request_within_the_log(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest, match="kind"):
                 await broker.ask("MoveCursors", pb.MoveCursorsRequest(group="q", positions=positions))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _cursor(broker: Broker, group: str, offset: int) -> bool:
@@ -175,4 +175,4 @@ def test_a_partition_has_so_many_groups_and_a_group_so_many_members_and_more_are
             )
             assert isinstance(from_wire(answer.partitions[0].error), TooManyGroups)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

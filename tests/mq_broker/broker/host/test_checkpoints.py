@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import uuid
@@ -20,6 +19,7 @@ from mq_broker.storage.journal import keeping, recovery
 from mq_protocol.errors import TritonMQError
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.virtual.world import in_virtual_time
 
 SETTINGS = {"segment_bytes_max": "1MiB"}
 
@@ -81,7 +81,7 @@ def test_what_was_stored_when_a_broker_stopped_cleanly_is_not_read_at_its_next_s
             assert (await broker.produce("t", 40)).base_offset == 40
             assert await broker.end("t") == 41
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_running_broker_stores_checkpoints_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,7 +99,7 @@ def test_a_running_broker_stores_checkpoints_by_itself(tmp_path: Path, monkeypat
 
             await until(stored)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_broker_that_something_went_wrong_in_stores_no_checkpoint(
@@ -128,7 +128,7 @@ def test_a_broker_that_something_went_wrong_in_stores_no_checkpoint(
         await broker.stop()
         assert not (partition_path(tmp_path) / "checkpoint").exists()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def damage(path: Path) -> None:
@@ -163,7 +163,7 @@ def test_damage_that_a_start_did_not_see_is_put_aside_once_it_is_found(tmp_path:
             await until(renewed)
             assert json.loads((path / "log.json").read_text())["log_id"] != name
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize("hurt", [1, 2], ids=["first", "second"])
@@ -204,4 +204,4 @@ def test_damage_that_a_start_did_not_see_is_repaired_from_another_broker(
             leader = await cluster.leader("t", at=3)
             assert await cluster[leader].numbers("t") == list(range(300))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -21,6 +21,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import OffsetOutOfRange, UnknownTopic
 from mq_protocol.limits import READ_BATCHES_MAX
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, numbers_in, rows, standalone
+from tests.virtual.world import in_virtual_time
 
 
 def test_a_batch_whose_topic_is_deleted_while_it_is_checked_is_answered(
@@ -111,7 +112,7 @@ def test_a_batch_that_the_journal_holds_no_more_is_out_of_range_and_says_where_t
             [(_, payload)] = await broker.fetch("t", 2, 3)
             assert numbers_in(payload) == [2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_one_answer_has_few_of_very_many_tiny_batches(tmp_path: Path) -> None:
@@ -131,4 +132,4 @@ def test_one_answer_has_few_of_very_many_tiny_batches(tmp_path: Path) -> None:
             sizes = [len(decode(data, pb.BatchesHeader).header.batches) async for data in call]
             assert sizes == [READ_BATCHES_MAX, READ_BATCHES_MAX, 1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

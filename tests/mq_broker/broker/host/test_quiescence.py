@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.quiescence import RestTimes, Ticked, Ticking
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.virtual.world import in_virtual_time
 
 SOON = RestTimes(calm_ms=600, follower_calm_ms=400, patience_ms=60_000)
 """To rest sooner than in earnest; and silence is not what wakes anybody."""
@@ -69,4 +69,4 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
             await until(lambda: cluster[successor].produce("t", 3))
             assert await cluster[successor].numbers("t") == [1, 2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

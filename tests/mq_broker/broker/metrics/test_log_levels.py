@@ -14,6 +14,7 @@ from mq_cli.cluster import cluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest
 from tests.mq_broker.broker.cluster import standalone
+from tests.virtual.world import in_virtual_time
 
 NAME = "mq_broker.rpc.links"
 
@@ -40,7 +41,7 @@ def test_a_level_holds_for_a_while_and_the_one_from_before_comes_back() -> None:
         levels.close()
         assert level() == before
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_what_a_broker_does_not_have_is_refused_and_makes_no_logger(wrong: pb.Se
             await LogLevels().set_log_level(wrong, 0.0)
         assert set(logging.root.manager.loggerDict) == known
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_the_command_changes_one_broker_and_names_those_there_are(tmp_path: Path) -> None:

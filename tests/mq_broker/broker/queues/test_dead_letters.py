@@ -21,6 +21,7 @@ from mq_protocol.dead_letters import HEADERS, HOPS_MAX
 from mq_protocol.errors import TritonMQError
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of
+from tests.virtual.world import in_virtual_time
 
 WHEN = 1_700_000_000_000_000
 
@@ -115,7 +116,7 @@ def test_a_dead_letter_is_the_record_and_says_in_headers_why_and_where_it_was(
             }
             assert (state.totals.dead, state.leased, state.settled.missing_count(0, 10)) == (2, 8, 8)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_record_that_failed_too_often_is_sent_and_one_that_was_a_letter_too_often_is_parked(
@@ -138,7 +139,7 @@ def test_a_record_that_failed_too_often_is_sent_and_one_that_was_a_letter_too_of
             state = partition_of(shells).replica.machine.work["g"]
             await until(of(lambda: [run[:2] for run in state.parked()] == [(1, 2)]))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_each_record_is_one_letter_though_the_broker_stops_at_any_step(
@@ -164,7 +165,7 @@ def test_each_record_is_one_letter_though_the_broker_stops_at_any_step(
             found = await sent(broker, 15, "dead")
             assert [int(row["value"]) for row in found] == list(range(0, 30, 2))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def _never_decided(*_: object) -> Any:
@@ -199,7 +200,7 @@ def test_records_whose_letters_cannot_go_anywhere_wait_and_describe_says_why(tmp
             await alter(broker, dead_letter="drop")
             await until(lambda: settled(broker))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def alter(broker: Broker, **settings: str) -> None:

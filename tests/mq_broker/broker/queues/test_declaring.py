@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from mq_protocol.errors import (
     WrongGroupKind,
 )
 from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.virtual.world import in_virtual_time
 
 TOPIC = TopicSpec("t", "0" * 32, ((1,),))
 USUAL = {"dead_letter": "t.dead"}
@@ -95,7 +95,7 @@ def test_a_group_is_declared_once_changed_told_and_deleted(tmp_path: Path) -> No
         async with standalone(tmp_path) as broker:
             assert await told(broker) == {"t g 3": USUAL, "t h 2": USUAL}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_what_cannot_be_declared_changes_nothing(
                 await alter(broker, **fields)
             assert await told(broker) == {}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_queue_group_is_not_read_as_a_stream(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_queue_group_is_not_read_as_a_stream(tmp_path: Path) -> None:
             (refused,) = (await broker.ask("MoveCursors", moved)).partitions
             assert isinstance(from_wire(refused.error), WrongGroupKind)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_group_that_reads_as_a_stream_is_not_declared(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_group_that_reads_as_a_stream_is_not_declared(tmp_path: Path) -> None:
                 await alter(broker)
             assert await told(broker) == {}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_queue_begins_where_it_is_asked_to(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_queue_begins_where_it_is_asked_to(tmp_path: Path) -> None:
 
             assert await until(bases) == {"earliest": 0, "latest": 3, "long ago": 0}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_groups_are_told_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +200,7 @@ def test_groups_are_told_a_page_at_a_time(tmp_path: Path, monkeypatch: pytest.Mo
                     break
             assert pages == [("a", "g"), ("a", "h"), ("b", "g"), ("b", "h")]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_partition_that_is_added_is_worked_off_from_its_first_record_and_a_topic_made_again_has_no_groups(
@@ -224,4 +224,4 @@ def test_a_partition_that_is_added_is_worked_off_from_its_first_record_and_a_top
             assert await told(broker) == {}
             assert (await alter(broker)).queue.life == 1
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

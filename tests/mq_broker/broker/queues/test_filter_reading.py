@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from mq_protocol.queue_filters import bound_filter
 from mq_protocol.sql.row_filter import RowFilter
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.virtual.world import in_virtual_time
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
@@ -83,7 +83,7 @@ def test_what_does_not_match_is_dropped_and_counted_and_a_changed_filter_holds_a
             await broker.produce("t", 1)
             assert ranges(await member.lease(10, held=[first.lease, second.lease])) == [10, 1]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def alter(broker: Broker, text: str) -> None:
@@ -115,4 +115,4 @@ def test_a_filter_that_the_topic_cannot_have_is_refused(
                     await broker.ask("AlterQueue", request)
                 await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
 
-    asyncio.run(main())
+    in_virtual_time(main())

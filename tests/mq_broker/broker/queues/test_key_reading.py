@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from mq_protocol.errors import InvalidSetting
 from mq_protocol.order_keys import keys_of
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
+from tests.virtual.world import in_virtual_time
 
 SEED = b"s" * 32
 
@@ -77,7 +77,7 @@ def test_records_of_a_key_are_lent_to_one_member_and_describe_names_a_key_that_i
 
             await until(told)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_keys_that_a_topic_does_not_have_are_refused_when_they_are_declared(
             await broker.ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
             await refused(broker, settings, pb.QUEUE_ALTER, why)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def refused(broker: Broker, settings: dict[str, str], change: pb.QueueChange.ValueType, why: str) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 from mq_broker.broker.host.shell import Shell
 from mq_protocol import mq_pb2 as pb
 from tests.mq_broker.broker.cluster import standalone, until
 from tests.mq_broker.broker.queues.members import Member, partition_of, queue, ranges
+from tests.virtual.world import in_virtual_time
 
 
 def test_records_are_lent_settled_and_not_lent_again_after_a_restart(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_records_are_lent_settled_and_not_lent_again_after_a_restart(tmp_path: P
             await member.ack(rest.lease, 6, 4)
             assert (await member.lease(1, wait_ms=0)) == pb.LeaseResponse()
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_member_settles_and_is_lent_what_comes_next_by_one_entry_and_with_its_rows(
@@ -59,4 +59,4 @@ def test_a_member_settles_and_is_lent_what_comes_next_by_one_entry_and_with_its_
             assert (ranges(again), list(again.answers)) == ([4, 2], [pb.SettleAnswer()]), "asked again: the same answer"
             assert partition_of(shells).replica.machine.work["g"].base == 2
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
@@ -23,6 +22,7 @@ from mq_protocol.errors import (
 from mq_protocol.work_keys import WorkPlace, query_id_of
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, of, partition_of, queue
+from tests.virtual.world import in_virtual_time
 
 HELD = pb.LeaseId(leader_epoch=1, entry=1, step=0)
 UUID = bytes(16)
@@ -68,7 +68,7 @@ def test_outputs_that_cannot_be_right_change_nothing(tmp_path: Path, shells: lis
             with pytest.raises(InvalidRequest, match="acknowledged"):
                 await member.settle(settle)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def out_topic(broker: Broker, shells: list[Shell]) -> tuple[str, pb.TransactionKey]:
@@ -115,7 +115,7 @@ def test_outputs_that_are_not_staged_are_refused_by_themselves(tmp_path: Path, s
             [after] = await member.settle(unstaged)
             assert type(from_wire(after.error)) is StagedBatchMissing, "also once something was published"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and_their_topic_is_gone(
@@ -138,7 +138,7 @@ def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="out"))
             assert await member.settle(settle) == [pb.SettleAnswer()]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_process_in_the_place_of_another_is_told_the_number_to_go_on_from(
@@ -158,7 +158,7 @@ def test_a_process_in_the_place_of_another_is_told_the_number_to_go_on_from(
             assert (await member.lease(1, member_key=b"2" * 16)).number == 7
             assert (await Member(broker, "b").lease(1)).number == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def staged(broker: Broker, key: pb.TransactionKey, *numbers: int) -> bytes:
@@ -198,7 +198,7 @@ def test_outputs_are_published_once_after_the_ack_and_in_its_order(tmp_path: Pat
         async with standalone(tmp_path) as broker:
             await until(lambda: has_numbers(broker, expected))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def has_numbers(broker: Broker, expected: list[int]) -> bool:

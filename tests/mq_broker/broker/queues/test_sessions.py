@@ -15,6 +15,7 @@ from mq_protocol.errors import MemberInUse, Overloaded, RequestTooLarge, TritonM
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import queue, ranges
 from tests.mq_broker.broker.queues.spoken import ack, released, speaking
+from tests.virtual.world import in_virtual_time
 
 
 async def described(broker: Broker) -> pb.QueuePartition:
@@ -46,7 +47,7 @@ def test_records_are_pushed_as_far_as_the_credit_goes_and_as_they_come(tmp_path:
             await until(lambda: _is(broker, "accepted", 10))
             assert (await described(broker)).leased == 2, "what was settled stays so"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_member_that_comes_back_in_time_keeps_what_it_names_and_the_rest_goes_back_uncharged(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_member_that_comes_back_in_time_keeps_what_it_names_and_the_rest_goes_
                 assert answer.answer == pb.SettleAnswer()
             assert (await described(broker)).charged == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_what_a_member_claims_by_a_former_lease_is_not_its_own_by_a_later_one(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_what_a_member_claims_by_a_former_lease_is_not_its_own_by_a_later_one(tm
                 assert ranges(again)[:2] == [0, 1], "nobody has it by the lease that is named"
                 assert (again.deliveries[0], again.failures[0]) == (3, 0)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_member_that_does_not_come_back_is_charged_for_what_it_worked_on(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_what_was_lent_to_a_session_that_is_over_is_not_pushed_into_the_next_one
                 raise await stream.error(1)
             assert (await described(broker)).charged == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_another_process_of_the_name_takes_its_place_and_the_former_is_told(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_another_process_of_the_name_takes_its_place_and_the_former_is_told(tmp_
             await stream.open(3, records=10)
             assert isinstance(await stream.error(3), MemberInUse), "and is told so again"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _is(broker: Broker, field: str, value: int) -> bool:
@@ -164,7 +165,7 @@ def test_a_deleted_group_ends_its_sessions(tmp_path: Path) -> None:
             await broker.produce("t", 1)
             assert isinstance(await stream.error(), UnknownQueue)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 # ---------------------------------------------------------------- what nobody means
@@ -205,7 +206,7 @@ def test_what_cannot_be_meant_ends_its_session_and_no_other(
             await stream.credit(2, 2)
             assert ranges(await stream.lease(2)) == [2, 1], "what is said of no session is passed over"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 @pytest.mark.parametrize(
@@ -245,7 +246,7 @@ def test_what_cannot_be_opened_is_refused_by_name(tmp_path: Path, opened: pb.Wor
             await stream.open(1, records=1)
             assert ranges(await stream.lease()) == [0, 1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_claims_of_what_others_have_are_gone(tmp_path: Path) -> None:
@@ -259,7 +260,7 @@ def test_claims_of_what_others_have_are_gone(tmp_path: Path) -> None:
             [answer] = (await stream.hear(lambda said: said.answers, 2)).answers
             assert list(answer.answer.lost) == [0, 5]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_message_that_names_too_much_ends_its_stream_and_no_other(tmp_path: Path) -> None:
@@ -298,4 +299,4 @@ def test_more_sessions_than_a_partition_takes_are_refused_and_the_others_work(
             await stream.open(22, "m22", records=1)
             assert ranges(await stream.lease(22)) == [1, 1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())

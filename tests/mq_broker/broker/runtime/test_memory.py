@@ -25,6 +25,7 @@ from tests.mq_broker.broker.cluster import (
     standalone,
     until,
 )
+from tests.virtual.world import in_virtual_time
 
 
 def test_room_is_waited_for_only_above_the_mark() -> None:
@@ -42,7 +43,7 @@ def test_room_is_waited_for_only_above_the_mark() -> None:
         await asyncio.wait_for(waiting, DEADLINE_S)
         assert held.bytes == 100
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_above_the_mark_a_caller_goes_on_while_it_holds_less_than_an_even_share() -> None:
@@ -58,7 +59,7 @@ def test_above_the_mark_a_caller_goes_on_while_it_holds_less_than_an_even_share(
         held.free("modest", 1)
         await asyncio.wait_for(waiting, 1)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_above_the_mark_a_caller_that_holds_nothing_goes_on_however_small_the_share_is() -> None:
@@ -67,7 +68,7 @@ def test_above_the_mark_a_caller_that_holds_nothing_goes_on_however_small_the_sh
         held.add("greedy", 101)
         await asyncio.wait_for(held.room("new"), 1)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
@@ -78,7 +79,7 @@ def test_what_is_on_its_way_out_is_given_back_when_sending_fails() -> None:
                 raise ConnectionResetError
         assert held.bytes == 0
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one_after_the_other() -> None:
@@ -110,7 +111,7 @@ def test_what_is_to_be_read_is_counted_before_it_is_and_those_who_wait_go_on_one
         assert not held._waiting
         assert not held._waiting_of
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_above_the_mark_who_holds_little_reads_little() -> None:
@@ -127,7 +128,7 @@ def test_above_the_mark_who_holds_little_reads_little() -> None:
         held.free("greedy", 80)  # it is below its share now
         await asyncio.wait_for(waiting, DEADLINE_S)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_who_waits_behind_a_larger_wish_of_the_same_caller_goes_on_when_that_is_cancelled() -> None:
@@ -152,7 +153,7 @@ def test_who_waits_behind_a_larger_wish_of_the_same_caller_goes_on_when_that_is_
         await asyncio.wait_for(small, DEADLINE_S)
         assert entered == [1]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_who_was_woken_and_found_the_room_taken_stays_the_first_who_waits_and_leaves_no_task() -> None:
@@ -178,7 +179,7 @@ def test_who_was_woken_and_found_the_room_taken_stays_the_first_who_waits_and_le
         await turns()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_other() -> None:
@@ -202,7 +203,7 @@ def test_all_who_have_room_go_on_at_once_and_wait_for_no_message_of_each_other()
         leave.set()
         await asyncio.wait_for(asyncio.gather(*reading), DEADLINE_S)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
@@ -226,7 +227,7 @@ def test_large_batches_of_who_holds_little_go_on_up_to_twice_the_mark() -> None:
         assert not held._waiting
         assert not held._large
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_that_gave_up_wakes_the_next() -> None:
@@ -246,7 +247,7 @@ def test_who_waits_for_room_is_let_go_at_the_end_of_its_call_and_what_woke_one_t
         assert gives_up.cancelled()
         assert not held._waiting
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def turns() -> None:
@@ -335,7 +336,7 @@ def test_a_batch_that_is_larger_than_a_message_should_be_is_counted_whole_before
         assert of_records
         assert min(of_records) >= memory.COPIES_SENT * len(payload)
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_above_the_mark_who_holds_it_waits_until_it_is_taken_and_others_go_on(
@@ -405,7 +406,7 @@ def test_a_batch_may_be_as_large_as_every_broker_takes_and_no_larger(tmp_path: P
         async with standalone(tmp_path / "larger", message_bytes_max=MESSAGE_BYTES_MAX) as broker:
             await broker.create_topic("large", batch_bytes_max="64MiB", durability="memory")
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _alter(broker: Any, topic: str, batch_bytes_max: int) -> None:

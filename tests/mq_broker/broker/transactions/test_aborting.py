@@ -26,6 +26,7 @@ from mq_protocol.errors import (
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
+from tests.virtual.world import in_virtual_time
 
 KEY = pb.TransactionKey(query_id="dead-query", sink="t")
 NAME = listed_name("dead-query")
@@ -90,7 +91,7 @@ def test_what_a_dead_query_staged_is_removed_and_nothing_more_is_written_under_i
             await until(lambda: _is_listed_as_aborted(broker))
             assert await broker.numbers("t") == [5]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _is_listed_as_aborted(broker: Broker) -> bool:
@@ -110,8 +111,8 @@ def test_a_coordinator_is_given_nine_tenths_of_the_time_that_is_left() -> None:
     async def left_ms(seconds: float) -> int:
         return aborting.left_ms(asyncio.get_running_loop().time() + seconds)
 
-    assert 8_000 < asyncio.run(left_ms(10.0)) <= 9_000
-    assert asyncio.run(left_ms(-1.0)) == 1, "0 would be no bound"
+    assert 8_000 < in_virtual_time(left_ms(10.0)) <= 9_000
+    assert in_virtual_time(left_ms(-1.0)) == 1, "0 would be no bound"
 
 
 def test_listings_name_a_query_by_a_digest_and_tell_neither_its_key_nor_a_uuid(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_listings_name_a_query_by_a_digest_and_tell_neither_its_key_nor_a_uuid(t
             assert not (await abort(broker, sink="another")).known
             assert not (await abort(broker, "")).known
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it_frees_the_journal(
@@ -162,7 +163,7 @@ def test_an_operator_is_told_once_which_query_holds_up_retention_and_aborting_it
             await until(lambda: _is_free(broker))
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(scenario())
+        in_virtual_time(scenario())
 
 
 async def _pins(broker: Broker) -> bool:
@@ -210,7 +211,7 @@ def test_a_key_for_one_decision_is_forgotten_and_asked_again_writes_nothing_twic
             await decide(broker, 0, line, once=True)
             assert await broker.numbers("t") == [1, 2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _only_known(broker: Broker, query_id: str) -> bool:
@@ -235,7 +236,7 @@ def test_a_micro_batch_that_no_query_reaches_bricks_none(tmp_path: Path, monkeyp
             assert (await decide(broker, 0, await stage(broker, 0, 5))).published
             assert await broker.numbers("t") == [5]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def _of_peers(monkeypatch: pytest.MonkeyPatch) -> list[transactions.Transactions]:
@@ -282,7 +283,7 @@ def test_an_abort_survives_its_coordinator_and_the_leader_where_it_staged(
                 leader = await cluster.leader("t", partition, at=alive, not_=coordinator)
                 await until(functools.partial(_is_fenced, cluster[leader], partition))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _coordinator(cluster: Three) -> int:

@@ -3,7 +3,6 @@ room."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from mq_protocol.errors import QuotaExceeded
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_cursors import move
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -88,7 +88,7 @@ def test_one_group_more_is_refused_and_one_that_is_there_goes_on(tmp_path: Path)
             with pytest.raises(QuotaExceeded, match=TOLD):
                 await consume(greedy, "d")
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_group_that_somebody_else_has_deleted_is_begun_anew_by_whoever_comes(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_group_that_somebody_else_has_deleted_is_begun_anew_by_whoever_comes(t
                 with pytest.raises(QuotaExceeded, match=TOLD):
                     await consume(greedy, group)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.parametrize("way", ["consumer", "ephemeral", "spark", "without a stream", "reset", "queue"])
@@ -132,7 +132,7 @@ def test_it_counts_however_it_is_begun(tmp_path: Path, way: str) -> None:
             await begin(greedy, "a")
             await begin(modest, "c")
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
@@ -149,4 +149,4 @@ def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
                 await consume(greedy, "c")
             await consume(greedy, "a")
 
-    asyncio.run(main())
+    in_virtual_time(main())

@@ -23,6 +23,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.virtual.world import in_virtual_time
 
 KEY = pb.TransactionKey(query_id="query", sink="t")
 
@@ -69,7 +70,7 @@ def test_the_coordinators_topic_is_made_when_it_is_first_named(tmp_path: Path) -
             with pytest.raises(InvalidTopicName):
                 await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name=TRANSACTIONS_TOPIC))
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_staged_batches_are_invisible_until_their_decision_publishes_them(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ def test_staged_batches_are_invisible_until_their_decision_publishes_them(tmp_pa
             assert (await broker.numbers("t", 0), await broker.numbers("t", 1)) == ([1, 2, 3], [4])
             assert await staged(broker) == [(loser.partition, 0, 2)]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_asked_again_a_decision_answers_the_same_and_removes_the_new_attempt(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_asked_again_a_decision_answers_the_same_and_removes_the_new_attempt(tmp
             await until(lambda: _nothing_staged(broker))
             assert await broker.numbers("t") == [1, 2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
@@ -111,7 +112,7 @@ def test_a_topic_that_was_deleted_holds_up_no_decision(tmp_path: Path) -> None:
             await broker.ask("DeleteTopic", pb.DeleteTopicRequest(name="t"))
             assert (await decide(broker, 0, manifest)).published
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_and_holds_up_no_query(
@@ -131,7 +132,7 @@ def test_a_topic_made_again_under_its_name_gets_nothing_that_was_staged_before_a
             assert (await decide(broker, 0, [again])).published
             assert await broker.numbers("t") == [3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_what_must_not_be_decided_is_refused(tmp_path: Path) -> None:
                 await broker.ask("Decide", pb.DecideRequest(key=KEY, batch_id=9, row_count=1))
             assert await broker.numbers("t") == [1, 2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_manifest_that_names_a_topic_under_two_ids_is_refused_before_it_loses_a_part(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_manifest_that_names_a_topic_under_two_ids_is_refused_before_it_loses_
             assert (await decide(broker, 0, [named, unnamed])).published
             assert await broker.numbers("t") == [1, 2]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_an_empty_micro_batch_is_decided_at_once(tmp_path: Path) -> None:
@@ -182,7 +183,7 @@ def test_an_empty_micro_batch_is_decided_at_once(tmp_path: Path) -> None:
             unknown = pb.TransactionKey(query_id="other")
             assert not (await broker.ask("TransactionStatus", pb.TransactionStatusRequest(key=unknown))).known
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_p
             with pytest.raises(StagedBatchMissing):
                 await decide(broker, 0, [line])
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,7 +215,7 @@ def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monke
             await decide(broker, 2, [undecided])
             assert await broker.numbers("t") == [2, 3]
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 async def _nothing_staged(broker: Broker) -> bool:

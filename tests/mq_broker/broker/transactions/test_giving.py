@@ -29,6 +29,7 @@ from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_three_brokers import Three, three
 from tests.mq_broker.broker.transactions.test_owners import KEY, decide, served, stage
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -81,7 +82,7 @@ def test_a_query_goes_on_under_a_new_name_and_its_former_user_is_a_stranger(tmp_
             [known] = (await root.ask("Transactions", pb.TransactionsRequest(query=NAME))).known
             assert known.owner == NEW
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_give_may_be_asked_for_again_and_outlasts_the_broker(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_give_may_be_asked_for_again_and_outlasts_the_broker(tmp_path: Path) -
     async def led_again(root: As) -> bool:
         return bool((await root.ask("Transactions", pb.TransactionsRequest(query=NAME))).known)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_who_may_give_is_who_may_alter_the_transaction_and_not_who_owns_it(tmp_path: Path) -> None:
@@ -124,7 +125,7 @@ def test_who_may_give_is_who_may_alter_the_transaction_and_not_who_owns_it(tmp_p
             for operation in operations
         ]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.parametrize(
@@ -151,7 +152,7 @@ def test_nobody_is_given_a_key_who_can_own_none(tmp_path: Path, owner: str, word
                 await give(root, owner)
             await decide(old, 1)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_attempts_are_denials_and_a_give_is_noted_in_the_audit_log(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_attempts_are_denials_and_a_give_is_noted_in_the_audit_log(tmp_path: Pat
 
             await until(are_noted)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_give_survives_its_coordinator_killed_in_the_middle(

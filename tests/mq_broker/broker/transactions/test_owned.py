@@ -3,7 +3,6 @@ name, and what is committed or aborted makes room."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncIterator
@@ -18,6 +17,7 @@ from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.transactions.test_aborting import decide, stage
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -67,7 +67,7 @@ def test_staged_batches_are_counted_until_they_are_decided(tmp_path: Path) -> No
             assert await root.numbers("t") == [0, 1, 2]
             await stage(greedy, 1, 3, key=mine)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_keys_are_counted_and_a_key_that_is_there_goes_on(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_keys_are_counted_and_a_key_that_is_there_goes_on(tmp_path: Path) -> Non
             await limit(root, transactions=3)
             await decide(greedy, 0, key=key())
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
@@ -108,4 +108,4 @@ def test_what_is_there_at_a_new_start_counts(tmp_path: Path) -> None:
             with pytest.raises(QuotaExceeded):
                 await decide(greedy, 0, key=key())
 
-    asyncio.run(main())
+    in_virtual_time(main())

@@ -15,6 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, PermissionDenied, StagedBatchMissing
 from tests.mq_broker.broker.cluster import DEADLINE_S, standalone
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
@@ -76,7 +77,7 @@ def test_a_stranger_cannot_decide_fence_or_look_in_anothers_name(tmp_path: Path)
             await decide(owner, 1, await stage(owner, 1, 2), rows=1)
             assert await root.numbers("t") == [1, 2]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_what_a_stranger_stages_under_a_key_is_not_its_owners_and_does_no_harm(tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_what_a_stranger_stages_under_a_key_is_not_its_owners_and_does_no_harm(t
             await decide(owner, 0, mine, rows=1)
             assert await root.numbers("t") == [1]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_who_has_a_right_to_describe_the_transaction_sees_it(tmp_path: Path) -> None:
@@ -106,7 +107,7 @@ def test_who_has_a_right_to_describe_the_transaction_sees_it(tmp_path: Path) -> 
             with pytest.raises(PermissionDenied, match="another user's"):
                 await decide(thief, 1)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_superuser_may_decide_and_does_not_take_the_key(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_a_superuser_may_decide_and_does_not_take_the_key(tmp_path: Path) -> Non
                 await decide(thief, 3)
             assert await root.numbers("t") == [1, 2, 3]
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(tmp_path: Path) -> None:
@@ -135,4 +136,4 @@ def test_owners_outlast_the_broker_and_do_not_count_where_rights_are_not_judged(
             await decide(anonymous, 2, await stage(anonymous, 2, 3), rows=1)
             assert await anonymous.numbers("t") == [1, 3]
 
-    asyncio.run(main())
+    in_virtual_time(main())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 
 import pytest
 
@@ -13,6 +13,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, UnknownTopic
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.transactions.worlds import KEY, OTHER, World, known, line, run, staged, uuid, within
+from tests.simulation.real.substitutes import EPOCH_S
 
 
 def reaped(world: World) -> dict[int, list[object]]:
@@ -36,7 +37,7 @@ def test_what_no_decision_names_goes_and_what_one_that_is_not_published_yet_name
 def test_what_is_young_stays() -> None:
     async def scenario(world: World) -> None:
         world.coordinator.machine.transactions[KEY] = known(5)
-        now_us = time.time_ns() // 1000
+        now_us = round((EPOCH_S + asyncio.get_running_loop().time()) * 1e6)
         world.parts["t", 0].stage(
             staged(1, 1, timestamp_us=now_us - 70_000_000), staged(2, 1, timestamp_us=now_us - 50_000_000)
         )

@@ -17,7 +17,7 @@ from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError
 from mq_protocol.manifest import StagedPart
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
-from tests.mq_broker.broker.virtual import in_virtual_time
+from tests.virtual.world import in_virtual_time
 
 KEY = TransactionKey("query", "t")
 OTHER = TransactionKey("other", "t")
