@@ -85,6 +85,12 @@ def present() -> World | None:
     return _present
 
 
+def the_world() -> World:
+    """That in which this test runs, for its disks and its wires."""
+    assert _present is not None, "this test does not run in virtual time"
+    return _present
+
+
 def in_virtual_time(scenario: Coroutine[Any, Any, T], seed: int = 0) -> T:
     """To its end, and its result."""
     with _world(seed) as world:

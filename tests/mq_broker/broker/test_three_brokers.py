@@ -24,7 +24,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, numbers_in, shared, until
-from tests.virtual.world import in_virtual_time
+from tests.virtual.world import in_virtual_time, the_world
 
 SESSION_TIMEOUT_MS = 6_000
 
@@ -321,3 +321,29 @@ def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(zookeep
             assert found[1].leader is None or found[1].leader.broker != leader
 
     asyncio.run(scenario())
+
+
+def test_a_new_leader_tells_no_end_before_it_knows_what_is_committed(zookeeper: str, tmp_path: Path) -> None:
+    """What the former one acknowledged last it has, and has not heard that it is committed."""
+
+    async def scenario() -> None:
+        async with three(zookeeper, tmp_path) as cluster:
+            await cluster[1].create_topic("t", replicas=3)
+            first = await cluster.leader("t", at=1)
+            left = [n for n in cluster.brokers if n != first]
+            await cluster[first].produce("t", 1)
+            await cluster[first].produce("t", 2)
+            await cluster[first].abandon()
+            for n in left:
+                the_world().disk(tmp_path / str(n)).latency_s = (1.0, 1.0)
+
+            async def end() -> int | None:
+                for n in left:
+                    answer = await cluster[n].ask("ListOffsets", pb.ListOffsetsRequest(topic="t", partitions=[0]))
+                    if not answer.partitions[0].HasField("error"):
+                        return int(answer.partitions[0].log_end_offset)
+                return None
+
+            assert await until(end) == 2
+
+    in_virtual_time(scenario())
