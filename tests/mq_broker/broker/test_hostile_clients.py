@@ -76,9 +76,7 @@ class Victims:
         """The topic `t` of one partition, on all three, led by that one."""
         await self[1].create_topic("t", replicas=3, **settings)
         await self.refresh()
-        if leader and leader != self.leader:
-            lead = pb.LeadRequest(topic="t", broker=leader, timeout_ms=10_000)
-            await until(lambda: self[self.leader].ask("Lead", lead))  # it may lag, and then is asked again
+        if leader:
             await until(lambda: self._led_by(leader))
             await self.refresh()
 
@@ -86,9 +84,12 @@ class Victims:
         self.topic = (await self[1].metadata("t")).topics[0]
 
     async def _led_by(self, leader: int) -> bool:
-        return (await self[1].metadata("t")).topics[0].partitions[0].leader == leader and await self[leader].end(
-            "t"
-        ) >= 0
+        """Whoever leads by now is asked to hand over: who is to lead may lag, and then another claims meanwhile."""
+        await self.refresh()
+        if self.leader == leader:
+            return await self[leader].end("t") >= 0
+        await self[self.leader].ask("Lead", pb.LeadRequest(topic="t", broker=leader, timeout_ms=10_000))
+        return False
 
     async def incarnations(self) -> dict[int, int]:
         return {broker.id: broker.incarnation for broker in (await self[1].metadata()).brokers}
