@@ -13,6 +13,7 @@ import pytest
 
 from mq_client import Consumer, OffsetOutOfRange, Producer, Reader
 from mq_client.cluster.channels import call_unary
+from mq_client.topic_descriptions import PartitionDescription
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST, BrokerProcess
 from mq_protocol import mq_pb2 as pb
@@ -45,6 +46,10 @@ def command(cluster: Cluster, *words: str) -> str:
     result = tritonmq(*words, "--bootstrap", cluster.bootstrap)
     assert result.returncode == 0, result.stderr.decode()
     return result.stdout.decode() + result.stderr.decode()
+
+
+def partitions(cluster: Cluster, topic: str) -> tuple[PartitionDescription, ...]:
+    return cluster.admin.describe_topic(topic).partitions
 
 
 def replicas(cluster: Cluster, topic: str = TOPIC) -> dict[int, tuple[int, ...]]:
@@ -139,20 +144,25 @@ def test_a_broker_is_added_and_another_drained_and_stopped(start_cluster: StartC
         assert any(4 in move["to"] for move in planned)
         assert holds(cluster, "wide", TOPIC)[4] == 0, "a plan changes nothing"
         command(cluster, "cluster", "balance")
-        counts = holds(cluster, "wide", TOPIC)
-        assert max(counts.values()) - min(counts[broker] for broker in (1, 2, 3, 4)) <= 1
+
+        def spread() -> int:
+            counts = holds(cluster, "wide", TOPIC)
+            return max(counts.values()) - min(counts[broker] for broker in (1, 2, 3, 4))
+
+        wait_until(lambda: spread() <= 1, "every broker has heard of the moves")
         wait_until(
             lambda: cluster.admin.plan_balance() == [], "the last hand-over is over, and nothing is left to balance"
         )
         load.more(100)
         drained = command(cluster, "cluster", "drain", "2")
         assert "broker 2 holds nothing any more" in drained
-        assert set(holds(cluster, "wide", TOPIC)) == {1, 3, 4}
+        wait_until(lambda: set(holds(cluster, "wide", TOPIC)) == {1, 3, 4}, "every broker has heard of it")
         stop_cleanly(cluster, 2)
         load.more(100)
         wait_until(lambda: {b.id for b in cluster.admin.describe_cluster().brokers} == {1, 3, 4}, "the broker is gone")
-        described = cluster.admin.describe_topic("wide")
-        assert all(set(p.isr) == set(p.replicas) == {1, 3, 4} for p in described.partitions)
+        wait_until(
+            lambda: all(set(p.isr) == set(p.replicas) == {1, 3, 4} for p in partitions(cluster, "wide")), "in sync"
+        )
     expect_exactly_what_was_acknowledged(cluster, load)
 
 
