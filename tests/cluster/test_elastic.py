@@ -211,9 +211,9 @@ def test_a_partition_whose_log_was_lost_goes_on_when_an_operator_says_so(start_c
         assert values(reader.read(TOPIC, 0, 0, len(load.acknowledged))) == load.acknowledged
 
 
-def recovered(cluster: Cluster) -> str:
+def recovered(cluster: Cluster, *options: str) -> str:
     """What the command says if it succeeds: a broker that has just begun may not know of its replica yet."""
-    result = tritonmq("partition", "recover", TOPIC, "0", "--bootstrap", cluster.bootstrap)
+    result = tritonmq("partition", "recover", TOPIC, "0", *options, "--bootstrap", cluster.bootstrap)
     return "" if result.returncode else result.stdout.decode() + result.stderr.decode()
 
 
@@ -243,7 +243,7 @@ def test_readers_are_told_once_what_was_lost_and_go_on_behind_it(
     assert cluster.leaders(TOPIC) == {0: 0}, (
         "the log in sync is another now, and the other one lacks what was acknowledged"
     )
-    said = command(cluster, "partition", "recover", TOPIC, "0", "--from", str(goes))
+    said: str = wait_until(lambda: recovered(cluster, "--from", str(goes)), "the broker knows of its replica")
     assert "which has the offsets below 100" in said
     assert f"given up: the log of broker {stays}" in said
     publish(cluster, range(150, 200))

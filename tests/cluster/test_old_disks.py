@@ -106,7 +106,8 @@ def test_the_only_replica_waits_for_a_person_and_keeps_what_it_has(start_cluster
     assert "Traceback" not in told
 
     wait_until(lambda: cluster.leaders("t") == {0: 0}, "nobody leads")
-    assert cluster.admin.recover_partition("t", 0).next_offset == 20
+    recovery = wait_until(lambda: cluster.admin.recover_partition("t", 0), "the broker knows of its replica")
+    assert recovery.next_offset == 20
     cluster.leader("t")
     assert read(cluster, end=20) == list(range(20))
 
