@@ -103,10 +103,10 @@ def read_work(options: SourceOptions, wanted: spark.StructType, work: Work) -> I
             projection.runs = runs
             span = OffsetRange(name, partition, runs[0].first, runs[-1].end)
             stored = fetched(cluster, options, span, work.topic_ids[name], projection.columns)
-            yield from merged(projection, partition, _lent(stored, runs))
+            yield from merged(projection, partition, lent(stored, runs))
 
 
-def _lent(found: Iterable[StoredRows], runs: Sequence[Run]) -> Iterator[StoredRows]:
+def lent(found: Iterable[StoredRows], runs: Sequence[Run]) -> Iterator[StoredRows]:
     """The stored rows of these runs, without those between them."""
     firsts, ends = np.array([run.first for run in runs]), np.array([run.end for run in runs])
     for stored in found:
