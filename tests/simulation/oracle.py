@@ -560,12 +560,14 @@ class Oracle:
             raise self.violation(partition, f"the node names fewer than min_insync_replicas: {node.state}")
         truth = self.truths[partition]
         for broker, log_id in node.state.isr:
-            number = Journal.life_of(log_id)
-            if number < truth.newest_named.get(broker, 0) and log_id != truth.went_back_to.get(broker):
+            number, newest = Journal.life_of(log_id), truth.newest_named.get(broker, 0)
+            if number < newest and log_id != truth.went_back_to.get(broker):
                 raise self.violation(
                     partition,
                     f"the node names a log of broker {broker} that it had replaced by a newer one: {node.state}",
                 )
+            if number != newest:  # that one, at last, or one begun since
+                truth.went_back_to.pop(broker, None)
             truth.newest_named[broker] = number
         self.check_named(partition)
 

@@ -273,7 +273,7 @@ class PartitionTruth:
         self.leaders: dict[int, tuple[LeaderName, int]] = {}
         self.newest_named: dict[int, int] = {}
         self.went_back_to: dict[int, str] = {}
-        """The log that a broker has again since its directory went back. It may be named once it has everything."""
+        """The log that a broker has again since its directory went back, until it is named or another is begun."""
         self.never: set[bytes] = set()
         self.believed_in: dict[str, int] = {}
         """By log: in which life its replica last took something for committed. A checkpoint of it may say so later."""
