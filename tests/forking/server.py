@@ -1,7 +1,8 @@
 """The process that others are forked from: `python -m tests.forking.server DESCRIPTOR`.
 
-On the socket of that descriptor it is sent `Start`s, each with four descriptors: standard input, standard output,
-standard error, and a socket on which it tells the process's id, and how it ended.
+On the socket of that descriptor it is sent commands as JSON (arguments, environment, directory), each with four
+descriptors: standard input, standard output, standard error, and a socket on which it tells the process's id, and how
+it ended.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ class ReplicaSettings:
 
     `silence_ms`: how long a follower waits for a word of its leader before it reads the node; `read_node_ms`: how often
     it reads it anyway; `resend_ms`: how long a leader waits for an answer before it sends again. `leader_stuck_ms`
-    is above `replica_lag_ms_max`: a leader drops the member that keeps it from committing before it stands back.
+    should be above `replica_lag_ms_max`: a leader then drops the member that keeps it from committing, and does not
+    stand back for it.
     """
 
     replicas: tuple[int, ...]
