@@ -381,3 +381,28 @@ def test_a_sink_that_does_not_know_the_columns_that_were_added_goes_on(bootstrap
     wanted = StructType([*columns.fields, StructField("added0", IntegerType()), StructField("added1", IntegerType())])
     found = sorted(tuple(row.values()) for row in read(bootstrap, wanted, subscribe=name, requestTimeoutMs=29_997))
     assert found == [(0, "a", None, None), (1, "a", None, None)]
+
+
+@pytest.mark.parametrize("fails", ["true", "false"])
+def test_a_worker_that_knows_the_topic_that_was_planned_reads_no_other_of_its_name(
+    bootstrap: str, admin: Admin, name: str, fails: str
+) -> None:
+    admin.create_topic(name)
+    publish(bootstrap, name, "former")
+    given = {"bootstrap.servers": bootstrap, "subscribe": name, "failOnDataLoss": fails}
+    given["endingOffsets"] = json.dumps({name: {"0": 1}})  # up to the latest it would ask for the topic again
+    planned = BatchReader(parse_source(with_environment(given), streaming=False), VALUE)
+    [part] = planned.partitions()
+
+    def rows() -> list[bytes]:
+        return [row["value"] for batch in planned.read(part) for row in batch.to_pylist()]
+
+    assert rows() == [b"former"]
+    admin.delete_topic(name)
+    admin.create_topic(name)
+    publish(bootstrap, name, "present")
+    if fails == "true":
+        with pytest.raises(DataLoss, match="was deleted while it was read"):
+            rows()
+    else:
+        assert rows() == []
