@@ -41,6 +41,7 @@ from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import limits, queue_settings
+from mq_protocol.addresses import is_loopback
 from mq_protocol.errors import StagedBatchMissing
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
 from tests.simulation.real.idling import WatchedIdle
@@ -306,6 +307,11 @@ Table: TypeAlias = list[tuple[Any, Any, str]]
 """Original, substitute, and below which package."""
 
 
+def is_loopback_address(host: str) -> bool:
+    """`is_loopback` without a resolver, which may take five seconds to say that it does not know a simulated host."""
+    return host[:1].isdigit() and is_loopback(host)
+
+
 def of_the_world(loop: VirtualLoop, network: Network) -> Table:
     """Time, chance, disks, threads and wires."""
     return [
@@ -323,6 +329,7 @@ def of_the_world(loop: VirtualLoop, network: Network) -> Table:
         (rpc_server.listen, network.listen, "mq_broker"),
         (rpc_server.dial, network.dial, "mq_broker"),
         (framed.bind, loop.sockets.bind, "mq_broker"),
+        (is_loopback, is_loopback_address, "mq_broker"),
     ]
 
 
