@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mq_broker.core.messages import TransferLeadership
+from tests.simulation.journal import Journal
 from tests.simulation.loop import Process
 from tests.simulation.network import LinkCondition
 
@@ -358,8 +359,9 @@ class Nemesis:
             for broker in restarted:
                 broker.crash()
             coordination.put_back(copy)
-            for truth in self.cluster.oracle.truths:
+            for truth, (_, state) in zip(self.cluster.oracle.truths, copy, strict=True):
                 truth.put_back = True
+                truth.newest_named.update({broker: Journal.life_of(log_id) for broker, log_id in state.isr})
             for broker in restarted:
                 yield self.loop.often_short(1, 6_000)
                 self._revive(broker)

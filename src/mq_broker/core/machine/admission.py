@@ -147,7 +147,7 @@ def _judge_move(move: MoveCursor, machine: PartitionMachine, overlay: Overlay, *
         if pending is not None:
             return WaitFor(pending)
         if known is not None and known.is_anothers(move.owner):
-            return _refuse(not_cursors_owner(move.group))
+            return _refuse(not_cursors_owner(move.group), of_absence=True)
     if not 0 <= move.offset <= machine.next_offset:
         return _refuse(
             InvalidRequest(
@@ -406,7 +406,8 @@ def _judge_decide(decide: Decide, propose: Propose, machine: PartitionMachine, o
         full = len(machine.transactions) + overlay.key_count >= TRANSACTION_KEYS_MAX
         return _refuse(_too_many(machine)) if full else Admit(decide)
     if known.owner not in ("", decide.owner) and not propose.for_anybody:
-        return _refuse(not_owner(decide.key))  # first: what stands there is not told to others
+        # First: what stands there is not told to others. It may have been given since
+        return _refuse(not_owner(decide.key), of_absence=True)
     if decide.run_id in known.superseded:
         return _refuse(
             FencedRun(
