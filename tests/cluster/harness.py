@@ -110,6 +110,18 @@ class Cluster(LocalCluster):
         )
         return found
 
+    def hand_over(self, topic: str, to: int) -> None:
+        """Until that broker leads every partition. Who was not ready is asked again, and so is who has taken over since
+        from a leader that stood still."""
+
+        def leads_all() -> bool:
+            for partition, leader in self.leaders(topic).items():
+                if leader != to:
+                    self.admin.transfer_leadership(topic, partition, to)
+            return set(self.leaders(topic).values()) == {to}
+
+        wait_until(leads_all, f"broker {to} leads {topic}")
+
     def wait_for_isr(self, topic: str, size: int, deadline_s: float = WAIT_S) -> None:
         """Until every partition has that many in-sync replicas."""
         wait_until(
