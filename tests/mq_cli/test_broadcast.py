@@ -63,6 +63,7 @@ def test_present_members_of_the_highest_priority_are_given_all_and_nothing_is_ke
     described = admin.describe_topic(topic)
     assert described.settings == {"durability": "memory", "retention_ms": "1s"}
     assert [len(partition.replicas) for partition in described.partitions] == [1]
+    admin.alter_topic(topic, retention_ms="1m")  # nothing is dropped before it is given
     publish(cluster, topic, "before anybody came")
     first, second, lower = member(cluster, topic, 1), member(cluster, topic, 1), member(cluster, topic)
     publish(cluster, topic, "a", "b")
@@ -77,6 +78,7 @@ def test_present_members_of_the_highest_priority_are_given_all_and_nothing_is_ke
     assert lower.skipped == Skipped(0, 0)
     lower.stop()
     assert "desks" not in admin.list_groups()
+    admin.alter_topic(topic, retention_ms="1s")
     wait_until(lambda: admin.offsets(topic) == {0: (5, 5)}, "retention has dropped everything")
     files = [path for path in directory.rglob("*") if path.is_file()]
     assert files
@@ -88,7 +90,9 @@ def test_a_member_that_reads_too_slowly_misses_what_is_dropped_and_is_told_how_m
 ) -> None:
     admin = Admin(cluster.bootstrap)
     slow = member(cluster, topic, buffer_bytes_max=1)
+    admin.alter_topic(topic, retention_ms="1m")  # the first record is given before it is dropped
     publish(cluster, topic, *"abcd")
+    admin.alter_topic(topic, retention_ms="1s")
     wait_until(lambda: admin.offsets(topic) == {0: (4, 4)}, "retention has dropped everything")
     admin.alter_topic(topic, retention_ms="1m")
     publish(cluster, topic, "e")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from mq_client import Admin, Producer, Queue
 from mq_dev.local_cluster import LocalCluster
 from tests import switch
 from tests.cluster.harness import wait_until
-from tests.mq_cli.processes import Command, Outcome, tritonmq
+from tests.mq_cli.processes import WAIT_S, Command, Outcome, tritonmq
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +88,7 @@ def test_a_command_runs_for_each_record_and_its_exit_code_says_what_becomes_of_i
         "print('cannot do ' + value, file=sys.stderr) if value == 'bad' else None;"
         "sys.exit({'good': 0, 'bad': 3, 'later': 75 if os.environ['TRITONMQ_DELIVERIES'] == '1' else 0}[value])"
     )
-    done = run(cluster, "work", "t", "g", "-c", "2", "--timeout", "3", "--", sys.executable, "-c", script)
+    done = run(cluster, "work", "t", "g", "-c", "2", "--max", "4", "--", sys.executable, "-c", script)
     assert done.returncode == 0
     assert b"cannot do bad" in done.stderr
     for value, deliveries in (("good", 1), ("later", 2), ("bad", 1)):
@@ -101,13 +102,17 @@ def test_a_command_runs_for_each_record_and_its_exit_code_says_what_becomes_of_i
     assert errors == ["exit code 3: cannot do bad"]
 
 
-def test_ctrl_c_lets_the_running_command_end_and_gives_back_the_rest(cluster: LocalCluster) -> None:
+def test_ctrl_c_lets_the_running_command_end_and_gives_back_the_rest(cluster: LocalCluster, tmp_path: Path) -> None:
     admin = publish(cluster, "slow", *"abc")
-    code = "import sys, time; print(sys.stdin.read(), flush=True); time.sleep(1)"
+    os.mkfifo(end := tmp_path / "end")
+    code = f"import sys; print(sys.stdin.read(), flush=True); open({str(end)!r}).read()"
     at = ("--bootstrap", cluster.bootstrap)
     with Command("work", "slow", "g", "--declare", *at, "--", sys.executable, "-c", code) as command:
         assert command.line() == "a"
-        assert command.end(signal.SIGINT) == 0
+        command.process.send_signal(signal.SIGINT)
+        command.remark_with("waiting for 1 command to end")
+        end.write_text("now")
+        assert command.process.wait(WAIT_S) == 0
     found = admin.describe_queue("slow", "g")
     assert (found.accepted, found.ready, found.leased, found.charged) == (1, 2, 0, 0)
 
