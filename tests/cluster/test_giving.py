@@ -70,10 +70,11 @@ def test_a_query_goes_on_under_another_name_though_its_coordinator_is_killed(
     admin.create_topic(TOPIC, schema="n long NOT NULL", partitions=1, replicas=3)
     for user in (OLD, NEW):
         write_client(authority, certs, user)
-        admin.alter_acls([AclRule(f"User:{user}", "Write", "Topic", TOPIC)])
+        rule = AclRule(f"User:{user}", "Write", "Topic", TOPIC)
+        wait_until(lambda rule=rule: not admin.alter_acls([rule]).not_judging, "every broker judges by the rule")  # type: ignore[misc]
     key = str(uuid.uuid4()), TOPIC
     write(cluster, certs, OLD, key, 0, 1, 2)
-    [known] = admin.transactions(key[0])
+    [known] = wait_until(lambda: admin.transactions(key[0]), "the coordinator answers")
     assert known.owner == f"User:{OLD}"
 
     given: list[GivenTransaction] = []
@@ -93,4 +94,5 @@ def test_a_query_goes_on_under_another_name_though_its_coordinator_is_killed(
     write(cluster, certs, NEW, key, 2, 4)
     with pytest.raises(PermissionDenied, match="another user's"):
         write(cluster, certs, OLD, key, 3, 666)
+    wait_until(lambda: len(numbers_of(cluster)) >= 4, "all that is decided is published")
     assert numbers_of(cluster) == [1, 2, 3, 4], "each once, and nothing of who had the key before"

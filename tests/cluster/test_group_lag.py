@@ -12,6 +12,7 @@ from mq_client.cluster.channels import call_unary
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.requests import move_cursors
+from mq_client.group_descriptions import GroupCursor
 from mq_protocol import mq_pb2 as pb
 from tests import switch
 from tests.cluster.harness import Cluster, wait_until
@@ -21,33 +22,43 @@ pytestmark = pytest.mark.cluster
 
 
 def test_lag_is_told_by_followers_until_there_is_a_leader_again(start_cluster: Callable[..., Cluster]) -> None:
-    cluster = start_cluster(3, arguments=("--session-timeout-ms", "10000"))  # what is told before they elect another
+    # One that can be away: as long as it is, they elect nobody
+    cluster = start_cluster(3, zookeeper=True, arguments=("--session-timeout-ms", "2000"))
     cluster.admin.create_topic("t", partitions=1, replicas=3, durability="os")
     with Producer(cluster.bootstrap) as producer:
         for number in range(10):
             producer.publish("t", b"%d" % number)
     move_cursors(Connection(cluster.bootstrap), "q", {"t": {0: 4}}, Deadline(10_000), kind="spark")
-    leader = cluster.leader("t")
-    (before,) = cluster.admin.describe_group("q").cursors
-    assert (before.offset, before.lag, before.kind, before.leads) == (4, 6, "spark", True)
-    for broker in set(cluster.brokers) - {leader}:
-        address = cluster.brokers[broker].address
-        wait_until(lambda: offsets_of("q", address) == [4], f"broker {broker} knows the group's place")  # noqa: B023
+    cluster.stop_zookeeper()
+    (before,) = wait_until(lambda: told_by_a_leader(cluster), "its leader tells of the group")
+    assert (before.offset, before.lag, before.kind) == (4, 6, "spark")
+    for broker, process in cluster.brokers.items():
+        wait_until(
+            lambda at=process.address: places_of("q", at) == [(4, 10)],
+            f"broker {broker} knows the group's place and the end",
+        )
 
+    leader = cluster.leader("t")
     cluster.kill(leader)
-    described = cluster.admin.describe_group("q")
-    (cursor,) = described.cursors
-    assert (cursor.offset, cursor.lag, cursor.lag_bytes) == (4, 6, before.lag_bytes)
-    assert (cursor.leads, described.silent) == (False, (cluster.brokers[leader].address,))
+    silent = (cluster.brokers[leader].address,)
+    wait_until(lambda: cluster.admin.describe_group("q").silent == silent, "the others answer")
+    (cursor,) = cluster.admin.describe_group("q").cursors
+    assert (cursor.offset, cursor.lag, cursor.lag_bytes, cursor.leads) == (4, 6, before.lag_bytes, False)
     listed = tritonmq("group", "list", "--json", "--bootstrap", cluster.bootstrap)
     assert listed.returncode == 0
     assert [(group["name"], group["lag"]) for group in json.loads(listed.stdout)] == [("q", 6)]
 
-    wait_until(lambda: cluster.admin.describe_group("q").cursors[0].leads, "a leader answers for the group")
-    assert cluster.admin.describe_group("q").lag == 6
+    cluster.start_zookeeper()
+    (after,) = wait_until(lambda: told_by_a_leader(cluster), "a leader answers for the group")
+    assert after.lag == 6
 
 
-def offsets_of(group: str, address: str) -> list[int]:
-    """As the broker there knows them."""
+def told_by_a_leader(cluster: Cluster) -> tuple[GroupCursor, ...]:
+    """The group's cursor, if so."""
+    return tuple(cursor for cursor in cluster.admin.describe_group("q").cursors if cursor.leads)
+
+
+def places_of(group: str, address: str) -> list[tuple[int, int]]:
+    """As the broker there knows them, each with the end of its log."""
     answer = call_unary(address, "Groups", pb.GroupsRequest(group=group), pb.GroupsResponse, 5.0, switch.client())
-    return [cursor.offset for cursor in answer.cursors]
+    return [(cursor.offset, cursor.log_end_offset) for cursor in answer.cursors]

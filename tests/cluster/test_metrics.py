@@ -52,10 +52,15 @@ def test_counters_are_what_was_sent_and_read_through_a_kill(tmp_path: Path) -> N
         admin = Admin(cluster.bootstrap, timeout_ms=60_000)
         admin.create_topic("t", partitions=3, replicas=3)
         publish(cluster, 3_000)
-        before = wait_for(cluster, [1, 2, 3], lambda seen: total(seen, records_in, topic="t") == 3_000)
-        assert total(before, "topic_records", topic="t") == 3_000
-        assert total(before, "partitions", role="leader") == 3
-        assert all(each["link_up"] and set(each["link_up"].values()) == {1} for each in before.values())
+        before = wait_for(
+            cluster,
+            [1, 2, 3],
+            lambda seen: (
+                total(seen, records_in, topic="t") == total(seen, "topic_records", topic="t") == 3_000
+                and total(seen, "partitions", role="leader") == 3
+                and all(each["link_up"] and set(each["link_up"].values()) == {1} for each in seen.values())
+            ),
+        )
 
         dead = admin.describe_topic("t").partitions[0].leader
         led = total({dead: before[dead]}, records_in, topic="t")

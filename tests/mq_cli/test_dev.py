@@ -12,6 +12,7 @@ import httpx
 import psutil
 import pytest
 
+from tests.cluster.harness import wait_until
 from tests.mq_cli.processes import Command, tritonmq
 from tests.switch import plain_text
 
@@ -36,8 +37,12 @@ def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data(
         pid = int((data / "broker-1" / "broker.pid").read_text())
         assert [each.pid for each in children if "console" not in each.cmdline()] == [pid]
         assert len(children) == 2
-        told = httpx.get(f"{console}/api/v1/overview", trust_env=False, timeout=30).json()
-        assert [each["state"] for each in told["brokers"]] == ["serving"]
+
+        def states() -> list[str]:
+            told = httpx.get(f"{console}/api/v1/overview", trust_env=False, timeout=30).json()
+            return [each["state"] for each in told["brokers"]]
+
+        wait_until(lambda: states() == ["serving"], "the console shows the broker")
         assert dev.end(signal.SIGINT) == 0
         assert dev.rest() == []
         assert not any(child.is_running() for child in children)
