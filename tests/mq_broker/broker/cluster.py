@@ -30,6 +30,7 @@ from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX
 from mq_protocol.methods import BROKER
 from mq_protocol.transport import from_call
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.simulation.real.zookeeper import Session
 from tests.virtual.world import present
 
@@ -73,10 +74,11 @@ def deafen(monkeypatch: pytest.MonkeyPatch, event: CoordinationEvent, *brokers: 
 
 
 def shared(zookeeper: str, session_timeout_ms: int, root: str) -> Callable[[], CoordinationService]:
-    """What brokers of one cluster are given as `coordination`: in virtual time a simulated ZooKeeper."""
+    """What brokers of one cluster are given as `coordination`: in virtual time a simulated ZooKeeper, with that
+    session."""
     world = present()
     if world is None:
-        return lambda: ZooKeeperCoordination(zookeeper, session_timeout_ms, root=root)
+        return lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=root)
     service = world.zookeeper(root, session_timeout_ms / 1000)
     return lambda: Session(service)
 

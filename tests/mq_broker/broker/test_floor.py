@@ -32,10 +32,8 @@ from mq_protocol.versions import ours
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_versions import Registered
-from tests.mq_broker.coordination.wire import Heard
+from tests.mq_broker.coordination.wire import LASTING_MS, Heard
 from tests.securing import HOST, Certs
-
-SESSION_MS = 6_000
 
 Make = Callable[[], ZooKeeperCoordination]
 
@@ -170,7 +168,7 @@ def test_a_copied_certificate_starts_no_broker_of_another_id(tmp_path: Path) -> 
 @pytest.mark.usefixtures("named")
 def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(zookeeper: str, tmp_path: Path) -> None:
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
         first, second = (
             a_broker(1, tmp_path / "1", make, authorize=True),
             a_broker(2, tmp_path / "2", make),
@@ -206,7 +204,7 @@ def test_a_broker_that_runs_below_the_floor_stops(zookeeper: str, tmp_path: Path
     """As if it had been registered just when the floor was raised."""
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
         async with contextlib.AsyncExitStack() as undo:
             below = Broker(a_broker(2, tmp_path / "2", make))
             undo.push_async_callback(below.abandon)
@@ -229,7 +227,7 @@ def test_nodes_that_others_may_write_are_refused_where_the_floor_demands_it(zook
     root = f"/{tmp_path.name}"
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, SESSION_MS, root=root, credential=ours_)  # noqa: E731
+        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=root, credential=ours_)  # noqa: E731
         config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
         async with running(config) as (broker,):
             answer = await broker.ask("AlterSecurityFloor", alter(add=("zk_auth",)))
@@ -254,11 +252,11 @@ def test_zk_auth_is_not_demanded_before_the_nodes_are_closed(zookeeper: str, tmp
     root = f"/{tmp_path.name}"
 
     async def main() -> None:
-        begun = ZooKeeperCoordination(zookeeper, SESSION_MS, root=root)  # without a credential, so open
+        begun = ZooKeeperCoordination(zookeeper, LASTING_MS, root=root)  # without a credential, so open
         await begun.start(Heard())
         await begun.stop()
         make = lambda: ZooKeeperCoordination(  # noqa: E731
-            zookeeper, SESSION_MS, root=root, credential=Credential.read(credential)
+            zookeeper, LASTING_MS, root=root, credential=Credential.read(credential)
         )
         config = dataclasses.replace(a_broker(1, tmp_path / "1", make), zookeeper_auth=credential)
         async with running(config) as (broker,):

@@ -20,14 +20,16 @@ from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InvalidRequest
 from mq_protocol.limits import MEMBERS_MAX, TOPIC_DOCUMENT_BYTES_MAX
 from tests.mq_broker.broker.cluster import Broker
-from tests.mq_broker.coordination.wire import Heard, id_of, state_of
+from tests.mq_broker.coordination.wire import LASTING_MS, Heard, id_of, state_of
 
 WIDE = pa.schema([pa.field(f"{n:04}" + "x" * 196, pa.int64()) for n in range(3_200)])
 
 
 def test_a_schema_that_zookeeper_does_not_take_is_refused_and_the_session_lives(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        config = BrokerConfig(1, "127.0.0.1:0", tmp_path / "data", zookeeper=zookeeper + "/large-documents")
+        config = BrokerConfig(
+            1, "127.0.0.1:0", tmp_path / "data", zookeeper=zookeeper + "/large-documents", session_timeout_ms=LASTING_MS
+        )
         broker = await Broker(config).start()
         try:
             await broker.create_topic("t", schema=pa.schema(list(WIDE)[:2]))
@@ -48,7 +50,7 @@ def test_a_schema_that_zookeeper_does_not_take_is_refused_and_the_session_lives(
 
 def test_what_reaches_zookeeper_is_bounded_whoever_writes_it(zookeeper: str) -> None:
     async def scenario() -> None:
-        service, heard = ZooKeeperCoordination(zookeeper, root="/bounded"), Heard()
+        service, heard = ZooKeeperCoordination(zookeeper, LASTING_MS, root="/bounded"), Heard()
         await service.start(heard)
         spec = TopicSpec("t", id_of("t"), ((1,),))
         with pytest.raises(InvalidRequest, match="are more than ZooKeeper takes at once"):

@@ -12,12 +12,13 @@ from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_protocol.framing import preamble
 from mq_protocol.limits import STREAMS_MAX
 from tests.mq_broker.broker.cluster import Broker
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.mq_broker.rpc.test_peer_port import MAX_CONCURRENT_STREAMS, Stranger
 
 
 def test_a_broker_registers_its_link_port(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        coordination = ZooKeeperCoordination(zookeeper, root=f"/{uuid.uuid4().hex}")
+        coordination = ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}")
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         found = (await coordination.brokers())[1]
         assert found.link_address not in ("", found.address, found.peer_address)
@@ -34,7 +35,7 @@ def test_the_port_for_other_brokers_of_a_whole_broker_has_its_bounds(zookeeper: 
     """By what it says to whoever connects."""
 
     async def scenario() -> None:
-        coordination = ZooKeeperCoordination(zookeeper, root=f"/{uuid.uuid4().hex}")
+        coordination = ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}")
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         found = (await coordination.brokers())[1]
         stranger = await Stranger.connect(int(found.peer_address.rpartition(":")[2]))

@@ -22,13 +22,13 @@ from mq_broker.storage.journal.recovery import recover
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
 from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
-from tests.mq_broker.coordination.wire import end_session_of
+from tests.mq_broker.coordination.wire import LASTING_MS, end_session_of
 from tests.virtual.world import in_virtual_time
 
 
 def test_after_its_session_was_lost_a_broker_registers_again_and_claims_anew(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        coordination = ZooKeeperCoordination(zookeeper, session_timeout_ms=2_000, root=f"/{uuid.uuid4().hex}")
+        coordination = ZooKeeperCoordination(zookeeper, session_timeout_ms=LASTING_MS, root=f"/{uuid.uuid4().hex}")
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         await broker.create_topic("t")
         await broker.produce("t", 1)
@@ -214,7 +214,7 @@ def test_other_brokers_dial_the_host_of_the_client_port_unless_told_otherwise(
 
 def test_a_broker_registers_its_peer_port(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        coordination = ZooKeeperCoordination(zookeeper, root=f"/{uuid.uuid4().hex}")
+        coordination = ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}")
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         found = (await coordination.brokers())[1]
         assert found.peer_address.startswith("127.0.0.1:")

@@ -21,7 +21,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, of_a_former_loop, until
 from tests.mq_broker.coordination.absurd import altered
-from tests.mq_broker.coordination.wire import id_of
+from tests.mq_broker.coordination.wire import LASTING_MS, id_of
 
 MINE = 1
 
@@ -89,7 +89,12 @@ def test_a_broker_lives_among_altered_documents_and_writes_nowhere_else(
     async def scenario() -> None:
         place = "/strange-documents"
         config = BrokerConfig(
-            MINE, "127.0.0.1:0", tmp_path / "deep" / "er" / "data", zookeeper=zookeeper + place, stop_timeout_ms=200
+            MINE,
+            "127.0.0.1:0",
+            tmp_path / "deep" / "er" / "data",
+            zookeeper=zookeeper + place,
+            session_timeout_ms=LASTING_MS,
+            stop_timeout_ms=200,
         )
         root = f"{place}/tritonmq"
         broker = await Broker(config).start()

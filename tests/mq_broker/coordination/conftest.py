@@ -11,7 +11,7 @@ import pytest
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from tests.mq_broker.coordination.wire import Heard, Opener
+from tests.mq_broker.coordination.wire import LASTING_MS, Heard, Opener
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, root: str) -> Opener:
         make = lambda: FileCoordination(tmp_path / "cluster")  # noqa: E731
     else:
         hosts = request.getfixturevalue("zookeeper")
-        make = lambda: ZooKeeperCoordination(hosts, session_timeout_ms=4_000, root=root)  # noqa: E731
+        make = lambda: ZooKeeperCoordination(hosts, session_timeout_ms=LASTING_MS, root=root)  # noqa: E731
 
     @asynccontextmanager
     async def open_it(heard: Heard | None = None) -> AsyncIterator[CoordinationService]:

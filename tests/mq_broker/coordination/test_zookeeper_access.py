@@ -21,7 +21,7 @@ from mq_broker.coordination.zookeeper_closing import Closing
 from mq_broker.core.messages import CasOutcome
 from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting
-from tests.mq_broker.coordination.wire import Heard, eventually, id_of, state_of
+from tests.mq_broker.coordination.wire import LASTING_MS, WAIT_S, Heard, eventually, id_of, state_of
 
 pytestmark = pytest.mark.cluster
 
@@ -31,7 +31,7 @@ OTHER = Credential("tritonmq", "guessed", "other.auth")
 
 @asynccontextmanager
 async def session(hosts: str, root: str, credential: Credential | None = None) -> AsyncIterator[ZooKeeperCoordination]:
-    service = ZooKeeperCoordination(hosts, 4_000, root=root, credential=credential)
+    service = ZooKeeperCoordination(hosts, LASTING_MS, root=root, credential=credential)
     await service.start(Heard())
     try:
         yield service
@@ -73,7 +73,7 @@ async def make_one_of_each(service: ZooKeeperCoordination, broker: int = 1, topi
     await service.create_topic(TopicSpec(topic, id_of(topic[0]), ((1,), (1,))), (state_of(), state_of()))
     assert (await service.write_state(id_of(topic[0]), 0, 0, state_of()))[0] is CasOutcome.DONE
     place = await service.queue_for_lock(f"lock-{topic}")
-    await place.first(5)
+    await place.first(WAIT_S)
     documents = await service.security.read()
     version = documents.documents["acls/0"][0] if "acls/0" in documents.documents else -1
     assert (await service.security.write({"acls/0": (version, b"{}")}))[0] is CasOutcome.DONE

@@ -19,6 +19,9 @@ from mq_broker.core.messages import LeaderName, NodeState
 
 WAIT_S = 20.0
 
+LASTING_MS = 30_000
+"""A session that no test lets run out: it outlasts a stall of the process that keeps it."""
+
 Opener = Callable[..., AbstractAsyncContextManager[CoordinationService]]
 
 
