@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from cryptography import x509
 from grpc import aio
 
 from mq_broker.broker import BrokerConfig
+from mq_broker.broker.administration import acls
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_cli.cert import cert
@@ -28,14 +28,13 @@ from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: 
 from tests.mq_broker.broker.test_taking_rights_away import (
     ETL,
     OPEN,
-    TRIES,
-    WITHIN_S,
     ended,
     judging_second,
     rule,
     served,
     watching,
 )
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.securing import HOST, Certs
 from tests.virtual.world import in_virtual_time
 
@@ -78,11 +77,14 @@ def test_a_revoked_producers_stream_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("named")
-def test_a_user_is_refused_in_time_at_a_broker_that_was_not_asked(zookeeper: str, tmp_path: Path) -> None:
-    """Through ZooKeeper; the longest of some."""
+def test_a_user_is_refused_at_a_broker_that_was_not_asked(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZooKeeper tells it: nobody looks by himself meanwhile."""
+    monkeypatch.setattr(acls, "SWEEP_S", 3_600.0)
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, 6_000, root=f"/{tmp_path.name}")  # noqa: E731
+        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
         async with (
             judging(tmp_path / "1", coordination=make) as first,
             judging_second(tmp_path / "2", make) as second,
@@ -97,18 +99,13 @@ def test_a_user_is_refused_in_time_at_a_broker_that_was_not_asked(zookeeper: str
                 except NotAuthenticated:
                     return False
 
-            longest = 0.0
-            for _ in range(TRIES):
+            for _ in range(3):
                 await until(known)
                 call = watching(etl)
                 assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
-                began = time.monotonic()
                 await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
                 assert isinstance(await ended(call), NotAuthenticated)
-                longest = max(longest, time.monotonic() - began)
                 await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))
-            assert longest < WITHIN_S
-            print(f"longest {longest * 1000:.0f} ms")
 
     asyncio.run(main())
 
@@ -168,7 +165,7 @@ def test_one_certificate_is_revoked_by_its_serial_and_its_user_may_have_another(
     serial = f"{x509.load_pem_x509_certificate(pem).serial_number:X}"
 
     def topics(address: str, security: Security) -> list[str]:
-        with Admin(address, timeout_ms=5_000, security=security) as mine:
+        with Admin(address, timeout_ms=30_000, security=security) as mine:
             return list(mine.list_topics())
 
     def job(address: str) -> None:

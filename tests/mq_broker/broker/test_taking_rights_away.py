@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import stat
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from mq_broker.broker.administration import acls
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.rpc.service import path
@@ -25,15 +25,12 @@ from mq_protocol.errors import InvalidTopicName, PermissionDenied, TritonMQError
 from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.virtual.world import in_virtual_time
 
 pytestmark = pytest.mark.usefixtures("named")
 
 ETL = "User:etl"
-WITHIN_S = 2.0
-"""In which a right that was taken away is gone."""
-
-TRIES = 20
 
 
 def rule(operation: str, kind: str = "Topic", name: str = "t", who: str = ETL, *, deny: bool = False) -> pb.AclRule:
@@ -154,11 +151,14 @@ def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_pat
     in_virtual_time(main())
 
 
-def test_rights_are_gone_in_time_at_a_broker_that_was_not_asked(zookeeper: str, tmp_path: Path) -> None:
-    """Through ZooKeeper; the longest of some."""
+def test_rights_are_gone_at_a_broker_that_was_not_asked(
+    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZooKeeper tells it: nobody looks by himself meanwhile."""
+    monkeypatch.setattr(acls, "SWEEP_S", 3_600.0)
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, 6_000, root=f"/{tmp_path.name}")  # noqa: E731
+        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
         async with (
             judging(tmp_path / "1", coordination=make) as first,
             judging_second(tmp_path / "2", make) as second,
@@ -166,17 +166,13 @@ def test_rights_are_gone_in_time_at_a_broker_that_was_not_asked(zookeeper: str, 
             root, etl = As(first, ROOT), As(second, ETL)
             await root.create_topic("t")
             await until(lambda: _knows(As(second, ROOT)))
-            longest = 0.0
-            for _ in range(TRIES):
+            for _ in range(3):
                 await root.allow(rule("Describe"))
                 await until(lambda: _described(etl))
                 call = watching(etl)
                 assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
-                began = time.monotonic()
                 await root.take_away(rule("Describe"))
                 assert isinstance(await ended(call), UnknownTopic)
-                longest = max(longest, time.monotonic() - began)
-            assert longest < WITHIN_S
 
     async def _knows(root: As) -> bool:
         return bool((await root.metadata("t")).topics)
