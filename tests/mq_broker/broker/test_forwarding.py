@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
-from mq_broker.broker import BrokerConfig
+from mq_broker.broker import BrokerConfig, forwarding
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.measured import FORWARDED, STREAMS
 from mq_broker.rpc.peer_proof import PeerProof
@@ -37,6 +37,7 @@ from mq_protocol.transport import FORWARD_METADATA
 from tests.mq_broker.broker.by_token import Header, Shown, _Headed
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, unpack, until
 from tests.mq_broker.broker.test_taking_rights_away import ended, rule
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.securing import HOST, Certs
 
 ETL, MALLORY = "User:etl", "User:mallory"
@@ -48,7 +49,7 @@ class Pair:
     def __init__(self, zookeeper: str, data: Path, certs: Certs | None, **fields: Any) -> None:
         self.root = f"/forwarding-{uuid.uuid4().hex}"
         self.certs = certs
-        self.coordination = {n: ZooKeeperCoordination(zookeeper, 5_000, root=self.root) for n in (1, 2)}
+        self.coordination = {n: ZooKeeperCoordination(zookeeper, LASTING_MS, root=self.root) for n in (1, 2)}
         self.brokers = {
             n: Broker(
                 BrokerConfig(
@@ -79,19 +80,21 @@ class Pair:
         """Raw calls to broker 1 that are meant for broker 2."""
         return self.to((FORWARD_METADATA, self[2].address), user=user)
 
-    async def leads(self, topic: str, broker: int, admin: Broker) -> None:
-        """The topic, of one partition, is led by that broker."""
-        info = (await admin.metadata(topic)).topics[0].partitions[0]
-        if info.leader != broker:
-            here = self.to(at=info.leader, user="admin")
-            async with here:
+    async def leads(self, topic: str, broker: int) -> bool:
+        """Whether the topic, of one partition, is led by that broker, and each has heard of it. Else whoever leads is
+        asked to hand over."""
+        heard = []
+        for number in self.brokers:
+            async with self.to(at=number, user="admin") as admin:
+                heard += [known.partitions[0].leader for known in (await admin.metadata(topic)).topics]
+        if heard == [broker] * len(self.brokers):
+            async with self.to(at=broker, user="admin") as there:
+                return await there.end(topic) >= 0
+        leader = next((number for number in heard if number in self.brokers and number != broker), 0)
+        if leader:
+            async with self.to(at=leader, user="admin") as here:
                 await here.ask("Lead", pb.LeadRequest(topic=topic, broker=broker, timeout_ms=10_000))
-        async with self.to(at=broker, user="admin") as there:
-            await until(lambda: _leads(there, topic))
-
-
-async def _leads(broker: Broker, topic: str) -> bool:
-    return await broker.end(topic) >= 0
+        return False
 
 
 class Plain(Broker):
@@ -115,6 +118,8 @@ async def pair(zookeeper: str, data: Path, *, secure: bool = True, **fields: Any
     certs = Certs(data / "certs", 1, 2) if secure else None
     made = Pair(zookeeper, data, certs, **fields)
     started: list[Broker] = []
+    patch = pytest.MonkeyPatch()
+    patch.setattr(forwarding, "CONNECT_S", DEADLINE_S)  # who asks here asks once
     try:
         for broker in made.brokers.values():
             await broker.start()
@@ -122,11 +127,12 @@ async def pair(zookeeper: str, data: Path, *, secure: bool = True, **fields: Any
         async with made.to(user="admin") as admin:
             await until(lambda: _knows_both(admin))
             await admin.create_topic("t", replicas=2)
-            await made.leads("t", 2, admin)
+            await until(lambda: made.leads("t", 2))
         yield made
     finally:
         for broker in reversed(started):
             await broker.stop()
+        patch.undo()
 
 
 async def _knows_both(broker: Broker) -> bool:

@@ -28,11 +28,11 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, OutcomeUnknown, TritonMQError
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until
 from tests.mq_broker.broker.transactions.test_coordinator import KEY, decide, stage
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.virtual.world import in_virtual_time
 
 LINK = "/tritonmq.v1.Peer/Link"
 SERVICES = ("tritonmq.v1.Broker", "tritonmq.v1.Peer")
-SESSION_TIMEOUT_MS = 6_000
 
 
 class Lingering(ZooKeeperCoordination):
@@ -50,7 +50,7 @@ class Victims:
 
     def __init__(self, zookeeper: str, data: Path) -> None:
         root = f"/hostile-{uuid.uuid4().hex}"
-        self.coordination = {n: Lingering(zookeeper, SESSION_TIMEOUT_MS, root=root) for n in (1, 2, 3)}
+        self.coordination = {n: Lingering(zookeeper, LASTING_MS, root=root) for n in (1, 2, 3)}
         self.brokers = {
             n: Broker(BrokerConfig(n, "127.0.0.1:0", data / str(n), coordination=lambda n=n: self.coordination[n]))  # type: ignore[misc]
             for n in (1, 2, 3)
@@ -81,7 +81,13 @@ class Victims:
             await self.refresh()
 
     async def refresh(self) -> None:
-        self.topic = (await self[1].metadata("t")).topics[0]
+        """Who leads, as broker 1 has it, once somebody does."""
+
+        async def led() -> int:
+            self.topic = (await self[1].metadata("t")).topics[0]
+            return self.leader
+
+        await until(led)
 
     async def _led_by(self, leader: int) -> bool:
         """Whoever leads by now is asked to hand over: who is to lead may lag, and then another claims meanwhile."""

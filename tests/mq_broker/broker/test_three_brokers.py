@@ -308,8 +308,8 @@ def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(zookeep
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:
             info = await cluster[1].create_topic("t", partitions=2, replicas=3)
-            leader = info.partitions[0].leader
-            await cluster[leader].produce("t", 1)
+            leader = await cluster.leader("t", at=1)
+            await until(lambda: cluster[leader].produce("t", 1))
             witness = cluster[1 + leader % 3].config.make_coordination()
             await witness.start(lambda _event: None)
             try:

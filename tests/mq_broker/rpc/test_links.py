@@ -307,6 +307,8 @@ def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -
 def test_a_life_that_is_not_registered_waits_for_the_registration_and_is_refused_without_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("mq_broker.rpc.links.REGISTRATION_TIMEOUT_S", DEADLINE_S)
+
     async def scenario() -> None:
         two = Node(2)
         async with nodes(two), door(two) as there:

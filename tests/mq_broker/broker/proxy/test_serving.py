@@ -34,6 +34,7 @@ from tests.mq_broker.broker.test_forwarding import (
     take_away,
 )
 from tests.mq_broker.broker.test_taking_rights_away import ended, rule
+from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.securing import HOST
 
 ID = 9
@@ -48,7 +49,7 @@ async def proxied(
     async with pair(zookeeper, data, secure=secure) as made:
         if made.certs is not None:
             write_broker(made.certs.authority, made.certs.path, number, (HOST,))
-        made.coordination[ID] = ZooKeeperCoordination(zookeeper, 5_000, root=made.root)
+        made.coordination[ID] = ZooKeeperCoordination(zookeeper, LASTING_MS, root=made.root)
         config = BrokerConfig(
             number,
             f"{HOST}:0",
@@ -62,6 +63,7 @@ async def proxied(
         proxy = made.brokers[ID] = Broker(config)
         await proxy.start()
         try:
+            await until(lambda: made.leads("t", 2))
             yield made
         finally:
             del made.brokers[ID]
@@ -99,7 +101,11 @@ def test_nobody_counts_a_proxy_and_it_leaves_nothing_behind(zookeeper: str, tmp_
                 with pytest.raises(Exception, match="3"):
                     await client.create_topic("three", replicas=3)
                 await client.create_topic("two", partitions=6, replicas=2)
-                [topic] = (await client.metadata("two")).topics
+
+                async def told() -> Any:
+                    return (await client.metadata("two")).topics
+
+                [topic] = await until(told)
                 assert {n for partition in topic.partitions for n in partition.replicas} == {1, 2}
         assert not (tmp_path / "proxy").exists()
 
@@ -172,7 +178,7 @@ def test_a_request_is_held_while_the_leader_is_away(zookeeper: str, tmp_path: Pa
             ]
             await until(lambda: _is(lambda: len(holding._of) == 1 and holding.bytes > 2 * REQUEST_BYTES))
             assert not any(task.done() for task in held)
-            made.coordination[leader] = ZooKeeperCoordination(zookeeper, 5_000, root=made.root)
+            made.coordination[leader] = ZooKeeperCoordination(zookeeper, LASTING_MS, root=made.root)
             await made[leader].start()
             await asyncio.gather(*held)
             assert await client.numbers("alone") == [1, 2]
@@ -228,7 +234,7 @@ def test_without_brokers_it_says_so_and_is_not_ready(zookeeper: str, tmp_path: P
             ID,
             f"{HOST}:0",
             tmp_path,
-            coordination=lambda: ZooKeeperCoordination(zookeeper, 5_000, root="/proxy-alone"),
+            coordination=lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root="/proxy-alone"),
             role=Role.PROXY,
         )
         proxy = await Broker(config).start()
