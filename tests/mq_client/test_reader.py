@@ -159,7 +159,7 @@ def test_a_filter_that_cannot_be_is_refused_before_anything_is_sent(
 
 
 def test_wrong_questions_are_refused_when_they_are_asked(filled: str, bootstrap: str) -> None:
-    with Reader(bootstrap, timeout_ms=1_000) as reader:
+    with Reader(bootstrap) as reader:
         with pytest.raises(UnknownPartition):
             reader.read_stored(filled, 1)
         with pytest.raises(UnknownTopic):
@@ -177,14 +177,12 @@ def test_a_read_past_the_end_gives_what_is_there_and_then_says_that_the_rest_is_
     filled: str, bootstrap: str
 ) -> None:
     found: list[int] = []
-    with Reader(bootstrap, timeout_ms=1_000) as reader:
+    with Reader(bootstrap, timeout_ms=8_000) as reader:
         read = reader.read(filled, 0, 990, 1_001)
-        with pytest.raises(NotYetWritten, match="ends at offset 1000, and nothing came there for 1000 ms") as late:
+        with pytest.raises(NotYetWritten, match="ends at offset 1000, and nothing came there for 8000 ms") as late:
             found.extend(n for batch in read for n in batch.column("n").to_pylist())
         assert found == list(range(990, 1_000))
         assert (late.value.retriable, late.value.definite) == (True, True)
-        with pytest.raises(NotYetWritten):
-            list(reader.read(filled, 0, 1_000, 1_001))
 
 
 def test_a_read_that_begins_beyond_the_end_is_out_of_range_at_once(filled: str, bootstrap: str) -> None:
@@ -200,14 +198,6 @@ def test_a_read_past_the_end_gives_what_is_published_while_it_waits(admin: Admin
         assert numbers([next(read)]) == [0]
         producer.publish_batch(topic, pa.table({"n": [1, 2, 3]})).result(30)
         assert numbers(read) == [1, 2]
-
-
-def test_a_read_with_a_time_ends_with_what_is_there_by_then(filled: str, bootstrap: str) -> None:
-    with Reader(bootstrap) as reader:
-        assert numbers(reader.read(filled, 0, 990, 2_000, timeout_ms=1_500)) == list(range(990, 1_000))
-        assert list(reader.read(filled, 0, 1_000, 2_000, timeout_ms=1_500)) == []
-        with pytest.raises(OffsetOutOfRange):
-            list(reader.read(filled, 0, 1_500, 2_000, timeout_ms=30_000))
 
 
 def test_a_read_ends_before_more_bytes_than_wanted_and_gives_one_record_at_least(filled: str, bootstrap: str) -> None:

@@ -31,7 +31,8 @@ def test_records_and_tables_are_published_when_they_are_due(admin: Admin, bootst
         table = pa.table({"n": pa.array([2, 3], pa.int64())})
         after = later + timedelta(milliseconds=1)
         assert producer.publish_batch(topic, table, deliver_at=after).result(30).base_offset == -1
-        assert values(bootstrap, topic) == []
+        too_early = values(bootstrap, topic)
+        assert too_early == [] or datetime.now(UTC) >= later
         assert producer.cancel(topic, 0, name) == (True, False, -1)
         deadline = time.monotonic() + 20
         while len(values(bootstrap, topic)) < 3 and time.monotonic() < deadline:

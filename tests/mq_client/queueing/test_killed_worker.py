@@ -25,7 +25,7 @@ with Queue(sys.argv[1], sys.argv[2], "g") as queue:
 """
 
 
-@pytest.mark.parametrize(("ended_by", "lease", "charged"), [(signal.SIGKILL, "2s", 1), (signal.SIGTERM, "20s", 0)])
+@pytest.mark.parametrize(("ended_by", "lease", "charged"), [(signal.SIGKILL, "12s", 1), (signal.SIGTERM, "20s", 0)])
 def test_of_what_an_ended_worker_held_the_record_that_it_had_begun_is_charged_if_it_said_nothing(
     admin: Admin, bootstrap: str, topic: str, ended_by: int, lease: str, charged: int
 ) -> None:

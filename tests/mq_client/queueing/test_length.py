@@ -14,15 +14,15 @@ def test_a_full_queue_refuses_records_until_some_are_worked_off(admin: Admin, bo
     with Producer(bootstrap) as producer:
         for number in range(3):
             producer.publish(topic, f"{number}").result(30)
-    with Producer(bootstrap, timeout_ms=2_000, retries=1) as producer:
+    with Producer(bootstrap, retries=1) as producer:
         with pytest.raises(QueueFull, match="queue group 'g' keeps 3 records of this partition"):
             producer.publish(topic, "too much").result(30)
         assert admin.describe_queue(topic, "g").ready == 3
-    with Producer(bootstrap, timeout_ms=10_000) as producer:
+    with Producer(bootstrap) as producer:
         late = producer.publish(topic, "late")
         with Queue(bootstrap, topic, "g") as queue:
             for _ in range(4):
-                record = queue.take(10_000)
+                record = queue.take(30_000)
                 assert record is not None
                 record.ack()
         late.result(30)

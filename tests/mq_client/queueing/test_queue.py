@@ -24,7 +24,7 @@ from mq_client.queueing import answers
 from mq_client.queueing.queue import _close_all
 from tests.cluster.harness import wait_until
 
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 
 
 def publish(bootstrap: str, topic: str, *values: str, partition: int | None = None) -> None:
@@ -167,7 +167,7 @@ def test_a_lease_runs_out_for_what_is_worked_on_and_not_for_what_waits(
     admin.create_topic(topic)
     publish(bootstrap, topic, "forgotten", "long", "waits")
     admin.declare_queue(topic, "g", retry_ms=0)
-    with Queue(bootstrap, topic, "g", lease_ms=2_000, in_flight_max=3) as queue:
+    with Queue(bootstrap, topic, "g", lease_ms=12_000, in_flight_max=3) as queue:  # two thirds of it outlast a stall
         forgotten, long = queue.take(WAIT_MS), queue.take(WAIT_MS)
         assert forgotten is not None
         assert long is not None
@@ -285,7 +285,7 @@ def test_urgent_records_are_lent_first(admin: Admin, bootstrap: str, topic: str)
         priorities = [4, 0, 31, 9, 31]
         futures = [producer.publish(topic, b"%d" % n, priority=each) for n, each in enumerate(priorities)]
         assert sorted(future.result(20).offset for future in futures) == [0, 1, 2, 3, 4]
-    with Queue(bootstrap, topic, "g", in_flight_max=1, idle_ms=3_000) as queue:
+    with Queue(bootstrap, topic, "g", in_flight_max=1, idle_ms=WAIT_MS) as queue:
         found = []
         for record in queue:
             record.ack()
