@@ -50,7 +50,7 @@ def ints(records: list[ConsumerRecord]) -> list[int]:
 def take(consumer: Consumer, count: int) -> list[ConsumerRecord]:
     taken = []
     for _ in range(count):
-        record = consumer.take(10_000)
+        record = consumer.take(30_000)
         assert record is not None, f"only {len(taken)} of {count} came"
         taken.append(record)
     return taken
@@ -113,7 +113,7 @@ def test_a_start_outside_the_log_is_moved_to_its_end_and_told_once_for_a_topic(
             fitting.subscribe(topic)
             producer.publish(topic, "late", partition=1).result(30)
             for each in (consumer, fitting):
-                record = each.take(10_000)
+                record = each.take(30_000)
                 assert record is not None
                 assert (record.offset, record.value) == (1, b"late")
     [words] = [words for words in caplog.messages if "consumed from offset" in words]
@@ -130,7 +130,7 @@ def test_a_start_below_what_is_kept_is_told(
     admin.purge(topic, before=1)
     with Consumer(bootstrap, start=0) as consumer:
         consumer.subscribe(topic)
-        record = consumer.take(10_000)
+        record = consumer.take(30_000)
         assert record is not None
         assert record.value == b"late"
     assert "from offset 1, not 0: what is before offset 1 is no longer kept" in caplog.text
@@ -237,7 +237,7 @@ def test_topics_have_turns_and_the_error_of_one_comes_behind_the_records_of_all(
         taken = [(record.topic[-1], int(record.value)) for record in take(consumer, 4)]
         assert taken in ([("1", 0), ("2", 0), ("1", 1), ("2", 1)], [("2", 0), ("1", 0), ("2", 1), ("1", 1)])
         with pytest.raises(UnknownTopic):
-            consumer.take(15_000)
+            consumer.take(30_000)
     (place,) = admin.describe_group(topic).cursors
     assert (place.topic, place.offset) == (names[1], 2), "a record is done with when the next of any topic is asked for"
 
@@ -272,7 +272,7 @@ def test_a_stopped_consumer_says_so(admin: Admin, bootstrap: str, topic: str) ->
     waiting.start()
     consumer.stop()
     consumer.stop()
-    waiting.join(5)
+    waiting.join(30)
     assert not waiting.is_alive()
     with pytest.raises(InvalidRequest, match="make a new one"):
         consumer.start()
@@ -299,7 +299,7 @@ def test_a_topic_that_is_deleted_ends_its_subscription_with_an_error(admin: Admi
         take(consumer, 2)
         admin.delete_topic(topic)
         with pytest.raises(UnknownTopic):
-            consumer.take(15_000)
+            consumer.take(30_000)
 
 
 # ---------------------------------------------------------------- groups
@@ -344,6 +344,11 @@ def test_a_record_whose_work_failed_is_given_again(admin: Admin, bootstrap: str,
         assert ints(take(again, 3)) == [2, 3, 4]
 
 
+def shared_by(admin: Admin, group: str, count: int) -> bool:
+    """Whether each of its four places is known to that many members."""
+    return [len(cursor.members) for cursor in admin.describe_group(group).cursors] == [count] * 4
+
+
 def test_members_share_and_a_partition_is_handed_over_without_a_record_twice(
     admin: Admin, bootstrap: str, topic: str
 ) -> None:
@@ -361,12 +366,13 @@ def test_members_share_and_a_partition_is_handed_over_without_a_record_twice(
         member.start()
         threads.append(threading.Thread(target=consume, args=(number,)))
         threads[-1].start()
+        wait_until(lambda count=number + 1: shared_by(admin, topic, count), "it has its partitions")  # type: ignore[misc]
         publish(bootstrap, topic, range(number * 2_000, number * 2_000 + 2_000), 4)
     wait_until(lambda: sum(map(len, found)) >= 4_000, "the members have everything")
     for member in members:
         member.stop()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
     counts = Counter(int(record.value) for mine in found for record in mine)
     assert sorted(counts) == list(range(4_000))
     assert set(counts.values()) == {1}

@@ -98,6 +98,8 @@ async def called(at: Port, client: Client = NOBODY) -> AsyncIterator[tuple[Strea
 @pytest.fixture(autouse=True)
 def _nothing_avoided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "_avoided", {})
+    monkeypatch.setattr(streams, "CONNECT_S", WAIT_S)  # nobody dials again here
+    monkeypatch.setattr(stream_calls, "GREETING_S", WAIT_S)
     monkeypatch.delenv(streams.VARIABLE, raising=False)
 
 

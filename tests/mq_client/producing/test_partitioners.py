@@ -19,7 +19,7 @@ def spread(
     bootstrap: str, topic: str, partitioner: str | Callable[..., int], count: int, key: bytes | None = None
 ) -> Counter[int]:
     """How many of so many quick records each partition was given."""
-    with Producer(bootstrap, partitioner=partitioner, linger_ms=1_000) as producer:
+    with Producer(bootstrap, partitioner=partitioner, linger_ms=60_000) as producer:
         futures = [producer.publish(topic, b"x", key=key) for _ in range(count)]
         producer.flush()
         return Counter(future.result(30).partition for future in futures)
