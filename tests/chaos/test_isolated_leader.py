@@ -13,7 +13,7 @@ from tests.cluster.harness import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 
-AFTER_ELECTION_S = 15.0
+AFTER_ELECTION_S = 60.0
 
 
 def test_a_producer_leaves_a_leader_that_was_cut_off_from_all_but_clients(tmp_path: Path) -> None:

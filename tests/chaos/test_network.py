@@ -13,7 +13,7 @@ import pytest
 from tests.chaos.network import CLIENTS, HOST, Network
 from tests.cluster.harness import wait_until
 
-SOON_S = 5.0
+SOON_S = 30.0
 NOT_SOON_S = 0.2
 
 

@@ -61,12 +61,12 @@ def test_a_consumer_that_runs_hands_out_columns_that_were_added(admin: Admin, bo
     with Producer(bootstrap) as producer, Consumer(bootstrap, start="earliest") as consumer:
         consumer.subscribe(topic)
         producer.publish(topic, {"n": 0}).result(30)
-        first = consumer.take(10_000)
+        first = consumer.take(30_000)
         assert first is not None
         assert first.value == {"n": 0, "s": None}
         admin.alter_topic(topic, add_columns="word string")
         producer.publish(topic, {"n": 1, "word": "w"}).result(30)
-        second = consumer.take(10_000)
+        second = consumer.take(30_000)
         assert second is not None
         assert second.value == {"n": 1, "s": None, "word": "w"}
 

@@ -76,7 +76,7 @@ def test_who_asks_for_a_topic_that_another_broker_has_just_made_is_told_of_that_
 
 def settle_with_an_output(bootstrap: str, source: str, target: str) -> None:
     with Queue(bootstrap, source, "g") as queue:
-        record = queue.take(10_000)
+        record = queue.take(30_000)
         assert record is not None
         outputs = queue.outputs()
         outputs.publish(target, "done")
@@ -166,7 +166,7 @@ def test_a_consumer_does_not_bring_back_a_topic_that_is_deleted_under_it(tmp_pat
                 await asyncio.to_thread(consumer.subscribe, "t")
                 await asyncio.to_thread(admin.delete_topic, "t")
                 with pytest.raises(UnknownTopic):
-                    await asyncio.to_thread(consumer.take, 10_000)
+                    await asyncio.to_thread(consumer.take, 30_000)
             assert await asyncio.to_thread(admin.list_topics) == []
 
     asyncio.run(scenario())

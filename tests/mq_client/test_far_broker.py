@@ -15,7 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from tests.chaos.network import CLIENTS, Network
 
 DELAY_S = 0.7
-PATIENCE_S = 8.0
+PATIENCE_S = 30.0
 
 
 @pytest.fixture

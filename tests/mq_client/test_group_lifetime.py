@@ -23,7 +23,7 @@ def publish(bootstrap: str, topic: str, *values: str) -> None:
 def consume(bootstrap: str, topic: str, count: int, **options: Any) -> list[bytes]:
     with Consumer(bootstrap, start="earliest", **options) as consumer:
         consumer.subscribe(topic)
-        taken = [consumer.take(10_000) for _ in range(count)]
+        taken = [consumer.take(30_000) for _ in range(count)]
     return [record.value for record in taken if record is not None]
 
 
@@ -47,14 +47,14 @@ def test_a_group_with_members_is_deleted_only_by_force_and_they_are_told(
     consumer = Consumer(bootstrap, group=topic, start="earliest", member_id="m-1")
     consumer.subscribe(topic)
     with consumer:
-        assert consumer.take(10_000) is not None
+        assert consumer.take(30_000) is not None
         wait_until(lambda: topic in admin.list_groups(), "the group's first place is written down")
         with pytest.raises(GroupInUse, match=r"has members \(m-1\)"):
             admin.delete_group(topic)
         assert topic in admin.list_groups()
         admin.delete_group(topic, force=True)
         with pytest.raises(UnknownGroup, match="was deleted"):
-            consumer.take(10_000)
+            consumer.take(30_000)
         assert consumer.subscription() == frozenset()
     assert topic not in admin.list_groups()
 

@@ -98,7 +98,7 @@ def test_a_broker_that_falls_silent_is_given_up(loop: Loop, monkeypatch: pytest.
     monkeypatch.setattr(lock_module, "_SECOND_LOOK_S", 0.01)
     one, told_ = place(), queue.Queue[bool]()
     loop.say(granted(silence_ms=20))
-    one.wait_first(Deadline(5_000))
+    one.wait_first(Deadline(WAIT_S * 1000))
     one.watch(lambda: told_.put(True))
     assert told_.get(timeout=WAIT_S)
     assert "broker at b:1 has fallen silent" in str(one.loss)

@@ -17,7 +17,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.limits import BATCH_DECODED_BYTES_CEILING
 
-TIMEOUT_MS: Final = 5_000
+TIMEOUT_MS: Final = 30_000
 _OFFSETS: Final = struct.pack("<3i", 0, 3, 8)
 
 

@@ -30,7 +30,7 @@ def test_a_second_consumer_with_the_same_member_id_is_told_and_takes_nothing(
     admin.create_topic(topic)
     with Producer(bootstrap) as producer, consumer(bootstrap, topic) as first:
         producer.publish(topic, "a").result(30)
-        assert first.take(10_000) is not None
+        assert first.take(30_000) is not None
         impatient = refused(bootstrap, topic)
         with pytest.raises(MemberInUse, match="choose another member id"):
             impatient.start()
@@ -41,7 +41,7 @@ def test_a_second_consumer_with_the_same_member_id_is_told_and_takes_nothing(
             second.start()
         second.stop()
         producer.publish(topic, "b").result(30)
-        record = first.take(10_000)
+        record = first.take(30_000)
         assert record is not None
         assert record.value == b"b"
 
@@ -58,7 +58,7 @@ def test_a_consumer_that_is_started_again_under_its_id_waits_until_the_former_is
     with pytest.raises(MemberInUse):
         again.start()
     former.stop()
-    record = again.take(10_000)
+    record = again.take(30_000)
     assert record is not None
     assert record.value == b"a"
     again.stop()
@@ -72,6 +72,6 @@ def test_a_consumer_whose_broker_still_keeps_its_former_stream_reconnects_at_onc
         [session] = broken._subscriptions._sessions.values()
         broken._subscriptions.session_ended(session)  # as after a network break: the broker has not heard of it
         producer.publish(topic, "a").result(30)
-        assert broken.take(10_000) is not None
+        assert broken.take(30_000) is not None
         assert not [words for words in caplog.messages if "another key" in words]
         session._stream.cancel()

@@ -109,13 +109,13 @@ def test_over_tls_the_brokers_own_certificate_is_checked(
             via = proxy.via.replace(HOST, "localhost")  # a name that is in no certificate
             use_everything(Hidden(hidden_bootstrap(cluster), via, security), topic)
             with (
-                Admin(proxy.via, 5_000, security, via="") as admin,
+                Admin(proxy.via, 30_000, security, via="") as admin,
                 pytest.raises(TritonMQError, match="it is a tunnel, and no broker: give this address by --via"),
             ):
                 admin.describe_cluster()
             believing = stranger.user("admin")
             with (
-                Admin(hidden_bootstrap(cluster), 5_000, believing, proxy.via) as admin,
+                Admin(hidden_bootstrap(cluster), 30_000, believing, proxy.via) as admin,
                 pytest.raises(TritonMQError, match="certificate"),
             ):
                 admin.describe_cluster()
@@ -130,7 +130,7 @@ def test_a_certificate_for_the_tunnels_host_is_none_for_the_broker(
     with (
         hidden_cluster(tmp_path / "hidden", certs=certs.path) as cluster,
         Proxy(cluster.bootstrap) as proxy,
-        Admin(hidden_bootstrap(cluster), 5_000, security, proxy.via) as admin,
+        Admin(hidden_bootstrap(cluster), 30_000, security, proxy.via) as admin,
         pytest.raises(TritonMQError, match=r"certificate is not accepted: .*broker-1\.hidden"),
     ):
         admin.describe_cluster()
@@ -194,7 +194,7 @@ def test_clients_with_tokens_go_through_a_tunnel_that_has_one(
         ):
             token = administrator.create_user("etl").secret
             with (
-                Admin(f"{name_of(1)}:{port}", 5_000, Security(certs.path, token=token), proxy.via) as etl,
+                Admin(f"{name_of(1)}:{port}", 30_000, Security(certs.path, token=token), proxy.via) as etl,
                 pytest.raises(Unreachable, match=r"tunnel needs a token of its own \(`tritonmq proxy --token-file`\)"),
             ):
                 etl.describe_cluster()

@@ -26,7 +26,7 @@ def test_peek_gives_what_is_next_for_the_group_and_moves_nothing(admin: Admin, b
         assert [(record.partition, record.offset) for record in given] == [(0, 2 + at) for at in range(len(expected))]
     after = [(cursor.partition, cursor.offset, cursor.moved_us) for cursor in admin.describe_group(topic).cursors]
     assert after == before
-    with Consumer(bootstrap, group=topic, idle_ms=10_000) as consumer:
+    with Consumer(bootstrap, group=topic, idle_ms=30_000) as consumer:
         consumer.subscribe(topic)
         assert [record.value for record in islice(consumer, 3)] == [b"4", b"6", b"8"]
         assert consumer.take(300) is None

@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from mq_client import Admin, Consumer, ConsumerRecord, Producer, Reader
 
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 SILENCE_MS = 200
 
 

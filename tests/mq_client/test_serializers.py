@@ -30,11 +30,9 @@ def test_what_a_producer_serializes_a_consumer_gives_back(
     with Producer(bootstrap, value_serializer=name, key_serializer="json") as producer:
         producer.publish(topic, value, key=[7])
         producer.publish(topic, None)
-    with Consumer(
-        bootstrap, start="earliest", idle_ms=5_000, key_deserializer="json", value_deserializer=name
-    ) as consumer:
+    with Consumer(bootstrap, start="earliest", key_deserializer="json", value_deserializer=name) as consumer:
         consumer.subscribe(topic)
-        first, second = consumer.take(10_000), consumer.take(10_000)
+        first, second = consumer.take(30_000), consumer.take(30_000)
     assert first is not None
     assert second is not None
     assert (first.key, first.value, second.key, second.value) == ([7], value, None, None)
@@ -52,7 +50,7 @@ def test_callables_are_called_and_rows_keep_their_types(bootstrap: str, admin: A
         producer.publish(topic, {"n": 1}, key=5).result(30)
     with Consumer(bootstrap, start="earliest", value_deserializer=lambda data: "never") as consumer:
         consumer.subscribe(topic)
-        record = consumer.take(10_000)
+        record = consumer.take(30_000)
     assert record is not None
     assert record.value == {"n": 1}
 
@@ -93,10 +91,10 @@ def test_a_record_that_cannot_be_read_is_named_and_the_next_one_follows(
         ) as failed:
             queue.get(timeout=30)
         assert failed.value.record.value == b"{"
-        assert [record.value for record in (consumer.take(10_000),) if record] == [3]
+        assert [record.value for record in (consumer.take(30_000),) if record] == [3]
         with pytest.raises(NotDeserialized, match="offset 3"):
-            consumer.take(10_000)
-        assert [record.value for record in (consumer.take(10_000),) if record] == [5]
+            consumer.take(30_000)
+        assert [record.value for record in (consumer.take(30_000),) if record] == [5]
 
 
 def test_an_installed_package_brings_a_serializer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

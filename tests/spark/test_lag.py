@@ -153,7 +153,9 @@ def test_with_a_listener_the_brokers_and_spark_agree_while_running_and_after_the
     wait_until(lambda: not listener.latest()[query.id].running, "it is measured once more after its end")
 
     streams.publish(*"hijk", partition=2)
-    assert described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 4)}, "what comes while it is away is its lag"
+    wait_until(
+        lambda: described(streams, group) == {0: (6, 0), 1: (1, 0), 2: (0, 4)}, "what comes while it is away is its lag"
+    )
     again = start(streams.stream(startingOffsets="earliest", maxOffsetsPerTrigger=1), tmp_path / "c", once=True)
     assert again.awaitTermination(ENDS_S)
     assert again.id == query.id

@@ -49,7 +49,7 @@ def refresher(metadata: Metadata) -> Iterator[Refresher]:
     yield made
     made.stop()
     if made._thread is not None:
-        made._thread.join(5)
+        made._thread.join(30)
         assert not made._thread.is_alive()
 
 

@@ -12,7 +12,7 @@ from mq_client.peek import peek
 from mq_client.queueing import outputs as bounds
 from tests.cluster.harness import wait_until
 
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 
 
 def read(admin: Admin, topic: str) -> list[str]:
@@ -26,7 +26,7 @@ def test_outputs_are_seen_once_their_records_are_acknowledged(admin: Admin, boot
     with Producer(bootstrap) as producer:
         for value in ("a", "b", "c"):
             producer.publish(topic, value)
-    with Queue(bootstrap, topic, "g", idle_ms=10_000) as queue:
+    with Queue(bootstrap, topic, "g", idle_ms=WAIT_MS) as queue:
         for record in islice(queue, 4):  # c comes twice
             outputs = queue.outputs()
             assert record.value is not None

@@ -13,7 +13,7 @@ from mq_protocol.arrow import RECORD_SCHEMA
 from mq_protocol.dead_letters import HEADERS
 from tests.cluster.harness import wait_until
 
-WAIT_MS = 10_000
+WAIT_MS = 30_000
 GROUP = "workers"
 
 

@@ -16,11 +16,11 @@ def test_of_two_processes_of_one_name_the_older_one_is_told_and_the_newer_one_wo
         for number in range(20):
             producer.publish(topic, f"{number}", partition=number % 2).result(30)
     with Queue(bootstrap, topic, "g", member_id="worker") as older:
-        assert older.take(10_000) is not None
+        assert older.take(30_000) is not None
         with Queue(bootstrap, topic, "g", member_id="worker") as newer:
             values = set()
             while len(values) < 20:
-                record = newer.take(10_000)
+                record = newer.take(30_000)
                 assert record is not None
                 values.add(record.value)
                 record.ack().result(30)

@@ -18,7 +18,7 @@ def test_records_that_nobody_took_in_time_go_and_newer_ones_are_lent(admin: Admi
         admin.alter_queue(topic, "g", ttl_ms="forever")
         producer.publish(topic, "new").result(30)
     with Queue(bootstrap, topic, "g") as queue:
-        record = queue.take(10_000)
+        record = queue.take(30_000)
         assert record is not None
         assert record.value == b"new"
         record.ack().result(30)
@@ -37,7 +37,7 @@ def test_records_with_a_time_to_live_of_their_own_go_and_others_stay(admin: Admi
     found = [record.value for record in admin.peek_queue(topic, "g", 10)]
     assert sorted(found) == [b"0", b"2", b"urgent", b"usual"]
     with Queue(bootstrap, topic, "g", in_flight_max=1) as queue:
-        record = queue.take(10_000)
+        record = queue.take(30_000)
         assert record is not None
         assert record.value == b"urgent"
         record.ack().result(30)

@@ -23,14 +23,14 @@ def held(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     (tmp_path / "after_decide@3").touch()
     code = "from mq_spark.datasource.failpoints import reached; reached('after_decide', 3)"
     process = subprocess.Popen([sys.executable, "-c", code], env={**os.environ, VARIABLE: str(tmp_path)})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 30
     while not (tmp_path / "after_decide@3.reached").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline
         time.sleep(0.01)
     yield process
     process.kill()
-    process.wait(10)
+    process.wait(30)
 
 
 def test_without_the_variable_or_in_another_micro_batch_nothing_happens(
@@ -52,7 +52,7 @@ def test_a_process_that_reaches_the_point_says_so_and_waits_to_be_killed(
     assert (tmp_path / "after_decide@3.reached").read_text() == str(held.pid)
     assert held.poll() is None
     held.kill()
-    assert held.wait(10) == -signal.SIGKILL
+    assert held.wait(30) == -signal.SIGKILL
 
 
 def test_a_point_stops_one_process_only(

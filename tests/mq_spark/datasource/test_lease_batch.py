@@ -105,7 +105,7 @@ def test_with_leaselost_skip_a_read_goes_on_without_what_others_have(bootstrap: 
     while counts(admin, topic)[0] < 5:  # until its leases have run out
         time.sleep(0.05)
     with Queue(bootstrap, topic, "g", in_flight_max=1) as queue:
-        record = queue.take(timeout_ms=15_000)
+        record = queue.take(timeout_ms=30_000)
         assert record is not None
         assert record.value.decode() not in read.rows()
 
