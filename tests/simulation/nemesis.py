@@ -371,8 +371,8 @@ class Nemesis:
             self.holds = not self._all_named()
 
     def _tells_or_serves(self, partition: int, state: NodeState) -> bool:
-        """Whether an older node can be told by its epoch. If not, what it names serves: enough of those logs are whole
-        that whoever claims hears one."""
+        """Whether an older node can be told by its epoch, which is in enough logs that whoever claims hears one. Where
+        it has the same epoch, what it names serves: enough of those logs are whole that whoever claims hears one."""
         node, end = self.cluster.coordination.nodes[partition], self.cluster.oracle.life(partition).end
         named = [self.cluster.brokers[number].journals[partition] for number, _ in state.isr]
         lacking = [journal for journal in named if journal.durable_end < end]
@@ -383,7 +383,10 @@ class Nemesis:
                 return False
             for journal in lacking:
                 journal.lacks_up_to = end
-        return True
+            return True
+        logs = [self.cluster.brokers[number].journals[partition] for number in settings.replicas]
+        seen = [journal for journal in logs if journal.durable_epoch >= node.state.leader_epoch]
+        return len(seen) > len(settings.replicas) - settings.min_insync_replicas
 
     def _all_named(self) -> bool:
         """Every partition names the log of every broker, and none lacks what it was once named for."""

@@ -329,8 +329,10 @@ class Oracle:
         state = self.cluster.coordination.nodes[partition].state
         for broker, log_id in state.isr:
             journal = self.cluster.brokers[broker].journals[partition]
-            if journal.durable_end < min(journal.lacks_up_to, end):
-                continue  # an older copy was put back; whoever leads sends it what it lacks
+            if journal.lacks_up_to:
+                agrees = life.agrees_with(journal.durable_base, journal.durable)
+                if agrees < min(journal.lacks_up_to, end):
+                    continue  # an older copy was put back; whoever leads sends it what it lacks
             journal.lacks_up_to = 0
             if journal.log_id != log_id:
                 if not log_id:

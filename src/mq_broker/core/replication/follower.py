@@ -119,6 +119,8 @@ class Follower:
         if log.base_index <= message.prev_index <= shared.high_watermark or self._below_base > _BELOW_BASE_MAX:
             shared.audit(f"the leader of epoch {message.leader_epoch} lacks what is committed here", alarm=True)
             shared.read_node()  # unless the partition was recovered from another log: the node says so (rule 15)
+        elif self._recovered_since(message.entries):
+            shared.read_node()
         shared.emit(
             Send(
                 message.leader,
