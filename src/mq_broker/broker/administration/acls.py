@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final
 
+from mq_broker.coordination.editing import Changes, Document, edit_documents
 from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
-from mq_broker.core.messages import CasOutcome
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
@@ -22,13 +21,13 @@ from mq_broker.security.names import Principal, kind_of_kept
 from mq_broker.security.revoked import DOCUMENT as REVOKED
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.revoked import load as load_revoked
-from mq_broker.security.rule_documents import edited, load
+from mq_broker.security.rule_documents import Edit, edited, load
 from mq_broker.security.rules import EVERYBODY, Effect, Rule, RuleBook, check_new
 from mq_broker.security.tokens import DOCUMENT as TOKENS
 from mq_broker.security.tokens import Tokens
 from mq_broker.security.tokens import load as load_tokens
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest
 from mq_protocol.limits import ANSWER_BYTES_MAX
 from mq_protocol.rights import Kind, Operation, check_pair, parse_kind, parse_operation
 
@@ -38,8 +37,6 @@ SWEEP_S: Final = 30.0
 """What is written past `tritonmq acl` is in force after that."""
 
 RETRY_S: Final = 1.0
-EDIT_ATTEMPTS_MAX: Final = 20
-EDIT_PAUSE_S: Final = 0.02
 READ_INLINE_BYTES_MAX: Final = 16 << 10
 """Larger documents are read in a thread: sixteen of the largest size take a second."""
 
@@ -47,29 +44,6 @@ RULE_TOLD_BYTES: Final = 100
 """About what a rule takes in an answer, as an object, beside its names."""
 
 Read = tuple[bytes, frozenset[Rule]]
-T = TypeVar("T")
-
-
-class _Kept(Generic[T]):
-    """Owns one document as it was read last. What cannot be read leaves in force what was read before."""
-
-    def __init__(self, name: str, load: Callable[[bytes], T], empty: T, until_then: str) -> None:
-        self._name, self._load, self._empty, self._until_then = name, load, empty, until_then
-        self._now = empty
-        self._data: bytes | None = None
-        self._told = ""
-
-    def taken(self, found: SecurityDocuments) -> T:
-        data = found.documents[self._name][1] if self._name in found.documents else None
-        if data != self._data:
-            try:
-                self._now = self._load(data) if data is not None else self._empty
-                self._data, self._told = data, ""
-            except CoordinationUnavailable as error:
-                if self._told != str(error):
-                    self._told = str(error)
-                    log.error("%s. Until then %s", error, self._until_then)  # noqa: TRY400
-        return self._now
 
 
 class Acls:
@@ -88,8 +62,8 @@ class Acls:
         self._audit = audit
         self._read: dict[str, Read] = {}
         self._rules: tuple[Rule, ...] = ()
-        self._revoked = _Kept(REVOKED, load_revoked, Revoked(), "what was read of it last stays revoked")
-        self._tokens = _Kept(TOKENS, load_tokens, Tokens(), "API tokens are those that were read last")
+        self.revoked = Document(REVOKED, load_revoked, Revoked(), "what was read of it last stays revoked")
+        self.tokens = Document(TOKENS, load_tokens, Tokens(), "API tokens are those that were read last")
         self._version = -1
         self._reading = asyncio.Lock()
         self._told: dict[str, str] = {}  # what the log has said of documents that cannot be read
@@ -101,14 +75,15 @@ class Acls:
         answers."""
         async with self._reading:
             found = await self._coordination.security.read()
-            revoked, tokens = self._revoked.taken(found), self._tokens.taken(found)
+            self.revoked.taken(found)
+            self.tokens.taken(found)
             if sum(len(data) for _, data in found.documents.values()) <= READ_INLINE_BYTES_MAX:
                 taken = self._taken(found)
             else:
                 taken = await asyncio.to_thread(self._taken, found)
             self._rules, book = taken
             self._version = found.version
-            self._authority.take(found.version, book, revoked, tokens)
+            self._authority.take(found.version, book, self.revoked.now, self.tokens.now)
             for told in self._others:
                 told(found)
 
@@ -190,21 +165,17 @@ class Acls:
             raise InvalidRequest("no rule is given: name one to add, or one to remove")
         for rule in add:
             check_new(rule)
-        for attempt in range(EDIT_ATTEMPTS_MAX):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
-            found = await self._coordination.security.read()
+        edit = Edit({}, 0, 0)
+
+        async def change(found: SecurityDocuments) -> Changes:
+            nonlocal edit
             edit = edited(found.documents, add, remove)
-            if edit.changes:
-                outcome, version = await self._coordination.security.write(edit.changes)
-                if outcome is not CasOutcome.DONE:
-                    continue
-            else:
-                version = found.version
-            self._note(add, remove)
-            await self.refresh()
-            return pb.AlterAclsResponse(version=version, added=edit.added, removed=edit.removed)
-        raise OutcomeUnknown("rules kept changing, or the answers were lost: look at them, then ask again")
+            return edit.changes
+
+        version = await edit_documents(self._coordination.security, "rules", change)
+        self._note(add, remove)
+        await self.refresh()
+        return pb.AlterAclsResponse(version=version, added=edit.added, removed=edit.removed)
 
     def _note(self, add: Iterable[Rule], remove: Iterable[Rule]) -> None:
         """In the audit log, each rule in a line of its own."""

@@ -7,16 +7,14 @@ has lost reads the floor again before it is registered again (`metadata/brokers.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import random
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 from mq_broker.broker.administration.features import absent_holders
 from mq_broker.broker.metadata.topics import Topics
+from mq_broker.coordination.editing import Changes, edit_documents
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationService, SecurityDocuments
-from mq_broker.core.messages import CasOutcome
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.floor import DOCUMENT, Demand, dump, how_to_offer, in_order, load, parse_demand
@@ -26,13 +24,10 @@ from mq_protocol.errors import (
     IncompatibleVersion,
     InvalidRequest,
     InvalidSetting,
-    OutcomeUnknown,
 )
 
 log = logging.getLogger(__name__)
 
-EDIT_ATTEMPTS_MAX: Final = 20
-EDIT_PAUSE_S: Final = 0.02
 LEVEL_MIN: Final = 2
 """Brokers of a lower level know no floor."""
 
@@ -143,22 +138,22 @@ class FloorSettings:
     ) -> pb.SecurityFloorResponse:
         """All of it or nothing; in force at this broker when it is answered, at the others within 2 s. May be asked
         again. Raises `InvalidRequest` for more than every registered broker offers."""
-        for attempt in range(EDIT_ATTEMPTS_MAX):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
-            version, before = _kept(await self._coordination.security.read())
+        before = after = frozenset[str]()
+
+        async def change(found: SecurityDocuments) -> Changes:
+            nonlocal before, after
+            version, before = _kept(found)
             add, remove = _changes(request, before)
             if add - before:
                 await self._check_raise(add - before, force=request.force)
             after = (before - remove) | add
-            if after != before:
-                outcome, _ = await self._coordination.security.write({DOCUMENT: (version, dump(after))})
-                if outcome is not CasOutcome.DONE:
-                    continue
-                self._note(before, after)
-            await self._floor.refresh()
-            return await self._answer(after, before)
-        raise OutcomeUnknown("the security floor kept changing, or the answers were lost: look at it, then ask again")
+            return {} if after == before else {DOCUMENT: (version, dump(after))}
+
+        await edit_documents(self._coordination.security, "the security floor", change)
+        if after != before:
+            self._note(before, after)
+        await self._floor.refresh()
+        return await self._answer(after, before)
 
     async def _answer(self, demands: Collection[str], before: Collection[str]) -> pb.SecurityFloorResponse:
         brokers = await self._coordination.brokers()

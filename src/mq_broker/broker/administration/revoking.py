@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from collections.abc import Callable
 
-from mq_broker.broker.administration.acls import EDIT_ATTEMPTS_MAX, EDIT_PAUSE_S, Acls
-from mq_broker.coordination.interface import CoordinationService, SecurityDocuments
-from mq_broker.core.messages import CasOutcome
+from mq_broker.broker.administration.acls import Acls
+from mq_broker.coordination.interface import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import Principal
-from mq_broker.security.revoked import DOCUMENT, Revoked, dump, entry_of, load, new_entry_of
+from mq_broker.security.revoked import dump, entry_of, new_entry_of
 from mq_broker.security.seen import Seen
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, OutcomeUnknown
+from mq_protocol.errors import InvalidRequest
 
 
 class Revoking:
@@ -45,7 +42,7 @@ class Revoking:
         await self._acls.refresh()
         found = await self._coordination.security.read()
         return pb.RevokedResponse(
-            entries=_kept(found)[1].entries,
+            entries=self._acls.revoked.kept(found)[1].entries,
             version=found.version,
             in_force=self._authority.version,
             judged=self._authority.on,
@@ -67,21 +64,13 @@ class Revoking:
             raise InvalidRequest("nothing is named: give User:NAME, or a certificate's serial")
         if add & {asker().text, asker().serial}:
             raise InvalidRequest("this would lock out whoever asks for it: do it as another administrator")
-        for attempt in range(EDIT_ATTEMPTS_MAX):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
-            found = await self._coordination.security.read()
-            expected, before = _kept(found)
-            after, version = before.changed(add, remove), found.version
-            if after != before:
-                outcome, version = await self._coordination.security.write({DOCUMENT: (expected, dump(after))})
-                if outcome is not CasOutcome.DONE:
-                    continue
-            self._note(add, remove)
-            await self._acls.refresh()
-            was, now = set(before.entries), set(after.entries)
-            return pb.RevokeResponse(version=version, added=len(now - was), removed=len(was - now))
-        raise OutcomeUnknown("what is revoked kept changing, or the answers were lost: look at it, then ask again")
+        before, after, version = await self._acls.revoked.edit(
+            self._coordination.security, "what is revoked", lambda kept: kept.changed(add, remove), dump
+        )
+        self._note(add, remove)
+        await self._acls.refresh()
+        was, now = set(before.entries), set(after.entries)
+        return pb.RevokeResponse(version=version, added=len(now - was), removed=len(was - now))
 
     def _note(self, add: set[str], remove: set[str]) -> None:
         """In the audit log, each in a line of its own."""
@@ -89,10 +78,3 @@ class Revoking:
             for what, entries in (("add", add), ("remove", remove)):
                 for entry in sorted(entries):
                     self._audit.allowed(asker(), "Revoke", what, entry, often=False)
-
-
-def _kept(found: SecurityDocuments) -> tuple[int, Revoked]:
-    if DOCUMENT not in found.documents:
-        return -1, Revoked()
-    version, data = found.documents[DOCUMENT]
-    return version, load(data)

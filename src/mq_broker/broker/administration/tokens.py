@@ -5,21 +5,18 @@ A token itself is never seen here. Whoever asks for one makes it, and tells its 
 
 from __future__ import annotations
 
-import asyncio
-import random
 import time
 from collections.abc import Callable
 
-from mq_broker.broker.administration.acls import EDIT_ATTEMPTS_MAX, EDIT_PAUSE_S, Acls
-from mq_broker.coordination.interface import CoordinationService, SecurityDocuments
-from mq_broker.core.messages import CasOutcome
+from mq_broker.broker.administration.acls import Acls
+from mq_broker.coordination.interface import CoordinationService
 from mq_broker.rpc.callers import asker
 from mq_broker.security.audit import Audit
 from mq_broker.security.authority import Authority
 from mq_broker.security.names import Principal
-from mq_broker.security.tokens import DOCUMENT, Tokens, dump, load
+from mq_broker.security.tokens import Tokens, dump
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidRequest, OutcomeUnknown, PermissionDenied
+from mq_protocol.errors import InvalidRequest, PermissionDenied
 
 
 class TokenSettings:
@@ -43,7 +40,7 @@ class TokenSettings:
         """Users in order, with their tokens: what is kept now, which is in force here as well."""
         await self._acls.refresh()
         found = await self._coordination.security.read()
-        kept = _kept(found)[1]
+        kept = self._acls.tokens.kept(found)[1]
         answer = pb.TokensResponse(version=found.version, in_force=self._authority.version, judged=self._authority.on)
         told = {name: answer.users.add(name=name, created_s=kept.users[name])
                 for name in sorted(kept.users) if request.user in ("", name)}  # fmt: skip
@@ -56,25 +53,16 @@ class TokenSettings:
         """All of it or nothing; in force at this broker when it is answered, at the others within 2 s."""
         self._check(request)
         taken = not request.HasField("token") or await self._has_port()
-        for attempt in range(EDIT_ATTEMPTS_MAX):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
-            found = await self._coordination.security.read()
-            expected, before = _kept(found)
-            after, version = self._changed(before, request), found.version
-            if after is not before:
-                outcome, version = await self._coordination.security.write({DOCUMENT: (expected, dump(after))})
-                if outcome is not CasOutcome.DONE:
-                    continue
-            self._note(request)
-            await self._acls.refresh()
-            made = after.by_id.get(request.token.id)
-            expires_s = made.expires_s if made is not None else 0
-            changed = after is not before
-            return pb.AlterTokensResponse(
-                version=version, expires_s=expires_s, changed=changed, nowhere_taken=not taken
-            )
-        raise OutcomeUnknown("tokens kept changing, or the answers were lost: look at them, then ask again")
+        before, after, version = await self._acls.tokens.edit(
+            self._coordination.security, "tokens", lambda kept: self._changed(kept, request), dump
+        )
+        self._note(request)
+        await self._acls.refresh()
+        made = after.by_id.get(request.token.id)
+        expires_s = made.expires_s if made is not None else 0
+        return pb.AlterTokensResponse(
+            version=version, expires_s=expires_s, changed=after != before, nowhere_taken=not taken
+        )
 
     def _check(self, request: pb.AlterTokensRequest) -> None:
         """Raises `InvalidRequest` unless it is one change, and `PermissionDenied` for a name that is above the asker's:
@@ -118,10 +106,3 @@ class TokenSettings:
             of = f"{getattr(request, what)} {request.token.id}".strip()
             operation = "create_token" if what == "user" else what
             self._audit.allowed(asker(), "AlterTokens", operation, of, often=False)
-
-
-def _kept(found: SecurityDocuments) -> tuple[int, Tokens]:
-    if DOCUMENT not in found.documents:
-        return -1, Tokens()
-    version, data = found.documents[DOCUMENT]
-    return version, load(data)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
@@ -16,10 +15,11 @@ from typing import Final
 import pyarrow as pa
 
 from mq_broker.coordination.documents import check_topic_size
+from mq_broker.coordination.editing import until_written
 from mq_broker.coordination.interface import CoordinationService, TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.arrow import schema_fingerprint, schema_from_bytes
-from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, OutcomeUnknown, TritonMQError, UnknownTopic
+from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, TritonMQError, UnknownTopic
 from mq_protocol.evolution import versions
 from mq_protocol.names import (
     INTERNAL_PREFIX,
@@ -34,8 +34,6 @@ from mq_protocol.sql.ddl import check_schema
 
 log = logging.getLogger(__name__)
 
-EDIT_ATTEMPTS_MAX: Final = 20
-EDIT_PAUSE_S: Final = 0.02
 
 REFRESH_S_MIN: Final = 0.2
 """Clients that name topics or columns which do not exist cause no more reads than this allows."""
@@ -271,9 +269,8 @@ class Topics:
         raises, `InvalidRequest` for a document that grows beyond what the coordination service takes, `UnknownTopic`,
         `CoordinationUnavailable`, or `OutcomeUnknown` when others keep changing the topic.
         """
-        for attempt in range(EDIT_ATTEMPTS_MAX):
-            if attempt:
-                await asyncio.sleep(random.uniform(0, EDIT_PAUSE_S * attempt))  # noqa: S311 - two who met should not meet again
+
+        async def attempt() -> bool | None:
             found = await self._coordination.read_topic(name)
             if found is None:
                 raise UnknownTopic(f"there is no topic {name!r} any more: it was deleted meanwhile")
@@ -281,13 +278,12 @@ class Topics:
             wanted = change(spec)
             added = wanted.assignment[len(spec.assignment) :]
             if wanted == spec:
-                break
+                return True
             check_topic_size(wanted, spec)
             outcome, _ = await self._coordination.update_topic(version, wanted, tuple(map(first_state, added)))
-            if outcome is CasOutcome.DONE:
-                break
-        else:
-            raise OutcomeUnknown(f"topic {name!r} kept changing, or the answers were lost: look at it, then ask again")
+            return True if outcome is CasOutcome.DONE else None
+
+        await until_written(attempt, f"topic {name!r}")
         await self.refresh()
         return await self.get(name)
 

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.administration.tokens import TokenSettings
+from mq_broker.coordination.editing import Document
 from mq_broker.coordination.interface import SecurityDocuments
 from mq_broker.core.messages import CasOutcome
+from mq_broker.security.tokens import DOCUMENT, Tokens, load
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.secrets import digest_of, new_api_token
 
@@ -22,6 +24,7 @@ class Played:
     def __init__(self, *ports: str) -> None:
         self._ports = ports
         self.security = self
+        self.tokens = Document(DOCUMENT, load, Tokens(), "")
 
     async def brokers(self) -> Mapping[int, Any]:
         return {number: SimpleNamespace(token_address=port) for number, port in enumerate(self._ports, 1)}

@@ -11,6 +11,7 @@ import pytest
 
 from mq_broker.broker.metadata import topics
 from mq_broker.broker.metadata.topics import Topic, Topics, first_state
+from mq_broker.coordination import editing
 from mq_broker.coordination.interface import TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidTopicName, OutcomeUnknown, UnknownTopic
@@ -288,7 +289,7 @@ def wider(spec: TopicSpec) -> TopicSpec:
 
 
 def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics, "EDIT_PAUSE_S", 0.0)
+    monkeypatch.setattr(editing, "PAUSE_S", 0.0)
 
     async def scenario(service: Service) -> None:
         await service.read(1, A, whole=True)
@@ -307,7 +308,7 @@ def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(monke
         service.outcomes = [CasOutcome.REFUSED] * 100
         with pytest.raises(OutcomeUnknown, match="kept changing"):
             await service.topics.edit("a", wider)
-        assert len(service.updates) == topics.EDIT_ATTEMPTS_MAX
+        assert len(service.updates) == editing.ATTEMPTS_MAX
 
     run(scenario)
 
