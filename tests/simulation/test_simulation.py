@@ -51,7 +51,7 @@ SEEDS = "776 1229 2045 2392 2405 3545 3749 3774 3913 4023 4344 4806 5368 5971 81
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", map(int, SEEDS.split()))
+@pytest.mark.parametrize("seed", list(map(int, SEEDS.split())))
 def test_a_seed_holds_that_failed_once(seed: int) -> None:
     report = simulate(seed)
     assert report.violation is None, failure(report)
