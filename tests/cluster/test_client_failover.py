@@ -3,6 +3,7 @@ error."""
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -98,9 +99,10 @@ def test_clients_survive_the_death_and_the_sleep_of_leaders(start_cluster: Calla
     cluster.admin.create_topic("t", partitions=PARTITIONS, replicas=3, durability="os")
     watch = OffsetWatch(cluster.bootstrap, ["t"])
     watch.wait_first(Deadline(10_000))
-    alone = Listening(Consumer(cluster.bootstrap), "t")
-    beside = [Listening(Consumer(cluster.bootstrap), "t") for _ in range(2)]
-    members = [Listening(Consumer(cluster.bootstrap, group="g", settle_ms=50), "t") for _ in range(2)]
+    from_the_first = functools.partial(Consumer, cluster.bootstrap, start="earliest")
+    alone = Listening(from_the_first(), "t")
+    beside = [Listening(from_the_first(), "t") for _ in range(2)]
+    members = [Listening(from_the_first(group="g", settle_ms=50), "t") for _ in range(2)]
     traffic = Traffic(cluster.bootstrap, "t")
     traffic.until_acknowledged()
     for hurt in (kill, stop):
