@@ -55,9 +55,6 @@ PING_S: Final = 10.0
 SILENCE_S: Final = 15.0
 """As gRPC's keepalive (transport.py)."""
 
-NO_METHOD: Final = "the stream port has no method"
-"""How the text of the ERROR begins that ends a call of a method which is not served there: it is asked by gRPC."""
-
 PREAMBLE: Final = preamble(spoken=STREAM)
 
 _KINDS: Final = {int(kind): kind for kind in Kind}

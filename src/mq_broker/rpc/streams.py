@@ -39,7 +39,6 @@ from mq_protocol.methods import BROKER
 from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.streams import (
     KIND_BYTES,
-    NO_METHOD,
     OPEN_BYTES_MAX,
     PING_S,
     PREAMBLE,
@@ -567,7 +566,9 @@ class StreamServer(Accepting):
         check_overlap("this broker", ours(), "this client", theirs)
         held = self._conversations.get(opened.method)
         if held is None:
-            raise InvalidRequest(f"{NO_METHOD} {opened.method[:100]!r}: ask it by gRPC, at the address for clients")
+            raise InvalidRequest(
+                f"the stream port has no method {opened.method[:100]!r}: ask it by gRPC, at the address for clients"
+            )
         wire.begin(opened.method, watched=not opened.timeout_ms)
         error: TritonMQError | None = None
         try:

@@ -52,7 +52,6 @@ from mq_protocol.names import (
     did_you_mean,
     parse_settings,
 )
-from mq_protocol.transport import MethodUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST, Versions, check_overlap
 
 _ATTEMPT_MS_MAX = 3_000.0
@@ -488,7 +487,6 @@ class Connection:
         last: TritonMQError | None = None
         began = time.monotonic()
         for _ in attempts(deadline):
-            older: list[MethodUnknown] = []  # while a cluster is upgraded some brokers know more methods than others
             candidates = list(dict.fromkeys([*self.addresses(), *self.bootstrap]))
             candidates.sort(key=lambda a: (self._held_back.is_now(a), a in asked, a != self._answered))
             for place, address in enumerate(candidates):
@@ -497,9 +495,6 @@ class Connection:
                     answer = self.ask(address, method, request, response, deadline.at_most(min(attempt_ms, left_ms)))
                 except TritonMQError as error:
                     tried[address] = str(error)
-                    if isinstance(error, MethodUnknown):
-                        older.append(error)
-                        continue
                     if not error.retriable:
                         raise
                     last = error
@@ -511,8 +506,6 @@ class Connection:
                 if deadline.expired:
                     break
             else:
-                if len(older) == len(candidates):
-                    raise older[0]
                 if isinstance(last, Unreachable) and self._answered is None:
                     self._check_it_can_be_reached(candidates, time.monotonic() - began)
         if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):

@@ -210,7 +210,7 @@ class StreamFetch:
             return self._first()
         except TritonMQError as error:
             client, stream_address = self._key
-            if not streams.is_for_grpc(error, stream_address, "Fetch"):
+            if not streams.is_for_grpc(error, stream_address):
                 raise
             log.debug("%s; by gRPC instead", error)
             self._by_grpc = open_by_grpc(self._broker, self._request, self._left_s, client)
@@ -266,7 +266,7 @@ def open_fetch(
 ) -> Any:
     """A fetch from the broker at `address`, iterated for `Envelope[pb.BatchesHeader]`; `cancel` lets go of it. Raises
     `TritonMQError`, or what gRPC raises."""
-    if streams.usable(stream_address, "Fetch"):
+    if streams.usable(stream_address):
         try:
             return StreamFetch(address, (client, stream_address), request, timeout_s)
         except NoStreamPort as error:

@@ -1,9 +1,9 @@
 """Connections to brokers' stream ports (mq_protocol/streams.py): the same calls as by gRPC, for a fraction of the
 processor time.
 
-A broker tells its stream port in metadata. Where there is none, or it cannot be reached, calls go by gRPC: an older
-broker, a proxy that knows gRPC alone, a firewall that does not know the port. So do calls of a method that the port
-does not serve, and of who may have no connection more. Each is remembered for `AVOID_S`.
+A broker tells its stream port in metadata. Where there is none, or it cannot be reached, calls go by gRPC: a proxy that
+serves gRPC alone, a firewall that does not let the port through. So do calls of who may have no connection more. A port
+that was of no use is left alone for `AVOID_S`.
 
 `TRITONMQ_TRANSPORT=grpc` leaves stream ports alone; `stream` refuses to do without them, which shows that they are
 used.
@@ -25,7 +25,7 @@ from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
 from mq_client.cluster.credentials import current
 from mq_client.cluster.tunnels import TunnelFault
-from mq_client.errors import InvalidRequest, InvalidSetting, QuotaExceeded, TritonMQError, Unreachable
+from mq_client.errors import InvalidSetting, QuotaExceeded, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
 from mq_protocol.envelope import Buffer
@@ -33,8 +33,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.framing import STREAM, Receiver
 from mq_protocol.limits import MESSAGE_BYTES_MAX
 from mq_protocol.secured_socket import SecuredSocket
-from mq_protocol.streams import NO_METHOD, PING_S, PREAMBLE, SILENCE_S, Kind, Said, parsed, said, say
-from mq_protocol.transport import MethodUnknown
+from mq_protocol.streams import PING_S, PREAMBLE, SILENCE_S, Kind, Said, parsed, said, say
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
 
 VARIABLE: Final = "TRITONMQ_TRANSPORT"
@@ -56,8 +55,8 @@ _JOINED_BYTES_MAX: Final = 16 << 10
 _Connection = TypeVar("_Connection", bound=socket.socket | SecuredSocket)
 
 _lock = threading.Lock()
-_avoided: dict[tuple[str, str], float] = {}
-"""Until when, by stream port and method; all methods: an empty one."""
+_avoided: dict[str, float] = {}
+"""Until when, by stream port."""
 
 
 def _after_fork() -> None:
@@ -69,9 +68,9 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def usable(stream_address: str, method: str = "") -> bool:
-    """Whether a call of the method is to be tried at that stream port. Raises `Unreachable` if it must be and there is
-    none, `InvalidSetting` for a transport that there is not."""
+def usable(stream_address: str) -> bool:
+    """Whether a call is to be tried at that stream port. Raises `Unreachable` if it must be and there is none,
+    `InvalidSetting` for a transport that there is not."""
     transport = os.environ.get(VARIABLE, _AUTO)
     if transport not in (_AUTO, _GRPC, _STREAM):
         raise InvalidSetting(f"{VARIABLE}={transport!r} is no transport: {_GRPC} or {_STREAM}, or leave it out")
@@ -80,7 +79,7 @@ def usable(stream_address: str, method: str = "") -> bool:
     if transport == _GRPC or not stream_address:
         return False
     with _lock:
-        until = max(_avoided.get((stream_address, each), 0.0) for each in ("", method))
+        until = _avoided.get(stream_address, 0.0)
     return until <= time.monotonic() or transport == _STREAM
 
 
@@ -96,20 +95,19 @@ def check_not_required(stream_address: str) -> None:
 
 
 def avoid(stream_address: str) -> None:
-    """It could not be reached, though the broker could by gRPC: not to be tried again for a while. Raises
-    `Unreachable` if nothing else may be tried."""
+    """It is of no use, and gRPC is: not to be tried again for a while. Raises `Unreachable` if nothing else may be
+    tried."""
     check_not_required(stream_address)
     with _lock:
-        _avoided[stream_address, ""] = time.monotonic() + AVOID_S
+        _avoided[stream_address] = time.monotonic() + AVOID_S
 
 
-def is_for_grpc(error: TritonMQError, stream_address: str, method: str) -> bool:
-    """Whether a call that the stream port has ended with that error, before it did anything, is made by gRPC from now
-    on, for a while: the broker is an older one, or the connection is one more than a quota allows."""
-    if not isinstance(error, MethodUnknown | QuotaExceeded) or is_required():
+def is_for_grpc(error: TritonMQError, stream_address: str) -> bool:
+    """Whether a call that the stream port has ended with that error, before it did anything, is made by gRPC: the
+    connection is one more than a quota allows. That port is left alone for a while then."""
+    if not isinstance(error, QuotaExceeded) or is_required():
         return False
-    with _lock:
-        _avoided[stream_address, method] = time.monotonic() + AVOID_S
+    avoid(stream_address)
     return True
 
 
@@ -215,10 +213,7 @@ def _greeted(connection: socket.socket | SecuredSocket, until: float) -> Receive
 def raise_error(message: Said) -> None:
     """Raises why the broker ends the call, if it does."""
     if message.kind is Kind.ERROR:
-        error = from_wire(parsed(message.body, pb.Error))
-        if isinstance(error, InvalidRequest) and str(error).startswith(NO_METHOD):
-            raise MethodUnknown(str(error))
-        raise error
+        raise from_wire(parsed(message.body, pb.Error))
 
 
 class Duplex:

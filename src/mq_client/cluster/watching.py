@@ -16,8 +16,6 @@ from mq_protocol.streams import Kind, parsed, say
 
 log = logging.getLogger(__name__)
 
-METHOD = "WatchOffsets"
-
 
 class StreamWatch:
     """One call over a stream port, as a call of gRPC: iterated once for its answers, by a thread of its own, and
@@ -26,7 +24,7 @@ class StreamWatch:
     def __init__(self, address: str, request: pb.WatchOffsetsRequest, client: Client, stream_address: str) -> None:
         self._stream_address = stream_address
         self._duplex = Duplex(*streams.dial(stream_address, client), tunnels.shown(address, client.via))
-        opened = streams.open_message(METHOD)
+        opened = streams.open_message("WatchOffsets")
         self._duplex.send([*opened, *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)])
 
     def __iter__(self) -> Iterator[pb.WatchOffsetsResponse]:
@@ -34,7 +32,7 @@ class StreamWatch:
             while (message := self._duplex.receive()).kind is Kind.MESSAGE:
                 yield parsed(message.body, pb.WatchOffsetsResponse)
         except TritonMQError as error:
-            if streams.is_for_grpc(error, self._stream_address, METHOD):
+            if streams.is_for_grpc(error, self._stream_address):
                 raise Unreachable(f"{error}; gRPC is tried") from error
             raise
         finally:
@@ -49,7 +47,7 @@ def open_watch_offsets(
 ) -> Any:
     """A call to the broker at `address`, iterated for `pb.WatchOffsetsResponse`; `cancel` ends it. Raises
     `TritonMQError`, or what gRPC raises."""
-    if streams.usable(stream_address, METHOD):
+    if streams.usable(stream_address):
         try:
             return StreamWatch(address, request, client, stream_address)
         except NoStreamPort as error:

@@ -93,17 +93,16 @@ class _ByGrpc(Generic[H]):
 
 
 class _ByStreamPort(Generic[H]):
-    def __init__(self, call: StreamCall, stream_address: str, method: str, header: type[H]) -> None:
+    def __init__(self, call: StreamCall, stream_address: str, header: type[H]) -> None:
         self._call = call
         self._stream_address = stream_address
-        self._method = method
         self._header = header
 
     async def read(self) -> Envelope[H] | None:
         try:
             message = await self._call.read()
         except TritonMQError as error:
-            if streams.is_for_grpc(error, self._stream_address, self._method):
+            if streams.is_for_grpc(error, self._stream_address):
                 raise Unreachable(f"{error}; gRPC is tried") from error
             raise
         if message is None:
@@ -127,7 +126,7 @@ async def opened(
     channels: Channels, method: str, header: type[H], address: str, client: Client, stream_address: str = ""
 ) -> AsyncIterator[PushCall[H]]:
     """Around a call to the broker at `address`. `header`: of its answers. Raises `TritonMQError`."""
-    tried = streams.usable(stream_address, method)
+    tried = streams.usable(stream_address)
     if tried and (channels.stream_calls[stream_address] < CALLS_MAX or streams.is_required()):
         channels.stream_calls[stream_address] += 1
         try:
@@ -138,7 +137,7 @@ async def opened(
         else:
             try:
                 call.open(method)
-                yield _ByStreamPort(call, stream_address, method, header)
+                yield _ByStreamPort(call, stream_address, header)
             finally:
                 call.cancel()
             return

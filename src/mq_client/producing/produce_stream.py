@@ -93,7 +93,7 @@ class ProduceStream:
 
     def _dialled(self) -> Duplex | None:
         """The connection; None if gRPC has one. Raises `Unreachable` if there is neither."""
-        tried = streams.usable(self._stream_address, "Produce")
+        tried = streams.usable(self._stream_address)
         if tried:
             try:
                 shown = tunnels.shown(self.address, self._client.via)
@@ -126,7 +126,7 @@ class ProduceStream:
                 self._on_results(self, parsed(message.body, pb.ProduceResponse).results)
         except TritonMQError as cause:
             error = cause
-            if streams.is_for_grpc(cause, self._stream_address, "Produce"):
+            if streams.is_for_grpc(cause, self._stream_address):
                 error, reached = Unreachable(f"{cause}; gRPC is tried"), False
         finally:
             duplex.release()

@@ -24,7 +24,6 @@ from mq_client.errors import (
 )
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.transport import MethodUnknown
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
@@ -141,22 +140,6 @@ def test_a_refusal_is_not_asked_of_another(scripted: Scripted) -> None:
     with pytest.raises(InvalidRequest):
         scripted.metadata(Deadline(5_000))
     assert scripted.addresses_asked() == ["b:1"]
-
-
-def test_a_broker_of_an_earlier_release_leaves_the_request_to_the_others(scripted: Scripted) -> None:
-    """As while a cluster is upgraded."""
-    scripted.learn(topic_info(1))
-    scripted._answered = "b:1"
-    scripted.brokers_say = {"b:1": MethodUnknown("older"), "b:2": MethodUnknown("older"), "b:3": told()}
-    scripted.metadata(Deadline(5_000))
-    assert scripted.addresses_asked() == ["b:1", "b:2", "b:3"]
-    scripted.brokers_say["b:3"] = MethodUnknown("older")
-    with pytest.raises(InvalidRequest, match="older"):
-        scripted.metadata(Deadline(5_000))
-    assert scripted.addresses_asked() == ["b:3", "b:1", "b:2"], "each was asked once"
-    scripted.brokers_say["b:3"] = GONE
-    with pytest.raises(Unreachable, match=r"b:3: gone; b:1: older; b:2: older"):
-        scripted.metadata(Deadline(1_000))
 
 
 def test_what_may_have_been_done_somewhere_is_noted(scripted: Scripted) -> None:

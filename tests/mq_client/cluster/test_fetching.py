@@ -16,18 +16,16 @@ from mq_client.cluster.channels import Client
 from mq_client.cluster.fetching import open_fetch
 from mq_client.cluster.tunnels import connect
 from mq_client.errors import (
-    InvalidRequest,
     NotYetWritten,
     OutcomeUnknown,
     QuotaExceeded,
-    TritonMQError,
     Unreachable,
 )
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.error_messages import to_wire
 from mq_protocol.framing import STREAM, Receiver
-from mq_protocol.streams import NO_METHOD, PREAMBLE, Kind, parsed, said, say, say_envelope
+from mq_protocol.streams import PREAMBLE, Kind, parsed, said, say, say_envelope
 from tests.cluster.harness import wait_until
 
 HOST = "127.0.0.1"
@@ -240,10 +238,7 @@ def test_kept_connections_have_a_bound_and_an_age(monkeypatch: pytest.MonkeyPatc
         assert len(lines) == 1
 
 
-@pytest.mark.parametrize("refused", [InvalidRequest(f"{NO_METHOD} 'Fetch'"), QuotaExceeded("one connection too many")])
-def test_a_fetch_that_a_stream_port_does_not_take_goes_by_grpc_at_once(
-    monkeypatch: pytest.MonkeyPatch, refused: TritonMQError
-) -> None:
+def test_a_fetch_for_which_there_is_no_connection_more_goes_by_grpc_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(streams.VARIABLE)
 
     class ByGrpc(list[Any]):
@@ -258,8 +253,10 @@ def test_a_fetch_that_a_stream_port_does_not_take_goes_by_grpc_at_once(
     # Through a tunnel errors name it, and what is dialled is the broker
     monkeypatch.setattr(tunnels, "connect", lambda address, via, _: connect(address, "", WAIT_S))
 
+    refused = to_wire(QuotaExceeded("one connection too many"))
+
     def refuse(connection: socket.socket, request: pb.FetchRequest) -> bool:
-        connection.sendall(b"".join(say(Kind.ERROR, to_wire(refused).SerializeToString())))
+        connection.sendall(b"".join(say(Kind.ERROR, refused.SerializeToString())))
         return False
 
     with broker(refuse) as at:

@@ -22,7 +22,6 @@ from mq_client.queueing.answers import DECLARED_S
 from mq_client.queueing.settling import ACK, RELEASE
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import to_wire
-from mq_protocol.transport import MethodUnknown
 from tests.mq_client.queueing.played_keeper import Played, lent, places
 from tests.mq_client.queueing.test_answered_rows import answer
 
@@ -71,7 +70,6 @@ def test_rows_that_come_with_a_lease_are_handed_out_and_weigh_what_they_took(mon
         (Unreachable("gone"), True, True),
         (OutcomeUnknown("no answer"), True, True),
         (InvalidRequest("never"), False, False),
-        (MethodUnknown("another version"), False, False),
     ],
 )
 def test_what_passes_is_asked_again_after_a_pause_and_what_does_not_ends_the_queue(
