@@ -403,7 +403,7 @@ class Admin(
             in_order,
             found.coordination,
             found.answered_by,
-            max(found.level, 1),
+            found.level,
             found.coordination_access,
             tuple(found.security_floor),
             tuple(found.insecure_brokers),

@@ -25,7 +25,7 @@ class BrokerDescription:
 class ClusterDescription:
     """`coordination`: "connected", "suspended" or "file", as the broker that answered sees it. `level`: of features.
     `coordination_access`: who may read and write what ZooKeeper keeps: "open" (everybody who reaches it), "closing" or
-    "closed" (the brokers alone); empty where there is no ZooKeeper, and for a broker that does not tell.
+    "closed" (the brokers alone); empty where there is no ZooKeeper.
     `security_floor`: what the cluster demands of each broker. `insecure_brokers`: those that other machines reach in
     plain text, also if whoever asks is not told their addresses."""
 
@@ -56,4 +56,4 @@ class Upgrade:
 
 def described_broker(info: pb.BrokerInfo) -> BrokerDescription:
     """The broker, as the wire's message describes it."""
-    return BrokerDescription(info.id, info.address, info.incarnation, info.rack, info.release, max(info.level, 1))
+    return BrokerDescription(info.id, info.address, info.incarnation, info.rack, info.release, info.level)

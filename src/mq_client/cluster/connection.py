@@ -28,7 +28,6 @@ from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.cluster.paging import Parts
 from mq_client.cluster.tunnels import TUNNEL, fault_of_all
 from mq_client.errors import (
-    IncompatibleVersion,
     InvalidSetting,
     NotAuthenticated,
     NotLeader,
@@ -460,11 +459,6 @@ class Connection:
         )
         theirs = Versions.said(answer.protocol, answer.protocol_oldest, answer.release)
         check_overlap("this client", _MINE, f"the broker at {address}", theirs)
-        if self.client.forward and not answer.forwards:
-            raise IncompatibleVersion(
-                f"the broker at {address} ({theirs}) does not pass on what is meant for others, as forward asks: "
-                "upgrade it, give another one, or reach all brokers by a tunnel (via)"
-            )
         return address, answer
 
     def _ask_in_turn(
