@@ -82,8 +82,9 @@ class Credit:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """As whom and on which terms a member asks. `key`: random, and another one for each process. `lease_ms` 0: as the
-    group says. `accept`: records are settled by being lent. `filter`: they match it; empty: any."""
+    """As whom and on which terms a member asks. `key`: random, and another one for each process. `working`: how many
+    records the application works on at a time. `lease_ms` 0: as the group says. `accept`: records are settled by being
+    lent. `filter`: they match it; empty: any."""
 
     topic: str
     group: str

@@ -57,7 +57,6 @@ class Planning:
         self.error: TritonMQError | None = None
         self.closing = False
         self.topic_id = ""
-        self.working = terms.working
         self._answers = Answers(connection, terms, self.holdings, self._doubt)
         self._heard: deque[Callable[[float], list[Tally]]] = deque()
         self._refresher = Refresher(connection, self._wake)
@@ -175,7 +174,7 @@ class Planning:
             if place.ask_after > now and not sessions.has(place):
                 self._wake_at = min(self._wake_at, place.ask_after)
                 continue
-            found[number] = sessions.open(place, addresses[number], self.terms, self.working, self.topic_id, now)
+            found[number] = sessions.open(place, addresses[number], self.terms, self.topic_id, now)
             self._look_for_answers(found[number], now)
             if self.closing:
                 sessions.give_back(place, now)
@@ -185,7 +184,7 @@ class Planning:
             held = Credit(holdings.held, int(holdings.held_bytes))
             sessions.hand_out(found, self.terms.credit, held, hungry=holdings.hungry)
         for number, session in found.items():
-            sessions.say(session, lines[number], self.terms, self.working, now)
+            sessions.say(session, lines[number], self.terms, now)
         return starts
 
     def _look_for_answers(self, session: PlaceSession, now: float) -> None:

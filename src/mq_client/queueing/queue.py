@@ -188,7 +188,10 @@ class Queue:
     def _take_batch(self, rows_max: int) -> LeasedBatch | None:
         keeper = self._open()
         with keeper.lock:
-            keeper.working = max(keeper.working, min(rows_max, keeper.terms.credit.records))
+            working = min(rows_max, keeper.terms.credit.records)
+            if working > keeper.terms.working:
+                keeper.terms = replace(keeper.terms, working=working)
+                keeper.wake()
             lent = self._wait(self._idle_ms, lambda: keeper.holdings.shelf.take_rows(rows_max))
             if lent is None:
                 return None

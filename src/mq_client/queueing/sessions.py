@@ -107,7 +107,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ what is said
 
-    def open(self, place: Place, address: str, terms: Terms, working: int, topic_id: str, now: float) -> PlaceSession:
+    def open(self, place: Place, address: str, terms: Terms, topic_id: str, now: float) -> PlaceSession:
         """The session with that leader; a new one if there is none."""
         session = self._sessions.get(place.partition)
         if session is not None and session.call.address != address:
@@ -120,7 +120,7 @@ class Sessions:
             session.number = stream.open(self._listener(session, terms))
             session.terms = terms
             place.unsure = False
-            request = pb.SessionRequest(session=session.number, terms=_terms(terms, working))
+            request = pb.SessionRequest(session=session.number, terms=_terms(terms))
             request.open.CopyFrom(
                 pb.WorkOpen(
                     topic=terms.topic,
@@ -145,7 +145,7 @@ class Sessions:
 
         return listen
 
-    def say(self, session: PlaceSession, lines: list[Line], terms: Terms, working: int, now: float) -> None:
+    def say(self, session: PlaceSession, lines: list[Line], terms: Terms, now: float) -> None:
         """These outcomes and extensions, and all else that its leader is to hear."""
         if not (lines or session.account.changed or session.place.unsure or session.terms != terms):
             return
@@ -154,7 +154,7 @@ class Sessions:
             session.speak(request, lines, now)
         if session.terms != terms:
             session.terms = terms
-            request.terms.CopyFrom(_terms(terms, working))
+            request.terms.CopyFrom(_terms(terms))
         if session.place.unsure:
             session.place.unsure = False
             request.check.extend(name.to_wire() for name in session.place.leases)
@@ -254,11 +254,11 @@ class Sessions:
                 self._holdings.say(lease, left, RELEASE, None, now)
 
 
-def _terms(terms: Terms, working: int) -> pb.WorkTerms:
+def _terms(terms: Terms) -> pb.WorkTerms:
     return pb.WorkTerms(
         lease_ms=terms.lease_ms,
         accept=terms.accept,
-        working=working,
+        working=terms.working,
         priority=terms.priority,
         filter=terms.filter,
     )

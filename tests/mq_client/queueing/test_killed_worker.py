@@ -12,29 +12,37 @@ from mq_client import Admin, Producer
 from tests.cluster.harness import wait_until
 
 WORKER = """
-import signal, sys, time
+import contextlib, signal, sys, time
 from mq_client import Queue
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
+rows = int(sys.argv[3])
 with Queue(sys.argv[1], sys.argv[2], "g") as queue:
-    for record in queue:
-        with record:
+    for work in queue.batches(rows) if rows else queue:
+        with contextlib.nullcontext() if rows else work:
+            work.extend().result(30)
             print("begun", flush=True)
             while True:  # a signal that comes right before a sleep is heard after it
                 time.sleep(0.1)
 """
 
 
-@pytest.mark.parametrize(("ended_by", "lease", "charged"), [(signal.SIGKILL, "12s", 1), (signal.SIGTERM, "20s", 0)])
-def test_of_what_an_ended_worker_held_the_record_that_it_had_begun_is_charged_if_it_said_nothing(
-    admin: Admin, bootstrap: str, topic: str, ended_by: int, lease: str, charged: int
+@pytest.mark.parametrize(
+    ("ended_by", "lease", "rows", "charged"),
+    [(signal.SIGKILL, "12s", 0, 1), (signal.SIGKILL, "12s", 5, 5), (signal.SIGTERM, "20s", 0, 0)],
+)
+def test_of_what_an_ended_worker_held_the_records_that_it_had_begun_are_charged_if_it_said_nothing(
+    admin: Admin, bootstrap: str, topic: str, ended_by: int, lease: str, rows: int, charged: int
 ) -> None:
+    """`rows`: so many at a time, as Arrow; 0: records one by one."""
     admin.create_topic(topic, partitions=1)
     admin.declare_queue(topic, "g", lease_ms=lease)
     with Producer(bootstrap) as producer:
         for number in range(18):
             producer.publish(topic, f"{number}").result(30)
-    worker = subprocess.Popen([sys.executable, "-c", WORKER, bootstrap, topic], stdout=subprocess.PIPE, text=True)
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, bootstrap, topic, str(rows)], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "begun\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,17 @@ def test_a_session_goes_to_whoever_leads_by_now(monkeypatch: pytest.MonkeyPatch)
     assert claimed(requests) == [(5, [])]
     assert [saying.lines for saying in played.sayings_in("b:2", requests)] == [[(A, [0, 1])]]
     assert not played.streams["b:1"].listeners
+
+
+def test_terms_that_were_changed_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    played.said()
+    with played.keeper.lock:
+        played.keeper.terms = replace(played.keeper.terms, working=5, priority=3)
+        played.keeper.wake()
+    assert [(request.terms.working, request.terms.priority) for request in played.said()] == [(5, 3)]
+    played.pass_s(1.0)
+    assert played.said() == []
 
 
 def test_claims_name_no_more_ranges_together_than_a_leader_takes(monkeypatch: pytest.MonkeyPatch) -> None:

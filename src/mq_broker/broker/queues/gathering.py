@@ -125,6 +125,11 @@ class Gathering:
         known = self._state is not None and self._holdings.members.is_replaced(session.member, session.key)
         self.present.come(session, self.group, replaced_before=known)
 
+    def works_on(self, member: str, working: int) -> None:
+        """So many records at a time, as it says by its session."""
+        if self._state is not None:
+            self._holdings.members.heard_of(member, working)
+
     def close_session(self, session: Session, *, clean: bool) -> None:
         """It is over. `clean`: by its member's word, so that what it has goes back at once."""
         if self.present.leave(session, None if clean else self._now_ms() + self._resume_ms()):

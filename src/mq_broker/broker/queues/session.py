@@ -206,6 +206,7 @@ class Session:
     def change_terms(self, terms: pb.WorkTerms) -> None:
         """For what is lent from now on."""
         self.terms = terms
+        self._gathering.works_on(self.member, terms.working)
         if self._standing is not None and not self._standing.in_flight:
             self._drop(self._standing)
         self._ask()

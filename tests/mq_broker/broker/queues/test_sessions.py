@@ -104,13 +104,20 @@ def test_a_member_that_does_not_come_back_is_charged_for_what_it_worked_on(tmp_p
     async def scenario() -> None:
         async with queue(tmp_path, resume_ms="300ms", retry_ms="0") as broker, speaking(broker) as other:
             async with speaking(broker) as member:
-                await member.open(records=10, working=2)
+                await member.open(records=8)
+                await member.lease()
+                changed = pb.SessionRequest(
+                    session=1, terms=pb.WorkTerms(working=2), credit=pb.WorkCredit(records=10, watch=True)
+                )
+                await member.say(changed)
                 await member.lease()
                 broke_at = time.monotonic()
             await other.open(member="b", records=10)
             lent = await other.lease()
             assert time.monotonic() - broke_at > 0.29
-            assert (ranges(lent), list(lent.failures)) == ([0, 2, 0, 8], [1, 0]), "the first ones, as many as it said"
+            assert (ranges(lent), list(lent.failures)) == ([0, 2, 0, 8], [1, 0]), (
+                "the first ones, as many as it said last"
+            )
 
     asyncio.run(scenario())
 
