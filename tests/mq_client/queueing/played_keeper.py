@@ -299,14 +299,14 @@ class Played:
         self.tell(partition, lease=lease, lent_bytes=10 * sum(lease.ranges[1::2]))
         self.rest()
 
-    def read(self) -> HeldLease:
-        """As the reading thread does."""
+    def read(self, rows: list[int] | None = None) -> HeldLease:
+        """As the reading thread does. `rows`: the column, offsets if not given."""
         holdings = self.keeper.holdings
         lease, first = holdings.unread.popleft()
         with self.keeper.lock:
             self.keeper.note_size(lease, 10.0)
             offsets = lease.offsets[first:].tolist()
-            batch = pa.RecordBatch.from_pydict({"n": offsets}, schema=SCHEMA)
+            batch = pa.RecordBatch.from_pydict({"n": rows or offsets}, schema=SCHEMA)
             holdings.put(Rows(lease, first, batch, 1, "t", True))
         return lease
 
@@ -332,6 +332,7 @@ def lent(
     lease_ms: int = 30_000,
     ready: bool = False,
     order: pb.QueueOrder.ValueType = pb.ORDER_NONE,
+    order_by: str = "",
 ) -> pb.LeaseResponse:
     return pb.LeaseResponse(
         lease=pb.LeaseId(leader_epoch=1, entry=entry),
@@ -341,6 +342,7 @@ def lent(
         lease_ms=lease_ms,
         ready=ready,
         order=order,
+        order_by=order_by,
     )
 
 

@@ -44,6 +44,15 @@ def test_the_next_record_is_handed_out_once_the_one_before_is_acknowledged(monke
     assert of.take_offset() == 1, "before the answer"
 
 
+def test_records_are_in_the_order_of_the_column_that_their_leader_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    played.lend_unread(lent(5, 0, 3, order=pb.ORDER_KEY, order_by="n"))
+    played.read([7, 7, 8])
+    assert [played.take()[1] for _ in range(2)] == [0, 2]
+    with played.keeper.lock:
+        assert not played.keeper.holdings.shelf, "the other record of 7 waits"
+
+
 def test_when_a_record_goes_back_nothing_of_its_key_is_begun_before_the_answer_and_what_went_with_it_is_let_go(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -11,6 +11,7 @@ from mq_client.errors import (
     LeaseLost,
     NotEnoughReplicas,
     OutcomeUnknown,
+    UnknownQueue,
     UnknownTopic,
 )
 from mq_client.queueing.planning import GATHER_S
@@ -143,6 +144,18 @@ def test_a_request_to_a_broker_that_leads_no_more_is_broken_off(monkeypatch: pyt
     again.done()
     played.rest()
     assert future.result(0) is None
+
+
+def test_what_is_said_once_a_queue_has_failed_goes_by_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(2)
+    played.refuse(InvalidRequest("never"))
+    future = played.keeper.settle(lease, places(0), ACK)
+    asked = played.one_request()
+    assert asked.lines == [(A, [0, 1])]
+    asked.refuse(UnknownQueue("deleted"))
+    played.rest()
+    assert isinstance(future.exception(0), UnknownQueue)
 
 
 # ---------------------------------------------------------------- extensions

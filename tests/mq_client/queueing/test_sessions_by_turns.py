@@ -9,6 +9,7 @@ import pytest
 
 from mq_client.errors import NotLeader, Unreachable
 from mq_client.queueing import sessions as sessions_module
+from mq_client.queueing.leases import LOST, SETTLING
 from mq_client.queueing.settling import ACK
 from mq_client.queueing.work_streams import Told
 from mq_protocol import mq_pb2 as pb
@@ -31,14 +32,16 @@ def test_what_had_no_answer_when_a_session_broke_is_said_again_once_and_what_is_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     played = Played(monkeypatch)
-    lease = played.lend(5)
+    lease = played.lend(6)
+    ack(played, lease, 5)
+    played.one().done()
     future = ack(played, lease, 0, 1)
     assert played.one().lines == [(A, [0, 2])]
     former = played.streams["b:1"].listeners[1]
     played.break_off(Unreachable("the stream has ended"))
     played.clock.now = played.place.ask_after
     requests = played.said()
-    assert claimed(requests) == [(5, [])]
+    assert claimed(requests) == [(5, [0, 5])], "all but what is done"
     [again] = played.sayings_in("b:1", requests)
     assert again.lines == [(A, [0, 2])]
     former(Told(pb.SessionResponse(session=1, lease=lent(6, 5, 5), lent_bytes=50), ()))
@@ -61,6 +64,55 @@ def test_a_session_goes_to_whoever_leads_by_now(monkeypatch: pytest.MonkeyPatch)
     assert claimed(requests) == [(5, [])]
     assert [saying.lines for saying in played.sayings_in("b:2", requests)] == [[(A, [0, 1])]]
     assert not played.streams["b:1"].listeners
+
+
+def test_what_has_an_outcome_waits_for_its_answer_though_its_lease_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(2)
+    future = ack(played, lease, 0)
+    asked = played.one()
+    played.tell(gone=[pb.LeaseId(leader_epoch=1, entry=5)])
+    played.rest()
+    assert [lease.state(index) for index in (0, 1)] == [SETTLING, LOST]
+    asked.done()
+    played.rest()
+    assert future.result(0) is None
+
+
+def test_a_silent_leader_is_doubted_and_left_once_another_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    lease = played.lend(5)
+    ack(played, lease, 0)
+    played.one()
+    played.refreshes.asked.clear()
+    played.pass_s(3.0)
+    assert "b:1" in played.refreshes.asked
+    played.leaders.lead(2, epoch=2)
+    played.pass_s(1.0)
+    requests = played.said("b:2")
+    assert claimed(requests) == [(5, [])]
+    assert [saying.lines for saying in played.sayings_in("b:2", requests)] == [[(A, [0, 1])]]
+    assert not played.streams["b:1"].listeners
+
+
+def test_partitions_that_were_added_are_found_and_worked_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch)
+    played.said()
+    played.refreshes.asked.clear()
+    for _ in range(6):
+        played.pass_s(1.0)
+    assert "" in played.refreshes.asked, "it is looked for them now and then"
+    played.leaders.lead(1, 1)
+    played.pass_s(1.0)
+    assert [request.open.partition for request in played.said() if request.HasField("open")] == [1]
+
+
+def test_a_member_is_active_if_one_leader_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, 1, 1)
+    for partition, active, anywhere in ((0, False, True), (1, False, False), (0, True, True)):
+        played.tell(partition, active=active)
+        played.rest()
+        assert played.keeper.active == anywhere
 
 
 def test_terms_that_were_changed_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
