@@ -361,7 +361,8 @@ class Nemesis:
             coordination.put_back(copy)
             for truth, (_, state) in zip(self.cluster.oracle.truths, copy, strict=True):
                 truth.put_back = True
-                truth.newest_named.update({broker: Journal.life_of(log_id) for broker, log_id in state.isr})
+                for broker, log_id in state.isr:  # the copy's name, or that of the log which has come since
+                    truth.newest_named[broker] = min(Journal.life_of(log_id), truth.newest_named.get(broker, 0))
             for broker in restarted:
                 yield self.loop.often_short(1, 6_000)
                 self._revive(broker)
