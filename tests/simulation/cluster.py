@@ -21,6 +21,9 @@ CALM_DOWN_MS = 8_000
 """Once faults have stopped, everything must be whole within this, a session's time, and the time for which a leader
 stands back if one did."""
 
+REFUSED_MS_MAX = 60_000
+"""A leader whose disk refuses entries again and again leaves it to others for so long at most."""
+
 MOVING_MS = 2 * SLOWEST_HINT_MS + 8_000
 """A move under way then is finished: brokers learn of it twice, a log is copied, another deleted."""
 
@@ -231,7 +234,8 @@ class Cluster:
         )
         self.loop.run(self.plan.trouble_ms + calm_down_ms, lambda: not self.unfinished())
         if self.unfinished():  # a leader that gave up gives others their time before it claims again
-            until_ms = self.oracle.stood_back_ms + self.plan.settings.leader_stuck_ms + calm_down_ms
+            stands_back_ms = max(self.plan.settings.leader_stuck_ms, REFUSED_MS_MAX)
+            until_ms = self.oracle.stood_back_ms + stands_back_ms + calm_down_ms
             self.loop.run(until_ms, lambda: not self.unfinished())
         for partition, what in self.unfinished():
             since = (self.loop.now_ms - self.plan.trouble_ms) // 1000

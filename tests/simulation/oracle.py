@@ -519,7 +519,7 @@ class Oracle:
             )
 
     def audited(self, host: Host, text: str, *, alarm: bool) -> None:
-        if "standing back" in text:
+        if "standing back" in text or "its disk refused an entry" in text:
             self.stood_back_ms = self.cluster.loop.now_ms
         stale = (
             self.life_of(host) is not self.life(host.partition)
