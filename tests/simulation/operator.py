@@ -82,11 +82,14 @@ class Operator:
         state = self.cluster.coordination.nodes[partition].state
         if not self.cluster.coordination.up or not set(targets) <= {broker for broker, log_id in state.isr if log_id}:
             return False
-        if self.cluster.plan.hasty or state.leader is None or state.leader.broker in targets:
+        if self.cluster.plan.hasty or state.leader is None:
             return state.leader is not None
         broker = self.cluster.brokers[state.leader.broker]
         host = broker.hosts.get(partition)
-        if host is not None:
+        serves = host is not None and not host.closed and host.replica.ready
+        if state.leader.broker in targets:
+            return serves
+        if serves:
             transfer = TransferLeadership(self.loop.random.choice(targets), self.loop.now_ms + 2_000)
             self.loop.after(self.loop.often_short(0.2, 12.0), broker.arrive, "clients", broker.feed, host, transfer)
         return False
