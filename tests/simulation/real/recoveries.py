@@ -58,9 +58,11 @@ class Recoveries:
         each to where that says that offsets go on."""
         index = partition.index
         gaps = [*index._gaps]
-        if partition.replica.machine.log_start_offset in self._floors.get(partition.name, ()):
-            gaps.insert(0, (0, index.log_start_offset))  # nothing is left of what was before
         floors = self._floors.get(partition.name, set())
+        start = partition.replica.machine.log_start_offset
+        passed = [floor for floor in floors if floor <= start and all(after != floor for _, after in gaps)]
+        if passed:  # retention has dropped what was before, and with it where that ended
+            gaps.insert(0, (0, max(passed)))
         if any(after not in floors for _, after in gaps):
             self.cluster.fail(f"{partition.name} leaves out offsets {gaps}, and recoveries were to go on at {floors}")
         return gaps
