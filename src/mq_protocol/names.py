@@ -309,7 +309,7 @@ class TopicSettings:
 class Setting:
     """One line of the table. `default` is for people; `reason` says what the setting is for and why it is bounded.
     `live`: it can be changed while the topic is in use; replicas that differ in another would part, or take it only
-    when they restart. `level`: of features, that the cluster needs, since older brokers cannot read the setting."""
+    when they restart. `level`: of features, which the cluster needs."""
 
     name: str
     default: str
@@ -396,7 +396,6 @@ SETTINGS: Mapping[str, Setting] = {
             "what is dropped: what retention_ms and retention_bytes allow; with consumed also what every group of the "
             "topic is done with, if it has any",
             live=True,
-            level=2,
         ),
         Setting(
             "retention_over_queues",
@@ -405,7 +404,6 @@ SETTINGS: Mapping[str, Setting] = {
             "whether retention drops records that a queue group has not settled: they are settled then, and nobody "
             "worked on them",
             live=True,
-            level=2,
         ),
         Setting(
             "scheduled_max",
@@ -414,14 +412,12 @@ SETTINGS: Mapping[str, Setting] = {
             "how many scheduled batches a partition keeps until they are due; each takes some 400 bytes of memory on "
             "every replica",
             live=True,
-            level=2,
         ),
         Setting(
             "encryption_key",
             "that of --encrypt",
             "a key's name: 1 to 64 letters, digits, `.`, `_` and `-`",
             "which key of the brokers' --encrypt seals what is on disk; to destroy that key is to destroy the records",
-            level=2,
         ),
         Setting(
             "member_idle_ms",
@@ -430,7 +426,6 @@ SETTINGS: Mapping[str, Setting] = {
             "how long a group's member may keep a partition and neither take nor settle records while there are some; "
             "then the next member has it, and what was not settled is given again",
             live=True,
-            level=2,
         ),
         Setting(
             "on_total_loss",

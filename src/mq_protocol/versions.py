@@ -7,8 +7,6 @@ Three numbers, each raised by hand:
 - `LEVEL`: the highest level of features that this release knows. The cluster's own level is in the coordination
   service. An operator raises it (`tritonmq cluster upgrade`) once every broker knows the next one. Until then leaders
   write nothing of it, so that brokers of the last release can read everything, and can be started again.
-
-Release 0.2.0 says none of them. It counts as protocol 1 and level 1.
 """
 
 from __future__ import annotations
@@ -20,14 +18,13 @@ from typing import Final
 
 from mq_protocol.errors import IncompatibleVersion
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 1
 PROTOCOL_OLDEST: Final = 1
-LEVEL: Final = 2
+LEVEL: Final = 1
 
 FIRST: Final = 1
-"""Protocol and level of whoever says none."""
+"""Protocol and level of whoever says none, which no release does."""
 
-_UNNAMED: Final = "0.2.0 or older"
 _RELEASE_CHARACTERS_MAX: Final = 64
 
 
@@ -42,7 +39,7 @@ class Versions:
 
     @classmethod
     def said(cls, protocol: int, protocol_oldest: int, release: str = "", level: int = 0) -> Versions:
-        """What was read from a message or a document, where 0 is what an older release leaves out."""
+        """What was read from a message or a document, where anything may stand."""
         newest = max(protocol, FIRST)
         return cls(
             newest, min(max(protocol_oldest, FIRST), newest), release[:_RELEASE_CHARACTERS_MAX], max(level, FIRST)
@@ -54,7 +51,7 @@ class Versions:
             if self.protocol == self.protocol_oldest
             else f"{self.protocol_oldest} to {self.protocol}"
         )
-        release = ascii(self.release)[1:-1] or (_UNNAMED if self.protocol == FIRST else "")
+        release = ascii(self.release)[1:-1]
         return f"release {release}, protocol {spoken}" if release else f"protocol {spoken}"
 
     def overlaps(self, other: Versions) -> bool:

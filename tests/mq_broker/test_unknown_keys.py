@@ -27,11 +27,11 @@ from mq_protocol.arrow import schema_to_bytes
 from mq_protocol.errors import InternalError
 from mq_protocol.limits import TOPIC_DOCUMENT_BYTES_MAX
 from mq_protocol.unknown_keys import STATE_UNKNOWN_BYTES_MAX, unknown_keys, with_unknown
-from mq_protocol.versions import LEVEL
 from tests.mq_broker.broker.administration.test_recovery import chosen, status
 from tests.mq_broker.broker.cluster import SCHEMA, Broker, standalone, until
 from tests.mq_broker.coordination.wire import id_of
 from tests.mq_broker.core.replication import test_election, test_membership
+from tests.mq_broker.releases import next_level as next_level
 from tests.mq_broker.storage.bed import PLACE
 
 NEWER = {"lease": {"until": 7, "of": ["a", None, 1.5]}, "zeta": "ö"}
@@ -125,7 +125,7 @@ def test_every_change_of_a_partitions_state_keeps_them() -> None:
 
 
 def test_what_a_broker_with_zookeeper_writes_keeps_them(
-    zookeeper: str, tmp_path: Path, request: pytest.FixtureRequest
+    zookeeper: str, tmp_path: Path, request: pytest.FixtureRequest, next_level: int
 ) -> None:
     root = f"/{request.node.name}"
     config = BrokerConfig(
@@ -152,12 +152,12 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(
         (topic_id,) = client.get_children(f"{root}/states")
         paths = [f"{root}/topics/t", f"{root}/states/{topic_id}/0", f"{root}/states/{topic_id}/1"]
         paths.append(f"{root}/features")
-        client.set(paths[-1], b'{"level":1}')
         before = [client.get(path)[0] for path in paths]
         for path, data in zip(paths, before, strict=True):
             client.set(path, json.dumps({**json.loads(data), **NEWER}).encode())
         asyncio.run(second_life())
         after = [json.loads(client.get(path)[0]) for path in paths]
+        assert after[-1]["level"] == next_level
         assert [{key: document[key] for key in NEWER} for document in after] == [NEWER] * 4
         assert all(document != {**json.loads(data), **NEWER} for document, data in zip(after, before, strict=True)), (
             "all written"
@@ -167,7 +167,7 @@ def test_what_a_broker_with_zookeeper_writes_keeps_them(
         client.close()
 
 
-def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> None:
+def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path, next_level: int) -> None:
     path = tmp_path / "coordination.json"
 
     async def scenario() -> None:
@@ -176,7 +176,6 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> No
             await broker.produce("t", 1)
         document = json.loads(path.read_text())
         (states,) = document["states"].values()
-        document["features"] = {"level": 1}
         for place in (document, document["topics"][0], states["0"], document["features"]):
             place.update(NEWER)
         path.write_text(json.dumps(document))
@@ -193,7 +192,7 @@ def test_what_a_broker_that_stands_alone_writes_keeps_them(tmp_path: Path) -> No
             "a key of the file, not of the topic"
         )
         assert len(after["topics"][0]["assignment"]) == 2
-        assert after["features"]["level"] == LEVEL
+        assert after["features"]["level"] == next_level
         owner = json.loads((tmp_path / "broker.json").read_text())
         for place in (after, after["topics"][0], states["0"], after["features"], owner):
             assert {key: place.get(key) for key in NEWER} == NEWER

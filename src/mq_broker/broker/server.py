@@ -101,7 +101,7 @@ from mq_broker.rpc.token_port import TokenDoor
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory
-from mq_protocol.errors import InvalidSetting, OutcomeUnknown
+from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.limits import MESSAGE_OVERHEAD_BYTES
 
 if TYPE_CHECKING:
@@ -110,9 +110,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TOPICS_SWEEP_S: Final = 30.0
-SEALED_LEVEL: Final = 2
-"""The level of features from which on brokers may seal what they write."""
-
 OPENED_TIMEOUT_S: Final = 30.0
 SERVER_GRACE_S: Final = 0.2
 FLUSH_TIMEOUT_S: Final = 1.0
@@ -142,16 +139,6 @@ async def serve(config: BrokerConfig, *, ready: Ready | None = None, stop: async
         raise failure
 
 
-def _check_level(level: int) -> None:
-    """Below that level a broker can go back to the last release with its data, and that one knows no sealed data."""
-    if level < SEALED_LEVEL:
-        raise InvalidSetting(
-            f"--encrypt needs level {SEALED_LEVEL} of the cluster's features, and the cluster is at level {level}: "
-            "raise it with `tritonmq cluster upgrade` once every broker runs this release, then start this broker with "
-            "--encrypt. Nothing was written"
-        )
-
-
 async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, tasks: asyncio.TaskGroup) -> None:
     async with contextlib.AsyncExitStack() as undo:
         http = undo.enter_context(http_listener(config.http)) if config.http else None
@@ -165,8 +152,6 @@ async def _run(config: BrokerConfig, ready: Ready | None, stop: asyncio.Event, t
         undo.push_async_callback(coordination.stop)
         cluster_id, stamp = await coordination.cluster_id(), await coordination.known_stamp(config.broker)
         await asyncio.to_thread(directory.join_cluster, cluster_id, stamp)
-        if keys is not None:
-            _check_level(await coordination.level())
         incarnation = await coordination.begin_life(config.broker, directory.incarnation)
         directory.incarnation = incarnation
         log.info(
@@ -348,7 +333,7 @@ class _Broker:
         self, shell: Shell, held: Held
     ) -> tuple[Declaring, Leasing, Sessions, Describing, Sweeping, Staging, Leftovers, Idle]:
         """Their parts; what is returned serves methods."""
-        self._declared = Declared(shell, lambda: self.cluster.brokers)
+        self._declared = Declared(shell)
         outbox = Outbox(shell, self._topics, self._transactions)
         staging = Staging(shell, self._topics)
         letters = DeadLetters(shell, self._topics, self._admin, self._transactions, staging)
@@ -430,9 +415,7 @@ class _Broker:
         self._working.settings_changed(changed)
 
     def _on_brokers(self) -> None:
-        if self._shell.level != self.cluster.level:
-            self._shell.level = self.cluster.level
-            self._beginning.topics_changed()  # what waited for the level
+        self._shell.level = self.cluster.level
         self._shell.brokers_seen(self.cluster.live)
         of_calls, of_links = self._ports.peer_address_of, self._ports.link_address_of
         self._links.know(

@@ -60,7 +60,6 @@ WRITE_TIMEOUT_S = 10.0
 _DOCUMENT = "coordination.json"
 _LOCK = "coordination.lock"
 
-_FIRST_FEATURES = Features()
 _NO_SECURITY = SecurityDocuments()
 _KEYS = frozenset(("cluster_id", "lives", "topics", "states", "lock_tokens", "features", "security"))
 _UNKNOWN_BYTES_MAX = 1 << 20
@@ -82,7 +81,7 @@ class _Contents:
     """None above it has been given to a holder of a lock."""
 
     unknown: str = ""
-    features: Features = _FIRST_FEATURES
+    features: Features = field(default_factory=Features)
     security: SecurityDocuments = _NO_SECURITY
 
     def copy(self) -> _Contents:
@@ -100,9 +99,8 @@ class _Contents:
             ],
             "states": states,
             "lock_tokens": self.lock_tokens,
+            "features": documents.features_to_json(self.features),
         }
-        if self.features != _FIRST_FEATURES:  # what the last release wrote has none
-            document["features"] = documents.features_to_json(self.features)
         if self.security != _NO_SECURITY:
             document["security"] = documents.security_to_json(self.security)
         return with_unknown(document, self.unknown)
@@ -123,9 +121,9 @@ class _Contents:
                 for topic_id, partitions in document["states"].items()
                 for partition, state in partitions.items()
             },
-            lock_tokens=int(document.get("lock_tokens", 0)),
+            lock_tokens=int(document["lock_tokens"]),
             unknown=unknown_keys(document, _KEYS, _UNKNOWN_BYTES_MAX),
-            features=documents.features_from_json(document["features"]) if "features" in document else _FIRST_FEATURES,
+            features=documents.features_from_json(document["features"]),
             security=documents.security_from_json(document["security"]) if "security" in document else _NO_SECURITY,
         )
 
@@ -201,7 +199,7 @@ class FileCoordination:
 
     async def cluster_id(self) -> str:
         def apply(contents: _Contents) -> str:
-            if not contents.cluster_id:  # a new cluster: no broker of an earlier release has written in it
+            if not contents.cluster_id:
                 contents.cluster_id = uuid.uuid4().hex
                 contents.features = replace(contents.features, level=max(LEVEL, contents.features.level))
             return contents.cluster_id

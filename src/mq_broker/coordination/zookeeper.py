@@ -12,7 +12,7 @@
                                              them. Its version counts them, and it says which topics the last ones were
                                              (change_notes.py)
     <root>/states/<topic id>/<partition>     NodeState, changed by compare-and-set only
-    <root>/features                          Features: the level that an operator has raised; empty until then
+    <root>/features                          Features: the level, from cluster_id on
     <root>/locks/<name>/<mark>-<number>      ephemeral: a place in the queue for that lock (zookeeper_locks.py)
 
 A topic is made in two steps, so that thousands of partitions need not fit one transaction: first the states, under the
@@ -312,7 +312,7 @@ class ZooKeeperCoordination:
         data, stat = await self._session.ask_synced(
             lambda client: client.get_async(path, watch=self._brokers_watch), deadline
         )
-        if not data:  # nobody has raised it yet
+        if not data:  # there is no cluster yet
             return int(stat.version), Features()
         return int(stat.version), self._unreadable.require(path, data, documents.features_from_json)
 

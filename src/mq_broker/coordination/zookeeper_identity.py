@@ -50,8 +50,8 @@ class ZooKeeperIdentity:
         return bytes.fromhex(found.decode())
 
     async def _begin_cluster(self, path: str, cluster_id: bytes) -> None:
-        """Make the node, and with it the level of features: no broker of an earlier release has written here. In one
-        transaction, so that whoever finds the one finds the other."""
+        """Make the node, and with it the level of features: the highest, since no broker of an earlier release has
+        written here. In one transaction, so that whoever finds the one finds the other."""
         features = documents.dump(documents.features_to_json(Features(LEVEL)))
 
         def make(client: KazooClient) -> Any:

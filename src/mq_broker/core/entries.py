@@ -334,35 +334,14 @@ def stored_bytes(entry: Entry) -> int:
 _FIXED_BYTES = 128  # header, lengths, numbers
 _UUID_LINE_BYTES = 18
 
-LEVELS: dict[type, int] = {Work: 2, Schedule: 2, Carry: 2, Give: 2}
+LEVELS: dict[type, int] = {}
 """The level of features (`mq_protocol/versions.py`) from which on a leader may write an operation. Without a line it is
-1: brokers of release 0.2.0 know those."""
-
-
-LEVEL_OF_ATTRIBUTES = 2
-"""From which on a leader may write batches with others than the usual ones."""
-
-LEVEL_OF_OWNERS = 2
-"""From which on a leader may write who staged a batch, who decided, and whose cursor a query's is."""
+1, the first one."""
 
 
 def level_of(operation: object) -> int:
     """The lowest level of the cluster at which every broker can read this operation."""
-    usual = not isinstance(operation, Append | Stage) or operation.attributes == USUAL
-    owned = isinstance(operation, Stage | Decide | MoveCursor) and operation.owner != ""
-    of_attributes, of_owner = 1 if usual else LEVEL_OF_ATTRIBUTES, LEVEL_OF_OWNERS if owned else 1
-    return max(LEVELS.get(type(operation), 1), of_attributes, of_owner)
-
-
-def named(operation: object) -> str:
-    """What an error calls it that says which level it needs."""
-    if isinstance(operation, Decide):
-        return "a decision with an owner"
-    if isinstance(operation, Give):
-        return "another owner of a transaction"
-    if isinstance(operation, Append | Stage) and operation.attributes != USUAL:
-        return "a batch with a priority or a ttl_ms"
-    return type(operation).__name__
+    return LEVELS.get(type(operation), 1)
 
 
 def _bytes(*names: str) -> int:

@@ -155,24 +155,6 @@ def test_a_broker_refuses_keys_that_are_of_no_use(tmp_path: Path, keys: Path) ->
     assert not (tmp_path / "data").exists()
 
 
-def test_a_cluster_below_level_two_has_no_sealed_data(
-    tmp_path: Path, keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mq_broker.coordination.file import FileCoordination
-
-    async def one(_self: FileCoordination) -> int:
-        return 1
-
-    monkeypatch.setattr(FileCoordination, "level", one)
-
-    async def scenario() -> None:
-        with pytest.raises(InvalidSetting, match="tritonmq cluster upgrade"):
-            async with standalone(tmp_path / "data", encrypt=f"file:{keys}"):
-                pass
-
-    in_virtual_time(scenario())
-
-
 @pytest.mark.cluster
 @pytest.mark.processes
 @plain_text("it starts a broker by itself; an encrypted cluster is tested over TLS too")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.coordination import file as coordination_file
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.core import entries
@@ -23,6 +22,7 @@ from tests.mq_broker.broker.cluster import standalone
 from tests.mq_broker.coordination.conftest import opened as opened
 from tests.mq_broker.coordination.conftest import root as root
 from tests.mq_broker.coordination.wire import Heard
+from tests.mq_broker.releases import next_level as next_level
 from tests.virtual.world import in_virtual_time
 
 MINE = Versions(3, 2, "0.4.0", 3)
@@ -44,9 +44,9 @@ def test_two_versions_overlap_if_one_protocol_is_spoken_by_both(theirs: Versions
 
 def test_a_mismatch_names_both_versions_and_which_of_them_to_upgrade() -> None:
     with pytest.raises(IncompatibleVersion) as older:
-        check_overlap("broker 1", MINE, "broker 2", Versions())
+        check_overlap("broker 1", MINE, "broker 2", Versions(1, 1, "0.2.0"))
     assert str(older.value).startswith(
-        "broker 1 (release 0.4.0, protocol 2 to 3) and broker 2 (release 0.2.0 or older, protocol 1) have no protocol "
+        "broker 1 (release 0.4.0, protocol 2 to 3) and broker 2 (release 0.2.0, protocol 1) have no protocol "
         "in common: upgrade broker 2"
     )
     with pytest.raises(IncompatibleVersion, match="upgrade broker 1"):
@@ -60,10 +60,11 @@ def test_what_is_not_said_or_is_nonsense_counts_as_the_first_version() -> None:
     assert "\n" not in str(Versions(2, 1, "0.3\nforged"))
 
 
-def test_a_client_that_speaks_no_common_protocol_is_refused_and_an_old_one_is_answered(tmp_path: Path) -> None:
+def test_a_client_that_speaks_no_common_protocol_is_refused_and_a_newer_one_answered(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
-            await broker.ask("Metadata", pb.MetadataRequest())
             await broker.ask("Metadata", pb.MetadataRequest(protocol=PROTOCOL + 5, protocol_oldest=PROTOCOL))
             with pytest.raises(
                 IncompatibleVersion, match=r"this client .* have no protocol in common: upgrade broker 1"
@@ -73,30 +74,27 @@ def test_a_client_that_speaks_no_common_protocol_is_refused_and_an_old_one_is_an
     in_virtual_time(scenario())
 
 
-def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordination_file, "LEVEL", 1)  # as if the last release had made the cluster
-
+def test_metadata_tell_the_versions_of_brokers_and_the_level_of_the_cluster(tmp_path: Path, next_level: int) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             answer = await broker.metadata()
             (info,) = answer.brokers
-            assert (answer.level, answer.protocol, answer.protocol_oldest) == (1, PROTOCOL, PROTOCOL_OLDEST)
-            assert (info.release, info.protocol, info.level) == (ours().release, PROTOCOL, LEVEL)
+            assert (answer.level, answer.protocol, answer.protocol_oldest) == (LEVEL, PROTOCOL, PROTOCOL_OLDEST)
+            assert (info.release, info.protocol, info.level) == (ours().release, PROTOCOL, next_level)
             planned = await broker.ask("Upgrade", pb.UpgradeRequest(plan=True))
-            assert (planned.level, planned.target, list(planned.absent)) == (1, LEVEL, [])
-            assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == LEVEL
-            assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == LEVEL
+            assert (planned.level, planned.target, list(planned.absent)) == (LEVEL, next_level, [])
+            assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == next_level
+            assert (await broker.ask("Upgrade", pb.UpgradeRequest())).level == next_level
         async with standalone(tmp_path) as broker:
-            assert (await broker.metadata()).level == LEVEL
+            assert (await broker.metadata()).level == next_level
 
     in_virtual_time(scenario())
 
 
-def test_a_leader_writes_no_operation_above_the_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(entries.LEVELS, DeleteGroup, 2)
-    monkeypatch.setattr(coordination_file, "LEVEL", 1)
+def test_a_leader_writes_no_operation_above_the_level(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, next_level: int
+) -> None:
+    monkeypatch.setitem(entries.LEVELS, DeleteGroup, next_level)
 
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
@@ -108,7 +106,7 @@ def test_a_leader_writes_no_operation_above_the_level(tmp_path: Path, monkeypatc
             (refused,) = (await broker.ask("DeleteGroup", deleted)).partitions
             error = from_wire(refused.error)
             assert isinstance(error, IncompatibleVersion)
-            assert "DeleteGroup needs level 2 of the cluster's features, and the cluster is at level 1" in str(error)
+            assert f"DeleteGroup needs level {next_level} of the cluster's features" in str(error)
             await broker.ask("Upgrade", pb.UpgradeRequest())
             (done,) = (await broker.ask("DeleteGroup", deleted)).partitions
             for _ in range(200):  # the broker learns of the level by a hint
@@ -149,9 +147,10 @@ class Registered(FileCoordination):
 
 
 def test_a_broker_that_does_not_know_the_level_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    me = BrokerRegistration(1, 1, "h:1", versions=ours())
-    old = BrokerRegistration(2, 5, "h:2", peer_address="h:3")
-    new = replace(old, broker=3, versions=ours())
+    newer = Versions(release="9.0.0", level=LEVEL + 1)
+    me = BrokerRegistration(1, 1, "h:1", versions=newer)
+    old = BrokerRegistration(2, 5, "h:2", peer_address="h:3", versions=Versions(release="8.0.0", level=LEVEL))
+    new = replace(old, broker=3, versions=newer)
 
     async def scenario() -> None:
         service = Registered(tmp_path)
@@ -160,14 +159,14 @@ def test_a_broker_that_does_not_know_the_level_takes_no_part(tmp_path: Path, cap
         cluster = Cluster(service, me, lambda: None, lambda: None)
         await cluster.join()
         assert sorted(cluster.brokers) == [1, 2, 3]
-        await service.raise_level(2)
+        await service.raise_level(LEVEL + 1)
         await cluster.join()
         await cluster.join()
         assert sorted(cluster.brokers) == [1, 3]
         told = [record.getMessage() for record in caplog.records if "takes no part" in record.getMessage()]
         assert told == [
-            "broker 2 (release 0.2.0 or older, protocol 1) knows features up to level 1, and the cluster is at level "
-            "2: it takes no part. Start a newer release there"
+            f"broker 2 (release 8.0.0, protocol 1) knows features up to level {LEVEL}, and the cluster is at level "
+            f"{LEVEL + 1}: it takes no part. Start a newer release there"
         ]
         await service.stop()
 

@@ -27,7 +27,7 @@ def hello(**fields: object) -> pb.LinkHello:
 
 def test_a_version_that_was_changed_on_the_way_breaks_the_proof() -> None:
     one, other = hello(), hello(broker=1)
-    for changed in ({"protocol": PROTOCOL + 1}, {"protocol_oldest": PROTOCOL}, {"release": "9.0.0"}):
+    for changed in ({"protocol": PROTOCOL + 1}, {"protocol_oldest": PROTOCOL + 1}, {"release": "9.0.0"}):
         altered = pb.LinkHello()
         altered.CopyFrom(other)
         for name, value in changed.items():

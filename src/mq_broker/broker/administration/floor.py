@@ -21,15 +21,11 @@ from mq_broker.security.floor import DOCUMENT, Demand, dump, how_to_offer, in_or
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import (
     CoordinationUnavailable,
-    IncompatibleVersion,
     InvalidRequest,
     InvalidSetting,
 )
 
 log = logging.getLogger(__name__)
-
-LEVEL_MIN: Final = 2
-"""Brokers of a lower level know no floor."""
 
 CLOSED: Final = "closed"
 
@@ -169,12 +165,6 @@ class FloorSettings:
 
     async def _check_raise(self, add: Collection[str], *, force: bool) -> None:
         """Raises `InvalidRequest` if a broker would be below, or may be."""
-        level = await self._coordination.level()
-        if level < LEVEL_MIN:
-            raise IncompatibleVersion(
-                f"the cluster is at level {level} of features, whose brokers know no security floor: raise it first "
-                "(tritonmq cluster upgrade)"
-            )
         brokers = await self._coordination.brokers()
         below = {broker: in_order(set(add) - offered_by(brokers[broker])) for broker in sorted(brokers)}
         told = [f"broker {broker} does not offer {', '.join(missing)}" for broker, missing in below.items() if missing]

@@ -289,7 +289,7 @@ class _Stream:
         due_us = self._producing.scheduled.due_us(header) if is_scheduled(header) else 0
         query = listed_name(header.stage.key.query_id) if stages else ""
         self._producing.fillers.count(batch.partition, self._caller, query, 1 + len(header.record_uuids) // UUID_BYTES)
-        owner = owner_of(self._asker, key_of(header.stage.key), self._producing.shell.level) if stages else ""
+        owner = owner_of(self._asker, key_of(header.stage.key)) if stages else ""
         try:
             if owner and header.uuid not in batch.partition.replica.machine.staged:
                 more = {Quota.STAGED: 1, Quota.STAGED_BYTES: len(batch.payload)}

@@ -65,8 +65,8 @@ class Mover:
     for_anybody: bool
 
     @classmethod
-    def of(cls, asker: Asker, level: int) -> Mover:
-        return cls(name_of(asker, level), is_for_anybody(asker))
+    def of(cls, asker: Asker) -> Mover:
+        return cls(name_of(asker), is_for_anybody(asker))
 
     def check(self, group: str, cursor: Cursor | None) -> None:
         """Raises `PermissionDenied` for the cursor of another user's query."""
@@ -220,7 +220,7 @@ class Groups:
             if request.group not in partition.replica.machine.cursors:
                 check_new_group_name(request.group)
                 check_is_no_queue(partition, request.group)
-                await self._begun.check(asker(), name_of(asker(), self._shell.level), request.group)
+                await self._begun.check(asker(), name_of(asker()), request.group)
             move = self._judged(request, position.offset, partition)
             if move is not None:
                 await partition.ask(move, deadline, for_anybody=is_for_anybody(asker()))
@@ -239,7 +239,7 @@ class Groups:
         of another user's query, and `MemberInUse` for a wrong key."""
         group, kind = request.group, request.kind
         cursor = partition.replica.machine.cursors.get(group)
-        mover = Mover.of(asker(), self._shell.level)
+        mover = Mover.of(asker())
         mover.check(group, cursor)
         if request.reset:
             if request.unless_read:

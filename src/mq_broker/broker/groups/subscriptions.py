@@ -250,7 +250,7 @@ class _Session:
         self.broadcast = ""
         self.priority = 0
         self.asker = asker()
-        self.mover = Mover.of(self.asker, delivery.shell.level)
+        self.mover = Mover.of(self.asker)
         self.shares = delivery.shares
         self.audiences = delivery.audiences
         self._delivery = delivery

@@ -23,7 +23,7 @@ from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
 from mq_broker.broker.host.replica_settings import replica_settings
 from mq_broker.broker.metadata.topics import Topic
-from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation, level_of, named
+from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation, level_of
 from mq_broker.core.messages import (
     AppendAck,
     AreStaged,
@@ -288,7 +288,7 @@ class Partition:
             return
         needed = level_of(operation)
         if needed > self._host.level:
-            on_reply(Refused(_not_yet(named(operation), needed, self._host.level)))
+            on_reply(Refused(_not_yet(type(operation).__name__, needed, self._host.level)))
             return
         request = next(_request_ids)
         self._waiting[request] = _Waiting(on_reply, deadline)

@@ -10,7 +10,7 @@ from typing import Final
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.queues.declared import LEVEL_OF_QUEUES, Declared, Queue
+from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.steps import Begin, End, Step
 from mq_protocol.errors import OutcomeUnknown, TritonMQError
@@ -73,7 +73,7 @@ class Beginning:
 
     async def _look(self, partition: Partition) -> bool:
         """Whether nothing is left to do here."""
-        if partition.closed or not partition.replica.leading or self._shell.level < LEVEL_OF_QUEUES:
+        if partition.closed or not partition.replica.leading:
             return True
         if not partition.serving:
             return False

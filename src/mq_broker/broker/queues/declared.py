@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.coordination.interface import BrokerRegistration, QueueSpec, TopicSpec
+from mq_broker.coordination.interface import QueueSpec, TopicSpec
 from mq_broker.rpc.callers import asker
 from mq_protocol.errors import IncompatibleVersion, InvalidSetting, UnknownQueue, WrongGroupKind
 from mq_protocol.names import check_group_name, did_you_mean
 from mq_protocol.queue_settings import QueueSettings, parse_queue_settings
 from mq_protocol.rights import Kind, Operation
-
-LEVEL_OF_QUEUES = 2
-"""Of features: from then on every broker reads what leaders write about queue groups."""
-
-
-NAMED_MAX = 5
-"""Brokers of an older release that an error names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +26,10 @@ class Queue:
 
 
 class Declared:
-    """Owns the settings that were read last, of each topic that has queue groups. `brokers`: those that are
-    registered."""
+    """Owns the settings that were read last, of each topic that has queue groups."""
 
-    def __init__(self, shell: Shell, brokers: Callable[[], Mapping[int, BrokerRegistration]] = dict) -> None:
+    def __init__(self, shell: Shell) -> None:
         self._shell = shell
-        self._brokers = brokers
         self._read: dict[str, tuple[TopicSpec, dict[str, Queue]]] = {}
 
     def of(self, partition: Partition) -> Mapping[str, Queue]:
@@ -59,7 +50,6 @@ class Declared:
         """Raises `InvalidRequest` for what is no name, `UnknownQueue`, `WrongGroupKind` for a group that reads as a
         stream, and `IncompatibleVersion`."""
         check_group_name(group)
-        self.check_level()
         queue = self.find(partition, group)
         if queue is None:
             name = partition.topic.spec.name
@@ -93,21 +83,6 @@ class Declared:
     def keep(self, topic_ids: Container[str]) -> None:
         """Forget what was read of other topics."""
         self._read = {topic_id: read for topic_id, read in self._read.items() if topic_id in topic_ids}
-
-    def check_level(self) -> None:
-        """Raises `IncompatibleVersion` where a broker may not know queue groups."""
-        if self._shell.level >= LEVEL_OF_QUEUES:
-            return
-        old = [
-            f"broker {broker} ({registration.versions})"
-            for broker, registration in sorted(self._brokers().items())
-            if registration.versions.level < LEVEL_OF_QUEUES
-        ]
-        first = f"upgrade {' and '.join(old[:NAMED_MAX])}{' and others' * (len(old) > NAMED_MAX)}, then " if old else ""
-        raise IncompatibleVersion(
-            f"queue groups need level {LEVEL_OF_QUEUES} of features, and the cluster is at level {self._shell.level}: "
-            f"{first}run `tritonmq cluster upgrade`"
-        )
 
 
 def queue_of(topic: str, group: str, spec: QueueSpec) -> Queue:

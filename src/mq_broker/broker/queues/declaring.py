@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mq_broker.broker.metadata.topics import Topic, Topics
-from mq_broker.broker.queues.declared import LEVEL_OF_QUEUES, Declared, unknown_queue
+from mq_broker.broker.queues.declared import Declared, unknown_queue
 from mq_broker.broker.queues.letters import check_fits
 from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.begun_groups import BegunGroups
@@ -44,7 +44,6 @@ class Declaring:
         topic, group = request.topic, request.group
         check_topic_name(topic)
         check_group_name(group)
-        self._declared.check_level()
         known = await self._topics.get(topic)
         settings = dict(request.settings)
         if request.change == pb.QUEUE_DECLARE:
@@ -52,7 +51,7 @@ class Declaring:
             _check_names(topic, settings)
             self._declared.check_reads_nothing(topic, group)
             start_us = _start_us(request)
-            owner = name_of(asker(), LEVEL_OF_QUEUES)
+            owner = name_of(asker())
             if group not in known.spec.queues:
                 await self._check_dead_letter(known, settings)
                 await self._begun.check(asker(), owner, group, topic)

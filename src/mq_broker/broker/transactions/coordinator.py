@@ -125,7 +125,7 @@ class Transactions:
         await self._admin.transactions_topic(deadline)
         partition = await self.coordinator(key)
         manifest = tuple(line_from_wire(line) for line in request.manifest if line.uuids)
-        owner = owner_of(asker(), key, self._shell.level)
+        owner = owner_of(asker(), key)
         decide = Decide(key, request.batch_id, request.run_id, request.row_count, manifest, request.once, owner)
         if request.timeout_ms:
             deadline = min(deadline, asyncio.get_running_loop().time() + request.timeout_ms / 1000)

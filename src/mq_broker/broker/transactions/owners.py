@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from mq_broker.broker.transactions.requests import listed_name
-from mq_broker.core.entries import LEVEL_OF_OWNERS, TransactionKey
+from mq_broker.core.entries import TransactionKey
 from mq_broker.core.machine.admission import not_owner
 from mq_broker.core.machine.state import TransactionState
 from mq_broker.security.authority import Asker
@@ -19,15 +19,14 @@ from mq_protocol.rights import Kind, Operation
 from mq_protocol.work_keys import is_of_queue
 
 
-def owner_of(asker: Asker, key: TransactionKey, level: int) -> str:
-    """Who is to own what is written under the key. Nobody below the level at which brokers know owners, and of a queue
-    group, whose members share one key."""
-    return "" if is_of_queue(key.query_id) else name_of(asker, level)
+def owner_of(asker: Asker, key: TransactionKey) -> str:
+    """Who is to own what is written under the key. Nobody owns that of a queue group, whose members share one key."""
+    return "" if is_of_queue(key.query_id) else name_of(asker)
 
 
-def name_of(asker: Asker, level: int) -> str:
+def name_of(asker: Asker) -> str:
     """By which the asker owns something; empty for nobody."""
-    return "" if level < LEVEL_OF_OWNERS or asker.principal == ANONYMOUS else asker.text
+    return "" if asker.principal == ANONYMOUS else asker.text
 
 
 def is_for_anybody(asker: Asker) -> bool:

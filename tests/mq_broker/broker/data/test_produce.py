@@ -115,7 +115,6 @@ class World:
         self.held = Held(1 << 30)
         self.fillers = Fillers()
         self.tracing = Tracing()
-        self.level = 1
         self.proposed: list[tuple[Any, dict[str, Any]]] = []
         self.replies: list[Any] = []
         self.deadlines: list[float] = []

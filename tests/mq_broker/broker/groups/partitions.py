@@ -12,9 +12,7 @@ from mq_broker.broker.transactions.begun_groups import BegunGroups
 from mq_broker.core.entries import MoveCursor
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.messages import Result
-from mq_protocol import versions
 
-LEVEL = versions.LEVEL
 ANYBODY = Mover("", for_anybody=True)
 """Whoever asks where no rights are judged."""
 

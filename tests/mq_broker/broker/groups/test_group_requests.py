@@ -16,7 +16,6 @@ from mq_broker.core.machine.state import Cursor
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import GroupInUse, InvalidRequest, NotEnoughReplicas, NotLeader, TritonMQError, UnknownPartition
-from mq_protocol.versions import LEVEL
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led
 
 
@@ -52,7 +51,6 @@ class World:
         self.members: dict[str, list[str]] = {}
         self.ended: list[tuple[str, str]] = []
         world: Any = self
-        self.level = LEVEL
         self.groups = Groups(
             world,
             world,

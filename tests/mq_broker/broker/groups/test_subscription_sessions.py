@@ -28,7 +28,7 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import FETCH_CHUNK_BYTES
-from tests.mq_broker.broker.groups.partitions import BEGUN, LEVEL, Led, rounds
+from tests.mq_broker.broker.groups.partitions import BEGUN, Led, rounds
 
 
 class Readable(Led):
@@ -64,7 +64,7 @@ class Stream:
 
     def __init__(self, *partitions: Readable, group: str = "", delivering: Any = None) -> None:
         self.partitions = partitions or (Readable(),)
-        self.renewals, self.level = 0, LEVEL
+        self.renewals = 0
         self._topic_id = "id-of-t"
         stand_in: Any = self
         self.delivery = delivering or Delivery(stand_in, stand_in, Held(1 << 30), BEGUN)

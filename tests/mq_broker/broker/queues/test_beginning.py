@@ -74,7 +74,6 @@ class World:
 def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((1, ""),)) as broker:
-            broker.level = 2
             world = World(broker, await leading(broker))
             broker.spawn(world.beginning.keep(), "beginning")
             await scenario(world)

@@ -75,7 +75,6 @@ class World:
 def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((1, ""),)) as broker:
-            broker.level = 2
             world = World(broker, await leading(broker))
             broker.follow_topics({"id": TOPIC})
             _append(world.partition, 100)

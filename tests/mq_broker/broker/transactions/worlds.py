@@ -82,7 +82,6 @@ class World:
 
     def __init__(self) -> None:
         self.broker = 1
-        self.level = 2
         self.brokers = {1: None, 2: None}
         self.on_decision: list[Callable[[Any, Decide], None]] = []
         self.on_role: list[Callable[[Any], None]] = []

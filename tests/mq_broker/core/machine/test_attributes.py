@@ -6,7 +6,6 @@ import pytest
 
 from mq_broker.broker.data.produce import _operation
 from mq_broker.core.entries import (
-    LEVEL_OF_ATTRIBUTES,
     SCHEDULED,
     TTL_MS_MAX,
     Append,
@@ -18,8 +17,6 @@ from mq_broker.core.entries import (
     Schedule,
     Stage,
     TransactionKey,
-    level_of,
-    named,
 )
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.state import Snapshot
@@ -116,14 +113,6 @@ def test_a_life_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.
     frame = encode(PLACE, Entry(1, 1, 1, Append(attributes=SHORT), UUID, 1))
     with pytest.raises(CorruptBatch, match=r"ttl_ms \d+ is above"):
         decode(PLACE, b"".join(map(bytes, frame.parts)))
-
-
-def test_brokers_of_the_last_release_are_sent_no_batch_with_a_priority_or_a_life() -> None:
-    for usual in (Append(), Stage(KEY, 1, "run")):
-        assert level_of(usual) == 1
-    for other in (Append(attributes=HIGH), Stage(KEY, 1, "run", HIGH), Schedule(5, HIGH), Append(attributes=SHORT)):
-        assert level_of(other) == LEVEL_OF_ATTRIBUTES
-    assert named(Append(attributes=SHORT)) == "a batch with a priority or a ttl_ms"
 
 
 def test_a_priority_that_there_is_not_is_refused_with_its_frame(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from mq_broker.core.entries import LEVEL_OF_OWNERS, DeleteGroup, Entry, MoveCursor, level_of
+from mq_broker.core.entries import DeleteGroup, Entry, MoveCursor
 from mq_broker.core.machine.admission import Admit, Answer, Verdict, WaitFor, judge
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.overlay import Overlay
@@ -211,8 +211,3 @@ def check_order(steps: tuple[str, ...]) -> None:
                 led.ask(asked[step])
         if before is not None and before.owner == MINE:
             assert (led.cursor.offset, led.cursor.owner) == (1, MINE), steps
-
-
-def test_owners_of_cursors_are_written_from_level_2_on() -> None:
-    assert level_of(move(MINE)) == LEVEL_OF_OWNERS
-    assert level_of(move(NOBODY)) == 1

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import pytest
 
 from mq_broker.core.entries import (
-    LEVEL_OF_OWNERS,
     Abort,
     Decide,
     Entry,
@@ -18,8 +17,6 @@ from mq_broker.core.entries import (
     Give,
     Stage,
     TransactionKey,
-    level_of,
-    named,
 )
 from mq_broker.core.machine.admission import Admit, Answer, Verdict, WaitFor
 from mq_broker.core.messages import AreStaged, Done, Refused
@@ -182,8 +179,3 @@ def check_order(steps: Sequence[str]) -> None:
     commit()
     known = led.machine.transactions.get(KEY)
     assert (known.owner if known is not None else "") == owner, steps
-
-
-def test_keys_are_given_from_level_2_on() -> None:
-    assert level_of(Give(KEY, NEW)) == LEVEL_OF_OWNERS
-    assert named(Give(KEY, NEW)) == "another owner of a transaction"

@@ -6,12 +6,10 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
 from mq_broker.core.entries import (
-    LEVEL_OF_OWNERS,
     Abort,
     Decide,
     Entry,
@@ -20,7 +18,6 @@ from mq_broker.core.entries import (
     Publish,
     Stage,
     TransactionKey,
-    level_of,
 )
 from mq_broker.core.machine.admission import Admit, Answer, Verdict, WaitFor, judge
 from mq_broker.core.machine.machine import PartitionMachine
@@ -254,12 +251,3 @@ def check_order(steps: Sequence[str]) -> None:
     assert len(set(committed)) <= 1, steps
     if committed:
         assert led.machine.transactions[KEY].owner == committed[0]
-
-
-# ---------------------------------------------------------------- level
-
-
-def test_owners_are_written_from_level_2_on() -> None:
-    for operation in (decide(0, MINE), Stage(KEY, 0, "run", owner=MINE)):
-        assert level_of(operation) == LEVEL_OF_OWNERS == 2
-        assert level_of(replace(operation, owner="")) == 1

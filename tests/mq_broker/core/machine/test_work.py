@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim, Work, level_of
+from mq_broker.core.entries import Append, Entry, EpochStart, Operation, Trim, Work
 from mq_broker.core.machine import admission
 from mq_broker.core.machine.machine import PartitionMachine
 from mq_broker.core.machine.overlay import Overlay
@@ -43,10 +43,6 @@ def refusal(verdict: admission.Verdict) -> Exception:
     assert isinstance(verdict, admission.Answer)
     assert isinstance(verdict.result, Refused)
     return verdict.result.error
-
-
-def test_brokers_of_the_last_release_are_sent_no_entry_of_a_queue_group() -> None:
-    assert level_of(work()) == 2
 
 
 def test_no_steps_are_written_behind_a_trim_that_is_not_committed() -> None:
