@@ -199,7 +199,6 @@ def documents_as_stored() -> dict[str, str]:
     return {
         "log.json": _identity(IDENTITY),
         "log.json with a cut": _identity(cut),
-        "log.json of a sealed log": _identity(IDENTITY.as_sealed()),
         "state": documents.dump(documents.state_to_json(STATE)).decode(),
         "topic": documents.dump(documents.topic_to_json(TOPIC)).decode(),
         "topic with an owner": documents.dump(documents.topic_to_json(replace(TOPIC, owner="User:etl"))).decode(),

@@ -118,14 +118,6 @@ def test_what_was_sealed_is_opened() -> None:
     assert SEALING.open_snapshot(stored["sealed snapshot"]) == stored["snapshot"]
 
 
-def test_the_identity_of_a_sealed_log_is_read_and_written_again(tmp_path: Path) -> None:
-    text = kept("unreleased", "documents")["log.json of a sealed log"]
-    (tmp_path / "log.json").write_text(text)
-    identity = load_identity(tmp_path, PLACE)
-    assert identity is not None
-    assert _identity(identity) == text
-
-
 @pytest.mark.parametrize("name", ["log.json", "log.json with a cut"])
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_identity_of_a_log_is_read_and_written_again(release: str, name: str, tmp_path: Path) -> None:

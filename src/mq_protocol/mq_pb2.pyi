@@ -7898,7 +7898,6 @@ class SnapshotState(_message.Message):
     TIMESTAMP_US_FIELD_NUMBER: _builtins.int
     NEXT_OFFSET_FIELD_NUMBER: _builtins.int
     LOG_START_OFFSET_FIELD_NUMBER: _builtins.int
-    UUIDS_FIELD_NUMBER: _builtins.int
     STAGED_FIELD_NUMBER: _builtins.int
     PUBLISHED_FIELD_NUMBER: _builtins.int
     CURSORS_FIELD_NUMBER: _builtins.int
@@ -7912,8 +7911,6 @@ class SnapshotState(_message.Message):
     log_start_offset: _builtins.int
     work_parts: _builtins.int
     """so many WorkParts follow before the UUIDs"""
-    @_builtins.property
-    def uuids(self) -> Global___PlacedUuids: ...
     @_builtins.property
     def staged(self) -> _containers.RepeatedCompositeFieldContainer[Global___StagedBatchState]: ...
     @_builtins.property
@@ -7932,7 +7929,6 @@ class SnapshotState(_message.Message):
         timestamp_us: _builtins.int = ...,
         next_offset: _builtins.int = ...,
         log_start_offset: _builtins.int = ...,
-        uuids: Global___PlacedUuids | None = ...,
         staged: _abc.Iterable[Global___StagedBatchState] | None = ...,
         published: _abc.Iterable[Global___PublishedState] | None = ...,
         cursors: _abc.Iterable[Global___CursorState] | None = ...,
@@ -7940,9 +7936,9 @@ class SnapshotState(_message.Message):
         fenced: _abc.Iterable[Global___TransactionKey] | None = ...,
         work_parts: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["uuids", b"uuids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "uuids", b"uuids", "work_parts", b"work_parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursors", b"cursors", "fenced", b"fenced", "last_epoch", b"last_epoch", "last_index", b"last_index", "log_start_offset", b"log_start_offset", "next_offset", b"next_offset", "published", b"published", "staged", b"staged", "timestamp_us", b"timestamp_us", "transactions", b"transactions", "work_parts", b"work_parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,13 +22,7 @@ from mq_protocol.names import quoted
 from mq_protocol.unknown_keys import unknown_keys, with_unknown
 
 FILE_NAME: Final = "log.json"
-FORMAT: Final = 2
-"""2: journals may begin with a snapshot. What is of format 1 is read as well: it has none, and no recovery."""
-
-SEALED_FORMAT: Final = 3
-"""Of a log that is, or was, sealed (sealed.py): 0.2.0 would take what is sealed for damage, and refuses this."""
-
-_READABLE_FORMATS: Final = (1, FORMAT, SEALED_FORMAT)
+FORMAT: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +56,20 @@ class LogIdentity:
     topic: str = ""
     recovery: int = 0
     cut: Cut | None = None
-    format: int = FORMAT
     unknown: str = ""
 
     def renewed(self) -> LogIdentity:
         """Another log as far as anybody's promises go: it may lack what the former one acknowledged."""
         return replace(self, log_id=new_log_id(), clean=False)
 
-    def as_sealed(self) -> LogIdentity:
-        """From now on something of it may be sealed."""
-        return replace(self, format=SEALED_FORMAT)
-
     def store(self, directory: Path, files: Files) -> None:
-        document = {key: value for key, value in asdict(self).items() if key != "unknown"}
+        document = {key: value for key, value in asdict(self).items() if key != "unknown"} | {"format": FORMAT}
         files.replace(
             directory / FILE_NAME, (json.dumps(with_unknown(document, self.unknown), indent=1) + "\n").encode()
         )
 
 
-_KEYS: Final = frozenset(each.name for each in fields(LogIdentity)) - {"unknown"}
+_FIELDS: Final = frozenset(each.name for each in fields(LogIdentity)) - {"unknown"}
 _UNKNOWN_BYTES_MAX: Final = 4 << 10
 
 
@@ -129,18 +118,16 @@ def load_identity(directory: Path, place: Place) -> LogIdentity | None:
     found = raw.get("format") if isinstance(raw, dict) else None
     if type(found) is not int:
         raise IdentityLost(f"{path} is damaged (it names no format)")
-    if found not in _READABLE_FORMATS:
+    if found != FORMAT:
         raise StorageFailed(
-            f"{path} is of format {found}, and this version reads formats 1 to {SEALED_FORMAT}: the journal is left as "
-            "it is; start the TritonMQ version that wrote it, or a newer one"
+            f"{path} is of format {found}, and this version reads format {FORMAT}: the journal is left as it is; "
+            "start the TritonMQ version that wrote it, or a newer one"
         )
     try:
         if raw.get("cut") is not None:
             raw["cut"] = Cut(**raw["cut"])
-        known = {key: value for key, value in raw.items() if key in _KEYS}
-        identity = LogIdentity(
-            **{**known, "format": max(found, FORMAT), "unknown": unknown_keys(raw, _KEYS, _UNKNOWN_BYTES_MAX)}
-        )
+        known = {key: value for key, value in raw.items() if key in _FIELDS}
+        identity = LogIdentity(**known, unknown=unknown_keys(raw, {*_FIELDS, "format"}, _UNKNOWN_BYTES_MAX))
         _check_types(identity)
     except (TypeError, ValueError) as error:
         raise IdentityLost(f"{path} is damaged (it does not name a log: {quoted(str(error))})") from error

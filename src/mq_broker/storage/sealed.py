@@ -7,8 +7,7 @@ A sealed segment is a block of 8,192 bytes, then units, one for each entry:
     header 60 bytes | AES-256-GCM(frame) | tag 16      a unit: 76 bytes more than its frame
 
 Slots and units have the header of a frame of format 2, with the checksum by the rule of all frames: it covers the
-sealed bytes, so a torn tail, damage and the flushed mark are judged without any key. A release that knows format 1
-alone takes them for what they are: whole, and of a newer format.
+sealed bytes, so a torn tail, damage and the flushed mark are judged without any key.
 
    crc32c u32 | magic u16 | kind u8 | zero u8 | index u64 | nonce 12 bytes | zero 16 bytes | zero u32 | zero u32
    | payload_bytes u32 | zero u32
@@ -66,7 +65,7 @@ _JOIN_BYTES_MAX: Final = 16 << 10
 
 _SNAPSHOT: Final = struct.Struct("<I3sBQ")
 _SNAPSHOT_MAGIC: Final = b"TSn"
-_SNAPSHOT_VERSION: Final = 4
+_SNAPSHOT_VERSION: Final = 2
 """Of sealed ones (codec/snapshot.py has the others)."""
 
 

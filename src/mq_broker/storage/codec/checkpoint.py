@@ -32,7 +32,7 @@ from mq_protocol.errors import CorruptBatch
 
 FILE_NAME: Final = "checkpoint"
 VERSION: Final = 1
-MEANING: Final = 2
+MEANING: Final = 1
 
 CHECKPOINT_BYTES_MAX: Final = 256 << 20
 """A larger one is neither written nor read: it is built in memory. It is of three million batches."""

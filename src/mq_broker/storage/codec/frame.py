@@ -10,9 +10,9 @@ payload: a frame that is whole but in another partition's journal fails as a dam
 are in the header, so a frame cannot pass for its neighbour either.
 
 The magic's first byte is T, its second one is the format: 1. Format 2 is what lies in sealed segments, on disk only
-(sealed.py). Every later format keeps the header's size, the
-checksum's rule, and the places of the magic and of the sizes of meta and payload. So a whole frame of a later format
-is known as such (`NewerFrame`), and is not taken for a damaged one.
+(sealed.py). Every later format keeps the header's size, the checksum's rule, and the places of the magic and of the
+sizes of meta and payload. So a whole frame of a later format is known as such (`NewerFrame`), and is not taken for a
+damaged one.
 
 This module knows no files and no order among frames; whether indexes follow one another is for those who have more than
 one.

@@ -6,12 +6,10 @@ follower.
 The checksum starts from the place, as a frame's does (frame.py), and covers all after itself: a snapshot in another
 partition's directory fails as a damaged one does.
 
-The body of version 2 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState` without
-its UUIDs, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. Version 3 is written where there are queue
-groups, scheduled batches, staged ones with attributes, or owners: between the two are as many `WorkPart` as the first
-part says. Version 4 is one that is sealed, in the data directory alone (sealed.py). The body of version 1, which is
-still read, is one `SnapshotState`. UUIDs are written by columns and as steps from one to
-the next: about 23 bytes each, 16 of which are the UUID.
+The body of version 1 is parts, each a u32 (its size in bytes) and a protobuf message: first a `SnapshotState`, then as
+many `WorkPart` as it says, then `PlacedUuids` of up to 1,024 UUIDs each, the oldest first. UUIDs are written by columns
+and as steps from one to the next: about 23 bytes each, 16 of which are the UUID. Version 2 is one that is sealed, in
+the data directory alone (sealed.py).
 
 Both directions run in a thread. They go part by part, and let other threads run between two: the event loop of a broker
 then waits for the time of one part, not for that of 100,000 UUIDs.
@@ -29,7 +27,7 @@ from typing import Final
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from mq_broker.core.entries import USUAL, TransactionKey
+from mq_broker.core.entries import TransactionKey
 from mq_broker.core.machine.state import Cursor, MachineState, Snapshot, StagedBatch, TransactionState
 from mq_broker.core.machine.window import Columns, Placed, SeenUuids
 from mq_broker.core.work.groups import FrozenGroups
@@ -43,9 +41,7 @@ from mq_protocol.manifest_lines import line_from_wire, line_to_wire
 FILE_NAME: Final = "snapshot"
 
 _MAGIC: Final = b"TSn"
-_VERSION: Final = 2
-_WITH_WORK: Final = 3
-_WHOLE: Final = 1  # the version whose body is one message
+_VERSION: Final = 1
 _PART: Final = struct.Struct("<I")
 _CRC_SLICE_BYTES: Final = 1 << 20
 _PAUSE_S: Final = 0.0002
@@ -86,19 +82,9 @@ def encode_snapshot(place: Place, snapshot: Snapshot) -> bytes:
         body += _PART.pack(len(written))
         body += written
         _let_others_run()
-    newer = work or _is_newer(state)
-    header = _HEADER.pack(0, _MAGIC, _WITH_WORK if newer else _VERSION, len(body))[_CRC_BYTES:]
+    header = _HEADER.pack(0, _MAGIC, _VERSION, len(body))[_CRC_BYTES:]
     crc = checksum_of(place, (header, body))
     return b"".join((crc.to_bytes(_CRC_BYTES, "little"), header, body))
-
-
-def _is_newer(state: MachineState) -> bool:
-    """Whether there is something, besides queue groups, that version 2 does not have."""
-    return (
-        any(batch.due_us or batch.attributes != USUAL or batch.owner for batch in state.staged)
-        or any(transaction.owner for _, transaction in state.transactions)
-        or any(cursor.owner for _, cursor in state.cursors)
-    )
 
 
 def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
@@ -113,15 +99,15 @@ def decode_snapshot(place: Place, data: Buffer) -> Snapshot:
     crc, magic, version, body_bytes = _HEADER.unpack_from(data)
     if magic != _MAGIC or len(data) != _HEADER.size + body_bytes or checksum_of(place, (data[_CRC_BYTES:],)) != crc:
         raise CorruptBatch(f"the checksum of a snapshot of {place} does not hold: damaged, or of another partition")
-    if version not in (_WHOLE, _VERSION, _WITH_WORK):
+    if version != _VERSION:
         raise NewerSnapshot(
-            f"a snapshot of {place} is of format {version}, not {_WITH_WORK}: bring every broker to the newest version"
+            f"a snapshot of {place} is of format {version}, not {_VERSION}: bring every broker to the newest version"
         )
     try:
-        parts = iter((data[_HEADER.size :],)) if version == _WHOLE else _parts(data[_HEADER.size :])
+        parts = _parts(data[_HEADER.size :])
         message = pb.SnapshotState.FromString(bytes(next(parts)))
         work = groups_from_wire(map(pb.WorkPart.FromString, map(bytes, islice(parts, message.work_parts))))
-        windows = map(pb.PlacedUuids.FromString, map(bytes, parts)) if version != _WHOLE else iter((message.uuids,))
+        windows = map(pb.PlacedUuids.FromString, map(bytes, parts))
         return _from_wire(
             message, SeenUuids.of(_unhurried(pair for window in windows for pair in _uuids_from_wire(window))), work
         )

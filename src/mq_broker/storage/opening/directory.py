@@ -289,8 +289,6 @@ class DataDirectory:
         data_key = sealing.keys.make(place, sealing.name) if sealing is not None else None
         with self._at_work(), _failing(path, "takes no snapshot"):
             identity = fresh_identity(path, place, durability, topic, recovery, self._boot)
-            if data_key is not None:
-                identity = identity.as_sealed()
             install_snapshot(path, place, identity, snapshot, self._files, data_key)
 
     def start_over(self, place: Place, durability: str, topic: str, recovery: int) -> Path | None:

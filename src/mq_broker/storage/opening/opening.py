@@ -122,7 +122,7 @@ def _open_files(
     try:
         identity = load_identity(directory, place)
         if identity is None:
-            new = _new_log(directory, place, durability, files, topic, boot, sealed=keys is not None)
+            new = _new_log(directory, place, durability, files, topic, boot)
             return _Found(new, Recovered(segments=[(1, 0)]), "")
     except IdentityLost as lost:
         identity, damaged = _another_log(directory, place, durability, topic, boot, lost, files), str(lost)
@@ -162,26 +162,19 @@ def _open_files(
         if error.errno == errno.EIO:
             _renew_again(directory, place, boot, files)
         raise
-    former = identity
-    if keys is not None:
-        identity = identity.as_sealed()
-    if identity.durability != durability or (topic and identity.topic != topic) or identity != former:
+    if identity.durability != durability or (topic and identity.topic != topic):
         # After the sync above: had the new promise been written before it, a power loss now would be held to it.
         identity = replace(identity, durability=durability, topic=topic or identity.topic, boot_id=boot)
         identity.store(directory, files)
     return _Found(identity, recovered, damaged)
 
 
-def _new_log(
-    directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str, *, sealed: bool
-) -> LogIdentity:
+def _new_log(directory: Path, place: Place, durability: str, files: Files, topic: str, boot: str) -> LogIdentity:
     """An empty log with the mark and the first segment, which the first append would have to name durably. They become
     durable with `log.json`, which names them an empty log whatever else of them a crash has left."""
     if holds_entries(directory):
         raise IdentityLost(f"{directory / FILE_NAME} is missing beside segments")
     identity = LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic)
-    if sealed:
-        identity = identity.as_sealed()
     directory.mkdir(parents=True, exist_ok=True)
     files.close(files.open(segment_path(directory, 1)))
     mark_fd = files.open(directory / MARK_FILE_NAME)

@@ -84,8 +84,7 @@ def fresh_identity(directory: Path, place: Place, durability: str, topic: str, r
     another's."""
     former = _former(directory, place)
     topic = topic or (former.topic if former is not None else "")
-    identity = LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic, recovery)
-    return replace(identity, format=former.format) if former is not None else identity
+    return LogIdentity(new_log_id(), boot, False, durability, place.topic_id, place.partition, topic, recovery)
 
 
 def _former(directory: Path, place: Place) -> LogIdentity | None:

@@ -17,7 +17,7 @@ from tests.mq_broker.storage.opening.test_quarantine import (
 )
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b'{"format": 2}', b'{"format": "2"}'])
+@pytest.mark.parametrize("content", [None, b"", b"{", b"[1]", b'{"format": 1}', b'{"format": "1"}'])
 def test_a_log_that_lost_its_name_is_another_one_with_what_it_holds(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:

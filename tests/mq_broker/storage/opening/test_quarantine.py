@@ -261,10 +261,10 @@ def test_a_snapshot_of_another_partition_is_damage_and_one_of_a_newer_version_is
         await journal.shorten_to(7, WindowBounds(20))
         await journal.close()
         data = bytearray((bed.path / "snapshot").read_bytes())
-        data[7] = 5
+        data[7] = 3
         data[:4] = int(google_crc32c.extend(PLACE.seed, bytes(data[4:]))).to_bytes(4, "little")
         (bed.path / "snapshot").write_bytes(data)
-        with pytest.raises(StorageFailed, match="format 5, not 3: bring every broker"):
+        with pytest.raises(StorageFailed, match="format 3, not 1: bring every broker"):
             bed.open()
         assert name_in(bed) == journal.log_id
         (bed.path / "snapshot").write_bytes(encode_snapshot(Place("another", 3), SNAPSHOT))
