@@ -210,7 +210,7 @@ class _BrokerId(click.IntRange):
     "--also-plaintext-peer",
     default="",
     metavar="HOST:PORT",
-    help="The same for brokers. Default: a free port of the host of --also-plaintext.",
+    help="The same for what brokers ask each other. Default: a free port of the host of --also-plaintext.",
 )
 @click.option(
     "--insecure",

@@ -277,6 +277,5 @@ PEER: Final = Service(
     Method("GiveKey", pb.GiveKeyRequest, pb.GiveTransactionResponse),
     Method("Fence", pb.FenceRequest, pb.FenceResponse, bound=_manifest("kept")),
     _TRANSACTION_STATUS,
-    Method("Link", pb.LinkMessage, pb.LinkMessage, Kind.CONVERSATION, bound=_BATCHES),
 )
 """What brokers call, of each other, on a port of its own."""

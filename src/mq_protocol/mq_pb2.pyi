@@ -5301,8 +5301,8 @@ Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 @_typing.final
 class LinkHello(_message.Message):
     """---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
-    A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload), or as the
-    method Link at the peer port. It begins with four messages that have a hello alone: the one that dials says who it is
+    A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
+    It begins with four messages that have a hello alone: the one that dials says who it is
     (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
     other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.
     """
@@ -5636,7 +5636,7 @@ class LinkHeader(_message.Message):
     def beat(self) -> Global___LinkBeat: ...
     @_builtins.property
     def error(self) -> Global___Error:
-        """at a link port alone: why the link ends with this message"""
+        """why the link ends with this message"""
 
     @_builtins.property
     def so_far(self) -> _containers.RepeatedCompositeFieldContainer[Global___SoFar]: ...
@@ -5662,7 +5662,7 @@ Global___LinkHeader: _TypeAlias = LinkHeader  # noqa: Y015
 @_typing.final
 class LinkBeat(_message.Message):
     """Once a second on each link, one for all partitions: the sender is there, and what it has sent since the link was opened was written to it,
-    unless `dropped`: something since the last beat was not. Versions up to 0.2.0 send none.
+    unless `dropped`: something since the last beat was not.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -5726,29 +5726,6 @@ class SnapshotPart(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SnapshotPart: _TypeAlias = SnapshotPart  # noqa: Y015
-
-@_typing.final
-class LinkMessage(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    HEADER_FIELD_NUMBER: _builtins.int
-    PAYLOAD_FIELD_NUMBER: _builtins.int
-    payload: _builtins.bytes
-    @_builtins.property
-    def header(self) -> Global___LinkHeader: ...
-    def __init__(
-        self,
-        *,
-        header: Global___LinkHeader | None = ...,
-        payload: _builtins.bytes = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["header", b"header"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["header", b"header", "payload", b"payload"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___LinkMessage: _TypeAlias = LinkMessage  # noqa: Y015
 
 @_typing.final
 class CancelScheduledRequest(_message.Message):

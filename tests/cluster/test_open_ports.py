@@ -96,8 +96,8 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
     broker = cluster.brokers[1]
     own = files_of_broker(certs, 1)
     stranger, known = trusting(certs), trusting(certs, own.certificate, own.key)
-    ours, *chosen = list(broker.arguments), *(free_port(HOST) for _ in range(5))
-    of_tokens, of_flight, plain, plain_peers, http = chosen
+    ours, *chosen = list(broker.arguments), *(free_port(HOST) for _ in range(6))
+    of_tokens, of_flight, plain, plain_peers, links, http = chosen
 
     def open_ports(*options: str) -> set[int]:
         broker.terminate()
@@ -127,8 +127,10 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
                     f"{HOST}:{plain}",
                     "--also-plaintext-peer",
                     f"{HOST}:{plain_peers}",
+                    "--link-listen",
+                    f"{HOST}:{links}",
                 ],
-                {plain, plain_peers},
+                {plain, plain_peers, links},
             ),
         ):
             assert {port for port in open_ports(*options) if speaks_plain_text(port)} == open_to_all

@@ -16,7 +16,6 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (pb.ProduceHeader, pb.ProduceRequest),
     (pb.BatchesHeader, pb.BatchesResponse),
     (pb.WorkHeader, pb.WorkResponse),
-    (pb.LinkHeader, pb.LinkMessage),
 )
 
 

@@ -2,9 +2,9 @@
 them.
 
 With certificates the ports that `--listen` and `--peer-listen` name speak TLS. While a cluster is being secured there
-are two further ones without it (`--also-plaintext`). Clients that show a token have a port of their own
-(`--listen-token`). So have clients of Arrow Flight (`--flight`), which speaks TLS alone if there are certificates; who
-shows a token asks it at the port for tokens.
+are two further ones without it (`--also-plaintext`), and links of both kinds are held at the link port. Clients that
+show a token have a port of their own (`--listen-token`). So have clients of Arrow Flight (`--flight`), which speaks TLS
+alone if there are certificates; who shows a token asks it at the port for tokens.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mq_broker.rpc.arriving import Memory
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.framed import Converse, LinkServer, bind
+from mq_broker.rpc.outgoing import PeerAddress
 from mq_broker.rpc.service import Conversation
 from mq_broker.rpc.streams import StreamServer
 from mq_broker.rpc.token_port import TokenDoor, TokenHandlers
@@ -130,6 +131,7 @@ class Ports:
             options = rpc_server.peer_options()
             port = self._open(self._peers, config.plain_peers_at, "--also-plaintext-peer", options)
             self.peer_address = config.plain_peer_address(port)
+            self.link_address = self.tls_link_address
 
     @staticmethod
     def _open(
@@ -161,7 +163,7 @@ class Ports:
         config = self._config
         tls = self.certificates.server_context if self.certificates is not None else None
         if self._link_listener is not None and links is not None:
-            self._links = LinkServer(self._link_listener, links, tls)
+            self._links = LinkServer(self._link_listener, links, tls, also_plain=bool(config.also_plaintext))
         age_ms = None if tls is None else config.connection_age_ms
         bounds = config.message_bytes_max, config.connections_max
         if self._stream_listener is not None:
@@ -255,6 +257,9 @@ class Ports:
         self._plain_peers.add(plain)
         return plain
 
-    def link_address_of(self, registration: BrokerRegistration) -> str:
-        """Where this broker holds a link with that one; empty if it has no such port, or none of this kind."""
-        return registration.link_address if self.certificates is None else registration.tls_link_address
+    def link_address_of(self, registration: BrokerRegistration) -> PeerAddress:
+        """Where this broker holds a link with that one."""
+        secured, plain = registration.tls_link_address, registration.link_address
+        if self.certificates is not None and (secured or not self._config.also_plaintext):
+            return PeerAddress(secured, registration.incarnation)
+        return PeerAddress(plain, registration.incarnation, plain=True)

@@ -92,7 +92,7 @@ from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.flight import flight_handlers
 from mq_broker.rpc.forwarded import ForwardedDoor, ForwardedHandlers
 from mq_broker.rpc.health import health_handler
-from mq_broker.rpc.links import Links, PeerAddress
+from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
@@ -215,9 +215,7 @@ class _Broker:
         self._coordination = coordination
         refusals = Refusals()
         proof = PeerProof(config.broker, shell.incarnation, cluster_id, secret or secrets.token_bytes(SECRET_BYTES))
-        self._links = shell.links = Links(
-            proof, shell, shell.spawn, self._read_brokers, refusals, self._ports.link_tls, self._ports.dialling
-        )
+        self._links = shell.links = Links(proof, shell, shell.spawn, self._read_brokers, refusals, self._ports.link_tls)
         self._calls = Calls(proof, self._ports.dialling)
         self._topics = Topics(coordination, self._on_topics)
         me = self._ports.registration(shell.incarnation)
@@ -417,10 +415,7 @@ class _Broker:
     def _on_brokers(self) -> None:
         self._shell.level = self.cluster.level
         self._shell.brokers_seen(self.cluster.live)
-        of_calls, of_links = self._ports.peer_address_of, self._ports.link_address_of
-        self._links.know(
-            {b: PeerAddress(of_calls(r), r.incarnation, of_links(r)) for b, r in self.cluster.brokers.items()}
-        )
+        self._links.know({broker: self._ports.link_address_of(each) for broker, each in self.cluster.brokers.items()})
 
     async def start(self) -> None:
         """Serve. Returns once this broker is registered and what is assigned to it is open."""

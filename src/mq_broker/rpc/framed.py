@@ -23,7 +23,6 @@ from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
-from mq_broker.rpc.wire import HELLO_BYTES_MAX, Hear, LinkMessage, no_hello
 from mq_broker.security.names import ANONYMOUS, Principal, of_certificate
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import origin, parse_address
@@ -47,11 +46,18 @@ from mq_protocol.pem import names_in
 
 log = logging.getLogger(__name__)
 
+LinkMessage: TypeAlias = Envelope[pb.LinkHeader]
+Hear: TypeAlias = Callable[[LinkMessage], None]
+
 Tls: TypeAlias = Callable[[], ssl.SSLContext]
 """Called for each connection, so that certificates can be replaced."""
 
 CONNECT_S: Final = 2.0
 """How long a connection may take to be made: a port that a firewall hides does not answer."""
+
+HELLO_BYTES_MAX: Final = 1 << 10
+"""Of each message before the far side has proved who it is: a hello has some hundred bytes. What is longer is not
+parsed."""
 
 SILENCE_MS: Final = 15_000
 """What was sent, and is not acknowledged by the far machine's TCP for so long, ends the connection."""
@@ -72,6 +78,7 @@ milliseconds and has one or two, so nobody at another address keeps it out, by s
 
 ACCEPT_AGAIN_S: Final = 0.1
 _BACKLOG: Final = 128
+_TLS_HANDSHAKE: Final = b"\x16"
 _LEFT: Final = memoryview(bytearray(64 << 10))
 """Where bytes go that nobody listens to any more, of all connections. It is never read."""
 
@@ -82,8 +89,15 @@ _REASON_BYTES_MAX: Final = 500
 """Of an error that ends a link: it has to fit into a message of `HELLO_BYTES_MAX`."""
 
 
+def no_hello() -> PeerRefused:
+    return PeerRefused(
+        "a link begins with hello: this is for the cluster's brokers alone, clients use the address given by --listen",
+        pb.PEER_NO_HELLO,
+    )
+
+
 class FramedWire(asyncio.BufferedProtocol):
-    """One connection. Is a `Wire` (wire.py)."""
+    """One connection to another broker, from its first message on."""
 
     def __init__(self) -> None:
         self._receiver = Receiver(HELLO_BYTES_MAX, HELLO_BYTES_MAX)
@@ -99,7 +113,8 @@ class FramedWire(asyncio.BufferedProtocol):
     # ------------------------------------------------------------------ what links ask
 
     def speaker(self) -> Principal:
-        """As `Wire.speaker`."""
+        """Whom the connection has proved to be at the other end; `User:ANONYMOUS` if it has proved nothing. Raises
+        `PeerRefused` if that has no name."""
         secured: ssl.SSLObject | None = self._check_up().get_extra_info("ssl_object")
         if secured is None:
             return ANONYMOUS
@@ -109,7 +124,7 @@ class FramedWire(asyncio.BufferedProtocol):
             raise PeerRefused(str(error), pb.PEER_NOT_ITSELF) from error
 
     async def hello(self) -> pb.LinkHello:
-        """As `Wire.hello`."""
+        """The next message, which must be one. Raises `PeerRefused` if it is another one, or longer than a hello is."""
         try:
             while (message := self._receiver.next()) is None:
                 self._arrived.clear()
@@ -126,7 +141,7 @@ class FramedWire(asyncio.BufferedProtocol):
         return header.hello
 
     async def send(self, message: LinkMessage) -> None:
-        """As `Wire.send`."""
+        """Waits while the far side is slow. Raises `Unreachable` once the connection has ended."""
         self._check_up()
         self.write(message)
         if not self._room.is_set():
@@ -147,7 +162,8 @@ class FramedWire(asyncio.BufferedProtocol):
             transport.write(piece)
 
     async def listen(self, hear: Hear) -> None:
-        """As `Wire.listen`. Always raises: `Unreachable` where the far side has ended the connection."""
+        """`hear` is called with each message that comes from now on, on the event loop. Always raises: `Unreachable`
+        where the far side has ended the connection, else what `hear` raised."""
         self._receiver.header_bytes_max = LINK_HEADER_BYTES_MAX
         self._receiver.message_bytes_max = MESSAGE_BYTES_MAX
         self._hear = hear
@@ -446,12 +462,15 @@ class Strangers:
 
 
 class LinkServer(Accepting):
-    """The link port."""
+    """The link port. `also_plain`: while a cluster is being secured, brokers that speak no TLS yet are linked too."""
 
-    def __init__(self, listener: socket.socket, converse: Converse, tls: Tls | None = None) -> None:
+    def __init__(
+        self, listener: socket.socket, converse: Converse, tls: Tls | None = None, *, also_plain: bool = False
+    ) -> None:
         super().__init__(listener, "link")
         self._converse = converse
         self._tls = tls
+        self._also_plain = also_plain
 
     async def _serve(self, connection: socket.socket) -> None:
         task = asyncio.current_task()
@@ -459,7 +478,8 @@ class LinkServer(Accepting):
         wire = FramedWire()
         error: TritonMQError | None = None
         try:
-            await begin(wire, connection, self._tls)
+            plain = self._also_plain and not await _begins_with_tls(connection)
+            await begin(wire, connection, None if plain else self._tls)
             await self._converse(wire, partial(self._known, task))
         except Unreachable as gone:
             log.debug("a link has ended: %s", gone)
@@ -471,6 +491,30 @@ class LinkServer(Accepting):
         finally:
             wire.close(error)
             del task, error  # else what was raised holds this frame, and this frame what was raised
+
+
+async def _begins_with_tls(connection: socket.socket) -> bool:
+    """Whether whoever connected begins with a handshake of TLS. Nothing is taken from the connection. Raises
+    `Unreachable` if nothing comes. Whatever is raised, it is closed then."""
+    try:
+        async with asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 1000):
+            await _readable(connection)
+        return connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
+    except OSError as error:
+        connection.close()
+        raise Unreachable(f"a connection ended before it began: {error or 'nothing came'}") from error
+    except asyncio.CancelledError:
+        connection.close()
+        raise
+
+
+async def _readable(connection: socket.socket) -> None:
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(connection, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(connection)
 
 
 async def begin(wire: asyncio.BaseProtocol, connection: socket.socket, tls: Tls | None) -> None:

@@ -1,10 +1,10 @@
 """Links between brokers: one bidirectional stream a pair, carrying entries and acknowledgements both ways, for all
 partitions.
 
-The broker with the lower id dials the other one's link port (framed.py), or its peer port (gRPC) where it has none, or
-none that can be reached. Messages that are ready together share one `LinkMessage`: while one is being
-written, the next gathers. What does not fit the bounded buffer of a peer, and what was on its way when a connection
-ended, is dropped: the core sends again what is not acknowledged. Nothing here knows what an entry means.
+The broker with the lower id dials the other one's link port (framed.py). What is ready together shares one message:
+while one is being written, the next gathers. What does not fit the bounded buffer of a peer, and what was on its way
+when a connection ended, is dropped: the core sends again what is not acknowledged. Nothing here knows what an entry
+means.
 
 A link belongs to the broker that proved itself when it was opened (peer_proof.py). A message in any other name ends it.
 """
@@ -16,30 +16,20 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
-import grpc
-from grpc import aio
-
 from mq_broker.measured import LINK_BYTES
 from mq_broker.rpc.callers import check_is_broker
-from mq_broker.rpc.dialling import Dialling
-from mq_broker.rpc.framed import FramedWire, Tls, connect
+from mq_broker.rpc.framed import FramedWire, LinkMessage, Tls, connect
 from mq_broker.rpc.outgoing import FIXED_BYTES, Outgoing, Peer, told_bytes
 from mq_broker.rpc.outgoing import PeerAddress as PeerAddress
 from mq_broker.rpc.peer_proof import NONCE_BYTES, PeerProof, require
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.service import stream_handler
-from mq_broker.rpc.wire import DialledStream, LinkMessage, ServedStream, Wire
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Buffer, Envelope, split
-from mq_protocol.errors import IncompatibleVersion, PeerRefused, TritonMQError, Unreachable
+from mq_protocol.errors import IncompatibleVersion, PeerRefused, TritonMQError
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
-from mq_protocol.methods import PEER
-from mq_protocol.transport import from_call
 from mq_protocol.versions import Versions, check_overlap
 
 log = logging.getLogger(__name__)
-
-LINK: Final = PEER.path("Link")
 
 BACKOFF_S: Final = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 BEAT_S: Final = 1.0
@@ -80,7 +70,7 @@ class LinkListener(Protocol):
 class Links:
     """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose
     failure is not missed; `read_brokers` has the registrations read again, soon. `tls`: what link ports are dialled
-    with. `dialling` says how a peer port is reached.
+    with, but for those in plain text.
     """
 
     def __init__(
@@ -91,9 +81,7 @@ class Links:
         read_brokers: Callable[[], None] = lambda: None,
         refusals: Refusals | None = None,
         tls: Tls | None = None,
-        dialling: Dialling | None = None,
     ) -> None:
-        self._dialling_of = dialling or Dialling()
         self._me = proof.broker
         self._proof = proof
         self._listener = listener
@@ -116,8 +104,8 @@ class Links:
                 peer = self._peer(broker)
                 if not address.address and peer.address != address:
                     log.warning(
-                        "broker %d is registered without a peer port, as older versions are: nothing is replicated to "
-                        "or from it until it runs this version",
+                        "broker %d has no link port that this broker can dial, since only one of the two speaks TLS: "
+                        "nothing is replicated between them until both do",
                         broker,
                     )
                 peer.address = address
@@ -211,15 +199,7 @@ class Links:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def handler(self) -> grpc.RpcMethodHandler[Any, Any]:
-        """The method `Link` of the Peer service, for the server."""
-
-        async def link(context: aio.ServicerContext[Any, Any]) -> None:
-            await self.accept(ServedStream(context))
-
-        return stream_handler("Link", link)
-
-    async def accept(self, wire: Wire, greeted: Callable[[], None] = lambda: None) -> None:
+    async def accept(self, wire: FramedWire, greeted: Callable[[], None] = lambda: None) -> None:
         """Hold the link that another broker has dialled, until it ends. `greeted` is called once it is proved who that
         is. Raises what the far side is to be told."""
         try:
@@ -249,7 +229,7 @@ class Links:
             else:
                 peer.something.set()
 
-    async def _greet(self, wire: Wire) -> tuple[Peer, int]:
+    async def _greet(self, wire: FramedWire) -> tuple[Peer, int]:
         """Who dialled, once that is proved. Nothing about that broker is believed, or remembered, before."""
         theirs = await wire.hello()
         if theirs.broker == self._me:
@@ -258,8 +238,7 @@ class Links:
             )
         if theirs.to != self._me:
             raise PeerRefused(
-                f"this is broker {self._me}, not {theirs.to}: its --peer-listen, --link-listen or what it "
-                "advertises is wrong",
+                f"this is broker {self._me}, not {theirs.to}: its --link-listen or --link-advertise is wrong",
                 pb.PEER_WRONG_BROKER,
             )
         if not 0 < theirs.broker < self._me:
@@ -309,64 +288,33 @@ class Links:
             began = asyncio.get_running_loop().time()
             try:
                 await self._dial(peer, peer.address)
-            except (aio.AioRpcError, TritonMQError, TimeoutError) as error:
-                reason = from_call(error, peer.address.address) if isinstance(error, aio.AioRpcError) else error
-                log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, reason)
+            except (TritonMQError, TimeoutError) as error:
+                log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, error)
             failures = 0 if asyncio.get_running_loop().time() - began > BACKOFF_S[-1] else failures + 1
             await asyncio.sleep(BACKOFF_S[min(failures, len(BACKOFF_S) - 1)])
 
     async def _dial(self, peer: Peer, address: PeerAddress) -> None:
-        unreachable: Unreachable | None = None
-        if address.link_address:
-            try:
-                wire = await connect(address.link_address, self._tls)
-            except Unreachable as error:
-                unreachable = error
-            else:
-                await self._dial_framed(peer, address.link_address, wire)
-                return
-        async with self._dialling_of.dial(address.address) as channel:
-            method: Any = channel.stream_stream(LINK, None, None)
-            call = method()
-            try:
-                await self._introduce_and_converse(peer, address.address, DialledStream(call), unreachable)
-            finally:
-                call.cancel()
-
-    async def _dial_framed(self, peer: Peer, address: str, wire: FramedWire) -> None:
+        wire = await connect(address.address, None if address.plain else self._tls)
         refused: PeerRefused | None = None
         try:
-            await self._introduce_and_converse(peer, address, wire)
+            async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
+                incarnation = await self._introduce(peer, address.address, wire)
+            await self._converse(peer, incarnation, wire)
         except PeerRefused as error:
             refused = error
             raise
         finally:
             wire.close(refused)
 
-    async def _introduce_and_converse(
-        self, peer: Peer, address: str, wire: Wire, unreachable: Unreachable | None = None
-    ) -> None:
-        """`unreachable`: why this is not a connection to the link port that the broker has."""
-        async with asyncio.timeout(CONNECT_TIMEOUT_MS / 1000):
-            incarnation = await self._introduce(peer, address, wire)
-        if unreachable is not None:
-            log.warning(
-                "broker %d is linked by its peer port, which costs more: %s; let brokers reach it, or give that broker "
-                "another --link-listen",
-                peer.broker,
-                unreachable,
-            )
-        await self._converse(peer, incarnation, wire)
-
-    async def _introduce(self, peer: Peer, address: str, wire: Wire) -> int:
+    async def _introduce(self, peer: Peer, address: str, wire: FramedWire) -> int:
         """Say who this is, and be told who answers, both with proofs. Returns the life of the broker that answered."""
         mine = self._proof.hello(peer.broker)
         await wire.send(Envelope(pb.LinkHeader(hello=mine)))
         theirs = await wire.hello()
         if theirs.broker != peer.broker or theirs.to != self._me:
             raise PeerRefused(
-                f"{address} is broker {theirs.broker}, not {peer.broker}: its --peer-listen, --link-listen or what it "
-                "advertises is wrong",
+                f"{address} is broker {theirs.broker}, not {peer.broker}: its --link-listen or --link-advertise is "
+                "wrong",
                 pb.PEER_WRONG_BROKER,
             )
         check_is_broker(peer.broker, wire.speaker())
@@ -378,7 +326,7 @@ class Links:
         await wire.hello()
         return theirs.incarnation
 
-    async def _converse(self, peer: Peer, incarnation: int, wire: Wire) -> None:
+    async def _converse(self, peer: Peer, incarnation: int, wire: FramedWire) -> None:
         """Until either side ends. A newer connection of the same peer ends this one: the peer knows which is the good
         one."""
         ended = asyncio.Event()
@@ -387,7 +335,7 @@ class Links:
         self._end(peer)
         peer.incarnation = incarnation
         peer.ended = ended
-        peer.wire = wire if isinstance(wire, FramedWire) else None
+        peer.wire = wire
         peer.beat()  # before anything else: what is heard from now on is heard in contact
         log.info("link to broker %d is up", peer.broker)
         self._listener.link_up(peer.broker)
@@ -420,7 +368,7 @@ class Links:
             log.info("link to broker %d is down", peer.broker)
             self._listener.link_down(peer.broker)
 
-    async def _read(self, broker: int, incarnation: int, wire: Wire, ended: asyncio.Event) -> None:
+    async def _read(self, broker: int, incarnation: int, wire: FramedWire, ended: asyncio.Event) -> None:
         def hear(message: LinkMessage) -> None:
             if not ended.is_set():
                 self._hear(broker, incarnation, message)
@@ -447,7 +395,7 @@ class Links:
         for part in header.snapshot:
             hearer_of(part.topic_id, part.partition).hear_snapshot(part)
 
-    async def _write(self, peer: Peer, wire: Wire, ended: asyncio.Event) -> None:
+    async def _write(self, peer: Peer, wire: FramedWire, ended: asyncio.Event) -> None:
         while not ended.is_set():
             await peer.something.wait()
             if ended.is_set():

@@ -24,12 +24,12 @@ FIXED_BYTES: Final = 150
 
 
 class PeerAddress(NamedTuple):
-    """`address` is that of the broker's peer port; empty if it has none, as brokers of older versions have not.
-    `link_address`: of its link port, as empty."""
+    """`address` is that of the broker's link port; empty if it has none that can be dialled here. `plain`: no TLS is
+    spoken there."""
 
     address: str
     incarnation: int
-    link_address: str = ""
+    plain: bool = False
 
 
 class Outgoing(NamedTuple):

@@ -1,7 +1,7 @@
-"""The service that brokers offer each other, on a port of its own: links, and what they ask of each other otherwise.
+"""What brokers ask of each other, on a port of its own.
 
-Nothing of it is served to clients. Every call but a link carries a proof in its metadata (peer_proof.py); a link proves
-itself. Over TLS the certificate must be that of the broker, too.
+Nothing of it is served to clients. Every call carries a proof in its metadata (peer_proof.py). Over TLS the certificate
+must be that of the broker, too.
 """
 
 from __future__ import annotations
@@ -70,10 +70,9 @@ class _ProofDemanded:
 def peer_handlers(
     service: object, links: Links, proof: PeerProof, refusals: Refusals
 ) -> grpc.GenericRpcHandler[Any, Any]:
-    """The Peer service, answered by `links` and by `service`, as the Broker service is (service.py)."""
+    """The Peer service, answered by `service`, as the Broker service is (service.py)."""
     methods = {
         name: unary_handler(method, service, _ProofDemanded(name, links, proof, refusals))
         for name, method in PEER_UNARY.items()
     }
-    methods["Link"] = links.handler()
     return grpc.method_handlers_generic_handler(PEER.name, methods)

@@ -27,7 +27,6 @@ from grpc import aio
 from mq_broker.rpc import pacing
 from mq_broker.rpc.bounds import Bounded
 from mq_broker.rpc.bounds import parse as parse  # of answers: requests are bounded
-from mq_broker.rpc.callers import note_caller
 from mq_broker.rpc.gate import Door, Gate, Grant, UnderWay
 from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.pacing import Present, charge
@@ -272,16 +271,6 @@ def unary_handler(
             return lent
 
     return grpc.unary_unary_rpc_method_handler(edge(name, handle))
-
-
-def stream_handler(name: str, converse: Conversation) -> grpc.RpcMethodHandler[Any, Any]:
-    """A bidirectional stream whose requests are read from the context: between brokers."""
-
-    async def hold(context: aio.ServicerContext[Any, Any]) -> None:
-        note_caller(context)
-        await converse(context)
-
-    return _conversation_handler(name, hold)
 
 
 def _conversation_handler(name: str, hold: Conversation) -> grpc.RpcMethodHandler[Any, Any]:

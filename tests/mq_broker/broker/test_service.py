@@ -20,9 +20,7 @@ from mq_protocol.methods import BROKER, PEER, Kind, Method
 from tests.mq_broker.broker.cluster import FINGERPRINT, SCHEMA, rows, standalone
 from tests.mq_protocol.test_methods import generated_stubs
 
-METHODS = {
-    method.attribute: method for service in (BROKER, PEER) for name, method in service.methods.items() if name != "Link"
-}
+METHODS = {method.attribute: method for service in (BROKER, PEER) for method in service.methods.values()}
 PARTS = [
     each for each in vars(server).values() if inspect.isclass(each) and each.__module__.startswith("mq_broker.broker.")
 ]

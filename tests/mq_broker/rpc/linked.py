@@ -1,5 +1,4 @@
-"""Two ends of a link in one process, for tests, and links that are spoken by hand, over either of the two
-transports."""
+"""Two ends of a link in one process, for tests, and links that are spoken by hand."""
 
 from __future__ import annotations
 
@@ -8,34 +7,17 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-import grpc
-import pytest
-from grpc import aio
-
 from mq_broker.rpc.framed import LinkServer, Tls, bind
-from mq_broker.rpc.links import LINK, Links, PeerAddress
+from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.server import dial, listen
-from mq_broker.rpc.service import EOF, stream_handler
 from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import MESSAGE_BYTES_MAX
-from mq_protocol.methods import PEER
-from mq_protocol.transport import from_call
 
 DEADLINE_S = 30.0
 SECRET = bytes(range(32))
-GRPC = "grpc"
-FRAMED = "framed"
-OVER = [FRAMED]
-"""What links are made over: nodes that know each other know each other's link port or not."""
-
-
-over_both = pytest.mark.parametrize("transport", [FRAMED, GRPC], indirect=True)
-"""Of a test whose links are made over either (conftest.py)."""
 
 
 class Heard:
@@ -85,7 +67,8 @@ class Heard:
 
 
 class Node:
-    """One broker's end: its links, served on a port of each transport. `dialled`, `served`: TLS of the link port."""
+    """One broker's end: its links, and its link port. `dialled`, `served`: TLS of it; `also_plain`: as of a
+    `LinkServer`."""
 
     def __init__(
         self,
@@ -96,6 +79,7 @@ class Node:
         secret: bytes = SECRET,
         dialled: Tls | None = None,
         served: Tls | None = None,
+        also_plain: bool = False,
     ) -> None:
         self.broker = broker
         self.incarnation = incarnation
@@ -105,14 +89,9 @@ class Node:
         self.readings = 0
         proof = PeerProof(broker, incarnation, cluster_id, secret)
         self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals, dialled)
-        self._server, port = listen("127.0.0.1:0")
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(PEER.name, {"Link": self.links.handler()}),)
-        )
+        listener, port = bind("127.0.0.1:0", "--link-listen")
+        self.link_server = LinkServer(listener, self.links.accept, served, also_plain=also_plain)
         self.address = f"127.0.0.1:{port}"
-        listener, link_port = bind("127.0.0.1:0", "--link-listen")
-        self.link_server = LinkServer(listener, self.links.accept, served)
-        self.link_address = f"127.0.0.1:{link_port}"
 
     def _read_brokers(self) -> None:
         self.readings += 1
@@ -123,13 +102,11 @@ class Node:
         return task
 
     async def start(self) -> None:
-        await self._server.start()
         self.link_server.start()
 
     async def stop(self) -> None:
         await self.links.close()
         await self.link_server.stop()
-        await self._server.stop(0)
         for task in self.tasks:
             assert task.cancelled(), task.exception()
 
@@ -141,7 +118,7 @@ class Node:
 
     @property
     def registered(self) -> PeerAddress:
-        return PeerAddress(self.address, self.incarnation, self.link_address if OVER[0] == FRAMED else "")
+        return PeerAddress(self.address, self.incarnation)
 
     def knows_of(self, broker: int, incarnation: int = 1) -> None:
         """That broker is registered; nothing listens at its address."""
@@ -178,30 +155,23 @@ async def until(condition: Callable[[], Any]) -> None:
 # ---------------------------------------------------------------------- links that are spoken by hand
 
 
-class FramedCall:
-    """A connection to a link port, or of one (`served`), as a call of `Link` looks: what is written and read are link
-    messages as protobuf has them."""
+class Call:
+    """A connection to a link port, or of one (`served`), of whose messages each is written and read whole."""
 
-    def __init__(
-        self,
-        opened: Callable[[], Coroutine[Any, Any, tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
-        *,
-        served: bool = False,
-    ) -> None:
+    def __init__(self, opened: Callable[[], Coroutine[Any, Any, Streams]], *, served: bool = False) -> None:
         self._opened = opened
         self._served = served
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._streams: Streams | None = None
         self._receiver = framing.Receiver(MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX)
 
-    async def streams(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def streams(self) -> Streams:
         if self._streams is None:
             self._streams = await self._opened()
             self._streams[1].write(framing.preamble())
         return self._streams
 
-    async def write(self, data: bytes) -> None:
-        envelope = decode(data, pb.LinkHeader)
-        await self.write_raw(*framing.encode(envelope.header.SerializeToString(), envelope.parts))
+    async def say(self, header: pb.LinkHeader, *parts: framing.Buffer) -> None:
+        await self.write_raw(*framing.encode(header.SerializeToString(), parts))
 
     async def write_raw(self, *pieces: framing.Buffer) -> None:
         _, writer = await self.streams()
@@ -210,76 +180,65 @@ class FramedCall:
                 writer.write(piece)
             await writer.drain()
 
-    async def read(self) -> Any:
+    async def hear(self) -> pb.LinkHeader | None:
+        """None: it was ended. Raises the error that it was ended with, but at the end that was dialled."""
         reader, _ = await self.streams()
         while (message := self._receiver.next()) is None:
             room = self._receiver.buffer()
             try:
                 data = await reader.read(len(room))
             except ConnectionError:
-                return EOF
+                return None
             if not data:
-                return EOF
+                return None
             room[: len(data)] = data
             self._receiver.received(len(data))
         header = pb.LinkHeader.FromString(message.header)
         if header.HasField("error"):
             if self._served:
-                return EOF
+                return None
             raise from_wire(header.error)
-        return encode(Envelope(header, (message.payload,)))
+        return header
 
     def cancel(self) -> None:
         if self._streams is not None:
             self._streams[1].transport.abort()
 
 
-Door = Callable[[], Any]
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Door = Callable[[], Call]
 """Makes a call that is spoken by hand."""
 
 
 @contextlib.asynccontextmanager
 async def door(node: Node) -> AsyncIterator[Door]:
-    """To that broker's links, over the transport that is used."""
-    if OVER[0] == FRAMED:
-        made: list[FramedCall] = []
+    """To that broker's links."""
+    made: list[Call] = []
 
-        def call() -> FramedCall:
-            host, _, port = node.link_address.rpartition(":")
-            made.append(FramedCall(lambda: asyncio.open_connection(host, int(port))))
-            return made[-1]
+    def call() -> Call:
+        host, _, port = node.address.rpartition(":")
+        made.append(Call(lambda: asyncio.open_connection(host, int(port))))
+        return made[-1]
 
-        yield call
-        for each in made:
-            each.cancel()
-    else:
-        async with dial(node.address) as channel:
-            method: Any = channel.stream_stream(LINK, None, None)
-            yield method
+    yield call
+    for each in made:
+        each.cancel()
 
 
 @contextlib.asynccontextmanager
-async def impostor(answer: Callable[[Any], Coroutine[Any, Any, None]]) -> AsyncIterator[PeerAddress]:
-    """Somebody who is dialled as broker 2, over the transport that is used. `answer` is given what to read from and to
-    write to."""
-    server, port = listen("127.0.0.1:0")
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(PEER.name, {"Link": stream_handler("Link", answer)}),)
-    )
-    await server.start()
+async def impostor(answer: Callable[[Call], Coroutine[Any, Any, None]]) -> AsyncIterator[PeerAddress]:
+    """Somebody who is dialled as broker 2. `answer` is given what to hear from and to speak to."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        async def opened() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        async def opened() -> Streams:
             return reader, writer
 
-        await answer(FramedCall(opened, served=True))
+        await answer(Call(opened, served=True))
         writer.close()
 
-    framed = await asyncio.start_server(accept, "127.0.0.1", 0)
-    link_port = framed.sockets[0].getsockname()[1]
-    yield PeerAddress(f"127.0.0.1:{port}", 1, f"127.0.0.1:{link_port}" if OVER[0] == FRAMED else "")
-    framed.close()
-    await server.stop(0)
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    yield PeerAddress(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", 1)
+    server.close()
 
 
 class Spoken:
@@ -290,17 +249,14 @@ class Spoken:
         self.proof = proof
 
     async def say(self, **fields: Any) -> None:
-        await self.call.write(encode(Envelope(pb.LinkHeader(**fields))))
+        await self.call.say(pb.LinkHeader(**fields))
 
     async def hear(self) -> pb.LinkHeader:
         """Raises the error that the link was ended with."""
-        try:
-            async with asyncio.timeout(DEADLINE_S):
-                data = await self.call.read()
-        except aio.AioRpcError as error:
-            raise from_call(error, "there") from error
-        assert data is not EOF, "the link was ended"
-        return decode(data, pb.LinkHeader).header
+        async with asyncio.timeout(DEADLINE_S):
+            header = await self.call.hear()
+        assert header is not None, "the link was ended"
+        return header
 
     async def greet(self, to: int = 2) -> tuple[pb.LinkHello, pb.LinkHello]:
         """Both hellos, once the other side has accepted."""

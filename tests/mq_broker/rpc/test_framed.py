@@ -14,9 +14,8 @@ import pytest
 from mq_broker.rpc import framed, links
 from mq_broker.rpc.certificates import Certificates
 from mq_broker.rpc.framed import bind, connect
-from mq_broker.rpc.links import PeerAddress
+from mq_broker.rpc.outgoing import PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.service import EOF
 from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import origin
@@ -33,7 +32,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @contextlib.asynccontextmanager
 async def connection(node: Node, own: str = "127.0.0.1") -> AsyncIterator[Streams]:
-    host, _, port = node.link_address.rpartition(":")
+    host, _, port = node.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port), local_addr=(own, 0))
     yield reader, writer
     writer.transport.abort()
@@ -142,22 +141,6 @@ def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypat
     asyncio.run(scenario())
 
 
-def test_a_link_port_that_cannot_be_reached_is_gone_around_and_the_log_says_so(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    async def scenario() -> None:
-        one, two = Node(1), Node(2)
-        async with nodes(one, two):
-            two.knows_of(1)
-            one.links.know({2: PeerAddress(two.address, 1, "127.0.0.1:1")})
-            await one.heard.until(lambda events: events == [("up", 2)])
-            one.send_ack(2, 5)
-            await two.heard.until(lambda events: ("ack", 5) in events)
-        assert sum("link port 127.0.0.1:1 cannot be reached" in line for line in caplog.messages) == 1
-
-    asyncio.run(scenario())
-
-
 def test_a_broker_of_another_version_of_links_is_told_which_end_to_upgrade() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -251,7 +234,7 @@ def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.
             assert two.heard.events[-1] == ("down", 1)
             await until(lambda: not two.link_server._tasks)
             async with asyncio.timeout(DEADLINE_S):
-                while await link.call.read() is not EOF:
+                while await link.call.hear() is not None:
                     pass
 
     asyncio.run(scenario())
@@ -293,10 +276,47 @@ def test_links_go_over_tls_where_both_ends_are_given_it(tmp_path: Path) -> None:
             await two.heard.until(lambda events: len(events) == 6)
             assert two.heard.events[-1] == ("append", 4, [payload])
             await one.heard.until(lambda events: ("ack", 4) in events)
-            wire = await connect(two.link_address)  # without TLS
+            wire = await connect(two.address)  # without TLS
             with pytest.raises((Unreachable, PeerRefused)):
                 await asyncio.wait_for(wire.hello(), DEADLINE_S)
             wire.close()
+
+    asyncio.run(scenario())
+
+
+def test_while_a_cluster_is_being_secured_links_are_held_with_tls_and_without_it(tmp_path: Path) -> None:
+    certs = Certs(tmp_path / "certs", 2, 3)
+    second, third = Certificates(certs.path, 2), Certificates(certs.path, 3)
+
+    async def scenario() -> None:
+        one = Node(1)
+        two = Node(2, dialled=second.client_context, served=second.server_context, also_plain=True)
+        three = Node(3, served=third.server_context, also_plain=True)
+        four = Node(4)
+        async with nodes(one, two, three, four):
+            known = {node.broker: node.registered for node in (one, two, three)} | {
+                4: PeerAddress(four.address, 1, plain=True)
+            }
+            for node in (one, two, three, four):
+                node.links.know(known)
+            await one.heard.until(lambda events: len(events) == 3)
+            await two.heard.until(lambda events: len(events) == 3)
+            assert (one.links.connected(), two.links.connected()) == ([2, 3, 4], [1, 3, 4])
+            three.send_ack(1, 5)
+            await one.heard.until(lambda events: ("ack", 5) in events)
+
+    asyncio.run(scenario())
+
+
+def test_whoever_says_nothing_where_there_are_both_is_disconnected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framed, "HANDSHAKE_TIMEOUT_MS", 50)
+
+    async def scenario() -> None:
+        two = Node(2, served=Certificates(Certs(tmp_path / "certs", 2).path, 2).server_context, also_plain=True)
+        async with nodes(two), connection(two) as (reader, _):
+            assert await closed(reader) == b""
 
     asyncio.run(scenario())
 
@@ -312,7 +332,7 @@ def test_a_link_over_tls_needs_the_certificate_of_the_broker_that_is_claimed(
         one = Node(1, dialled=Certificates(certs.path, dialler).client_context)
         two = Node(2, served=Certificates(certs.path, acceptor).server_context)
         async with nodes(one, two):
-            wire = await connect(two.link_address, Certificates(certs.path, dialler).client_context)
+            wire = await connect(two.address, Certificates(certs.path, dialler).client_context)
             assert str(wire.speaker()) == f"Broker:{acceptor}"
             hello = PeerProof(1, 1, "c", SECRET).hello(2)
             await wire.send(Envelope(pb.LinkHeader(hello=hello)))

@@ -6,13 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from mq_broker.rpc import links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.codec.frame import HEADER_BYTES
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
 from mq_protocol.errors import PeerRefused
 from mq_protocol.limits import (
     BATCH_BYTES_CEILING,
@@ -22,17 +20,16 @@ from mq_protocol.limits import (
 from tests.mq_broker.rpc.linked import (
     DEADLINE_S,
     SECRET,
+    Call,
     Node,
     Spoken,
     door,
     impostor,
     nodes,
-    over_both,
     until,
 )
 
 
-@over_both
 def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -55,7 +52,6 @@ def test_entries_and_acknowledgements_go_both_ways_in_order() -> None:
     asyncio.run(scenario())
 
 
-@over_both
 def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -73,7 +69,6 @@ def test_the_largest_batch_goes_whatever_comes_before_it() -> None:
     asyncio.run(scenario())
 
 
-@over_both
 def test_a_broker_that_comes_back_is_linked_again() -> None:
     async def scenario() -> None:
         one, two = Node(1), Node(2)
@@ -157,7 +152,7 @@ def life(incarnation: int = 1, cluster_id: str = "c", secret: bytes = SECRET, br
 async def refused(link: Spoken, *said: pb.LinkHeader) -> PeerRefused:
     """Why the link was ended, after that was said."""
     for header in said:
-        await link.call.write(encode(Envelope(header)))
+        await link.call.say(header)
     try:
         while True:
             await link.hear()
@@ -165,7 +160,6 @@ async def refused(link: Spoken, *said: pb.LinkHeader) -> PeerRefused:
         return error
 
 
-@over_both
 def test_a_peer_that_does_not_read_costs_no_more_than_its_buffer() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -193,8 +187,8 @@ def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> 
             first, second = Spoken(there, life()), Spoken(there, life())
             for link in (first, second):
                 await link.greet()
-            while (data := await first.call.read()) is not aio.EOF:  # type: ignore[attr-defined]
-                assert decode(data, pb.LinkHeader).header.HasField("beat"), "and nothing else"
+            while (header := await first.call.hear()) is not None:
+                assert header.HasField("beat"), "and nothing else"
             await second.say(ack=[pb.AppendAck(follower=1, incarnation=1, sequence=5)])
             await two.heard.until(lambda events: events[-1:] == [("ack", 5)])
             assert two.heard.events == [("up", 1), ("down", 1), ("up", 1), ("ack", 5)]
@@ -203,7 +197,6 @@ def test_a_newer_connection_of_the_same_peer_takes_the_place_of_the_former() -> 
     asyncio.run(scenario())
 
 
-@over_both
 @pytest.mark.parametrize(
     ("hello", "why"),
     [
@@ -230,7 +223,6 @@ def test_a_hello_that_is_refused_says_why_by_a_code(hello: pb.LinkHello | None, 
     asyncio.run(scenario())
 
 
-@over_both
 @pytest.mark.parametrize("stranger", [life(secret=bytes(32)), life(cluster_id="d")], ids=["secret", "cluster"])
 def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_cluster(stranger: PeerProof) -> None:
     async def scenario() -> None:
@@ -251,7 +243,6 @@ def test_who_does_not_know_the_secret_is_refused_and_told_neither_it_nor_the_clu
     asyncio.run(scenario())
 
 
-@over_both
 def test_a_recorded_link_cannot_be_played_again() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -277,20 +268,17 @@ def test_a_recorded_link_cannot_be_played_again() -> None:
     asyncio.run(scenario())
 
 
-@over_both
 @pytest.mark.parametrize("proof", [b"", bytes(32)])
 def test_who_is_dialled_proves_itself_before_it_is_told_anything(proof: bytes) -> None:
     async def scenario() -> None:
         heard: list[pb.LinkHeader] = []
         dialled = asyncio.Event()
 
-        async def impostor_2(context: Any) -> None:
-            heard.append(decode(await context.read(), pb.LinkHeader).header)
+        async def impostor_2(call: Call) -> None:
+            heard.extend(filter(None, [await call.hear()]))
             hello = pb.LinkHello(broker=2, incarnation=1, to=1, nonce=bytes(32), proof=proof)
-            await context.write(encode(Envelope(pb.LinkHeader(hello=hello))))
-            data = await context.read()
-            if data is not aio.EOF:  # type: ignore[attr-defined]
-                heard.append(decode(data, pb.LinkHeader).header)
+            await call.say(pb.LinkHeader(hello=hello))
+            heard.extend(filter(None, [await call.hear()]))
             dialled.set()
 
         node = Node(1)
@@ -332,7 +320,6 @@ def test_a_life_that_is_not_registered_waits_for_the_registration_and_is_refused
     asyncio.run(scenario())
 
 
-@over_both
 def test_a_former_life_is_refused() -> None:
     async def scenario() -> None:
         two = Node(2)
@@ -349,7 +336,6 @@ def test_a_former_life_is_refused() -> None:
     asyncio.run(scenario())
 
 
-@over_both
 @pytest.mark.parametrize(
     "message",
     [

@@ -146,7 +146,7 @@ def test_a_proof_is_for_one_method_and_one_caller() -> None:
 
 
 def test_what_only_brokers_ask_is_no_method_for_clients() -> None:
-    assert not {"Link", "Publish", "ReplicaStatus"} & UNARY.keys()
+    assert not {"Publish", "ReplicaStatus"} & UNARY.keys()
 
 
 def test_deadlines_reach_the_other_broker_and_nobody_there_is_unreachable() -> None:

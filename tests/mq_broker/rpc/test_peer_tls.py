@@ -39,7 +39,7 @@ class Peer:
         proof, self.refusals = PeerProof(broker, 1, "c", SECRET), Refusals()
         self.heard, self.service = Heard(), Answering()
         self.tasks: list[asyncio.Task[None]] = []
-        self.links = Links(proof, self.heard, self._spawn, lambda: None, self.refusals, dialling=dialling)
+        self.links = Links(proof, self.heard, self._spawn, lambda: None, self.refusals)
         self.calls = Calls(proof, dialling)
         self.server, port = listen(f"{HOST}:0", credentials=self.certificates.server_credentials())
         self.server.add_generic_rpc_handlers((peer_handlers(self.service, self.links, proof, self.refusals),))

@@ -58,12 +58,11 @@ class Listener:
 
 
 class Sockets:
-    """Owns who listens where for byte streams. `unreachable`: addresses that a firewall hides."""
+    """Owns who listens where for byte streams."""
 
     def __init__(self, network: Network) -> None:
         self.network = network
         self.listeners: dict[str, Listener] = {}
-        self.unreachable: set[str] = set()
         network.loop.sockets = self
 
     def bind(self, address: str, option: str) -> tuple[Listener, int]:
@@ -73,7 +72,7 @@ class Sockets:
     async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[ByteTransport, Any]:
         network, process = self.network, PROCESS.get()
         machine, address = machine_of(process), f"{host}:{port}"
-        if network.is_cut(machine, host) or address in self.unreachable:
+        if network.is_cut(machine, host):
             await asyncio.sleep(2 * CONNECT_TIMEOUT_S)
             raise TimeoutError("nobody answers")
         await asyncio.sleep(2 * network.delay())

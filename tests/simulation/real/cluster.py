@@ -205,9 +205,6 @@ class Cluster:
         self.network.latency_s = plan.latency_s
         self.network.faults = self._count
         self.sockets = Sockets(self.network)
-        if plan.hidden_link_ports:
-            hidden = self.loop.random.sample(range(1, plan.brokers + 1), plan.hidden_link_ports)
-            self.sockets.unreachable.update(f"b{broker}:9002" for broker in hidden)
         self.zookeeper = ZooKeeper(self.loop, self.faults, plan.session_s)
         self.machines = {broker: Machine(self, broker, root) for broker in range(1, plan.brokers + 1)}
         self.oracle = Oracle(self)

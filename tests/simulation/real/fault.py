@@ -14,9 +14,8 @@ class Fault:
     "sieves" (members have filters), "strict", "weighted" or "ignore" (records and members have priorities, and groups
     that setting), "idles" (a group goes when nobody has it open), "reject" or "drop_head" (groups have a bound of their
     length), "bytes" (it is one of bytes), "letters of length" (of what is too much), "lives" (some batches have a time
-    to live), "ttl" (groups have), "drop" or "dead" (what becomes of records that have expired), "hidden link ports"
-    (some brokers are linked by gRPC), "busy". `also`: other places, each with its `old` and `new`, where one edit alone
-    breaks nothing."""
+    to live), "ttl" (groups have), "drop" or "dead" (what becomes of records that have expired), "busy".
+    `also`: other places, each with its `old` and `new`, where one edit alone breaks nothing."""
 
     name: str
     where: str

@@ -24,7 +24,6 @@ class Plan:
     records and members have priorities. `length`: what happens at the bound that groups have then. `heavy`: it is
     one of bytes. `dropped`: what becomes of what is too much. `lives`: some batches have a time to live. `ttl_s`: of
     the groups, 0 for none. `expired`: what becomes of what has expired.
-    `hidden_link_ports`: of so many brokers a firewall hides the link port: they are linked by gRPC.
     `idles`: there is a group that goes when nobody has it open.
     `recoveries`: there is an operator who has partitions go on of which every named log is lost."""
 
@@ -57,7 +56,6 @@ class Plan:
     sieves: bool = False
     priority: str = ""
     length: str = ""
-    hidden_link_ports: int = 0
     idles: bool = False
     recoveries: bool = False
     heavy: bool = False
@@ -107,12 +105,10 @@ class Plan:
         plan.priority = next((each for each in PRIORITY if each in needs), "")
         plan.length = next((each for each in LENGTH if each in needs), "")
         plan.heavy, plan.dropped = "bytes" in needs, "dead" if "letters of length" in needs else "drop"
-        plan.hidden_link_ports = 2 if "hidden link ports" in needs else 0
         plan.idles = "idles" in needs
         plan.lives, plan.ttl_s = "lives" in needs, 1.0 if "ttl" in needs else 0.0
         plan.expired = next((each for each in EXPIRED if each in needs), "drop")
         kinds = set(needs) - {
-            "hidden link ports",
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
             *("idles", "pushed", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk"),
             *(*PRIORITY, *LENGTH),
@@ -179,7 +175,6 @@ class Plan:
         plan.away_s = Random(f"away {seed}").choice((0.0, 0.0, 5.0, 15.0))
         plan.order = workers.choice(("none", "none", "key", "key", "all"))
         plan._lend(seed)
-        plan.hidden_link_ports = Random(f"link ports {seed}").choice((0, 0, 0, 0, 0, 1, 2, 3))
         plan._lose(seed, power=power)
         plan._choose_expiry(Random(f"expiry {seed}"))
         schedules = Random(f"schedules {seed}")

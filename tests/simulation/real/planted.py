@@ -76,15 +76,8 @@ LINKS = (
     Fault(
         "an error dialling once is the last attempt",
         "rpc.links:Links._dial_for_ever",
-        'log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, reason)',
+        'log.log(logging.INFO if failures == 0 else logging.DEBUG, "link to broker %d: %s", peer.broker, error)',
         "return",
-    ),
-    Fault(
-        "a link port that cannot be reached is dialled for ever",
-        "rpc.links:Links._dial",
-        "unreachable = error",
-        "raise",
-        ("hidden link ports",),
     ),
 )
 
