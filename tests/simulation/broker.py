@@ -329,10 +329,8 @@ class Broker:
         elif now_ms >= host.next_tick_ms:
             host.next_tick_ms = now_ms + REST_TICK_MS
             host.looks += 1
-            if host.looks % AUDIT_TICKS == 0 or (host.replica.leading and not host.in_contact):
+            if host.looks % AUDIT_TICKS == 0:
                 self.feed(host, Tick(now_ms))
-            elif not host.in_contact and host.rest.impatient(now_ms):
-                self._step(host, host.rest.wake(now_ms))
 
     def feed_all(self, event: Event) -> None:
         for host in list(self.hosts.values()):

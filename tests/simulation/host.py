@@ -30,7 +30,7 @@ from tests.simulation.journal import Journal
 if TYPE_CHECKING:
     from tests.simulation.broker import Broker
 
-SOON = RestTimes(calm_ms=200, follower_calm_ms=100, patience_ms=2_500)
+SOON = RestTimes(calm_ms=200, follower_calm_ms=100)
 """Much sooner than in earnest, so that records come to replicas at rest, and faults befall them."""
 
 REST_TICK_MS = 1_000
@@ -126,15 +126,6 @@ class Host:
     @property
     def contact_ms(self) -> int | None:
         return self.broker.contacts.since(self.replica.leader)
-
-    @property
-    def in_contact(self) -> bool:
-        if not self.replica.leading:
-            return self.contact_ms is not None
-        others = [broker for broker in self.replica.replicas if broker != self.broker.number]
-        return all(
-            self.broker.contacts.since(broker) is not None or not self.broker.is_live(broker) for broker in others
-        )
 
     @property
     def at_rest(self) -> bool:

@@ -10,8 +10,7 @@ stops leading (partition.py):
 
 A contact belongs to one link, and so to one life of the other broker's process. It begins with the first beat on that
 link, and ends with the link. It begins anew with a beat that says that something was dropped. A broker that has not
-beaten for `BEAT_PATIENCE_MS` is treated as one whose link broke. Brokers of versions up to 0.2.0 send no beat and are
-never in contact; their partitions are kept by heartbeats of their own (quiescence.py).
+beaten for `BEAT_PATIENCE_MS` is treated as one whose link broke.
 """
 
 from __future__ import annotations

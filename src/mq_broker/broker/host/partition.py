@@ -200,14 +200,6 @@ class Partition:
         return self._host.contacts.since(self.replica.leader)
 
     @property
-    def in_contact(self) -> bool:
-        if not self.replica.leading:
-            return self.contact_ms is not None
-        since = self._host.contacts.since
-        others = (broker for broker in self.replica.replicas if broker != self._host.broker)
-        return all(since(broker) is not None or not self._host.is_live(broker) for broker in others)
-
-    @property
     def next_offset(self) -> int:
         """The log_end_offset of what this replica knows to be committed."""
         return self.replica.machine.next_offset

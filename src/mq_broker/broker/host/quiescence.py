@@ -10,10 +10,6 @@ a request, entries, a broker that comes or goes, a link, a state node that says 
 Every `REST_TICK_S` times `AUDIT_ROUNDS` a replica at rest is ticked all the same. It reads its state node then, and a
 leader sends a heartbeat. Nothing relies on that; it bounds for how long a mistake of ours could last.
 
-A partition whose brokers are not all in contact, as those of versions up to 0.2.0 are not, is kept as those versions
-do: its leader is ticked, and sends a heartbeat, every `REST_TICK_S`, and a follower at rest waits for it for
-`RestTimes.patience_ms`.
-
 Nothing of the protocol is here: the core takes time as an argument and says itself when it is at rest. `Rest` decides
 for one replica, in the simulator too; `Ticking` carries it out.
 """
@@ -74,17 +70,14 @@ _OF_THE_DISK: Final = (Flushed, DiskRefused, LogReplaced, JournalBegins)
 @dataclass(frozen=True, slots=True)
 class RestTimes:
     """In milliseconds, of the monotonic clock. A follower rests before its leader, or it would wonder why that has
-    become so quiet. Its patience, where there is no contact, outlasts two heartbeats of a leader at rest that are
-    lost."""
+    become so quiet."""
 
     calm_ms: int
     """A leader goes to rest after so long without anything to do. Its followers hear some heartbeats meanwhile."""
     follower_calm_ms: int
-    patience_ms: int
-    """How long a follower at rest waits for a heartbeat of a leader whose broker is not in contact."""
 
 
-IN_EARNEST: Final = RestTimes(calm_ms=1_000, follower_calm_ms=500, patience_ms=45_000)
+IN_EARNEST: Final = RestTimes(calm_ms=1_000, follower_calm_ms=500)
 
 
 class AtRest(Protocol):
@@ -173,23 +166,13 @@ class Rest:
         if replica.leading:
             self.asleep = calm_ms >= times.calm_ms
         else:
-            self.asleep = calm_ms >= times.follower_calm_ms and self._is_led(replica, now_ms)
+            self.asleep = calm_ms >= times.follower_calm_ms and self._is_led(replica)
         return self.asleep
 
-    def _is_led(self, replica: AtRest, now_ms: int) -> bool:
-        """It has heard its leader, which leads still: it would have said so otherwise, or speaks often enough."""
+    def _is_led(self, replica: AtRest) -> bool:
+        """It has heard its leader, which leads still: it would have said so otherwise."""
         contact_ms = replica.contact_ms
-        if self._heard != replica.led_by:
-            return False
-        return (
-            self._heard_ms >= contact_ms
-            if contact_ms is not None
-            else now_ms - self._heard_ms < self._times.follower_calm_ms
-        )
-
-    def impatient(self, now_ms: int) -> bool:
-        """A follower at rest has heard nothing of its leader for too long, where that must speak itself."""
-        return now_ms - self._heard_ms > self._times.patience_ms
+        return contact_ms is not None and self._heard == replica.led_by and self._heard_ms >= contact_ms
 
 
 class Ticked(AtRest, Protocol):
@@ -198,16 +181,8 @@ class Ticked(AtRest, Protocol):
     rest: Rest
     closed: bool
 
-    @property
-    def in_contact(self) -> bool:
-        """The brokers that it counts on while it is at rest are in contact: of a follower the leader's, of a leader the
-        others."""
-
     def tick(self, now_ms: int, now: float) -> None:
         """Time passes: `now_ms` of the monotonic clock, `now` of the loop's."""
-
-    def wake(self, now_ms: int) -> None:
-        """End its rest."""
 
 
 class Ticking:
@@ -256,14 +231,16 @@ class Ticking:
             self._at_once = min(self._at_once + TICKS_AT_ONCE_MIN, TICKS_AT_ONCE_MAX)
         for _ in range(min(-(-len(self._awake) // SLICES), self._at_once)):
             self._tick(next(iter(self._awake)), now_ms, now)
-        # By the clock, not by turns: a late loop's heartbeats would come too seldom for its followers' patience. At
-        # most a whole round is made up for.
+        # By the clock, not by turns, which a late loop has fewer of. At most a whole round is made up for.
         last = int(now / _REST_SLICE_S)
         for number in range(max(self._ticked, last - _REST_SLICES) + 1, last + 1):
             rounds, place = divmod(number, _REST_SLICES)
             audit = (rounds + place) % AUDIT_ROUNDS == 0
             for partition in list(self._asleep[place]):
-                self._tick_at_rest(partition, now_ms, now, audit=audit)
+                if partition.closed:
+                    del self._asleep[self._slices.pop(partition)][partition]
+                elif audit:
+                    partition.tick(now_ms, now)
         self._ticked = last
 
     def _tick(self, partition: Ticked, now_ms: int, now: float) -> None:
@@ -272,15 +249,3 @@ class Ticking:
         else:
             self._awake.move_to_end(partition)
             partition.tick(now_ms, now)
-
-    def _tick_at_rest(self, partition: Ticked, now_ms: int, now: float, *, audit: bool) -> None:
-        if partition.closed:
-            del self._asleep[self._slices.pop(partition)][partition]
-        elif audit:
-            partition.tick(now_ms, now)
-        elif partition.in_contact:
-            pass
-        elif partition.leading:
-            partition.tick(now_ms, now)
-        elif partition.rest.impatient(now_ms):
-            partition.wake(now_ms)

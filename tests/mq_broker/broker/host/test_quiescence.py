@@ -12,8 +12,8 @@ from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import three
 from tests.virtual.world import in_virtual_time
 
-SOON = RestTimes(calm_ms=600, follower_calm_ms=400, patience_ms=60_000)
-"""To rest sooner than in earnest; and silence is not what wakes anybody."""
+SOON = RestTimes(calm_ms=600, follower_calm_ms=400)
+"""To rest sooner than in earnest."""
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, method: str) -> list[Partition]:

@@ -19,7 +19,7 @@ from mq_broker.broker.metadata.topics import Topic
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.machine.state import MachineState, Snapshot
-from mq_broker.core.messages import LeaderName, NodeState, Published, ReplicasChanged
+from mq_broker.core.messages import LeaderName, NodeState, Published
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.journal.writer import Writer
@@ -175,26 +175,6 @@ def test_the_link_of_a_broker_that_has_fallen_silent_is_made_anew_and_no_other(
     asyncio.run(main())
 
 
-def test_a_leader_sends_heartbeats_of_its_own_while_a_registered_replica_does_not_beat(tmp_path: Path) -> None:
-    """As a broker of version 0.2.0, or one whose link is down."""
-
-    async def main() -> None:
-        async with shell(tmp_path, isr=((1, ""),)) as broker:
-            partition = await leading(broker)
-            assert partition.in_contact, "it has nobody to speak to"
-            partition.feed(ReplicasChanged((1, 2)))
-            broker.brokers_seen((LeaderName(1, 1), LeaderName(2, 1)))
-            assert not partition.in_contact
-            broker.link_beat(2, dropped=False)
-            assert partition.in_contact
-            broker.link_down(2)
-            assert not partition.in_contact
-            broker.brokers_seen((LeaderName(1, 1),))
-            assert partition.in_contact, "broker 2 is gone"
-
-    asyncio.run(main())
-
-
 def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +193,6 @@ def test_who_leads_no_more_and_who_begins_with_another_log_says_so(
             assert said == []
             broker.session_lost()
             assert said == [(2, former)]
-            assert not partition.in_contact, "it follows nobody"
             broker.reopen(partition, "its disk failed")
             await until(lambda: len(said) == 2)
             assert said[1][0] == 2
