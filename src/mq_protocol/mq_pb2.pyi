@@ -2052,11 +2052,11 @@ class SubscribeOpen(_message.Message):
     """the group is to end some time after its last member"""
     member_key: _builtins.bytes
     """Random bytes, 16 to 64, that the member makes once and shows nobody else. While a member lives, only a stream with its key
-    replaces it. Empty (clients up to 0.2.0): whoever names the id replaces it.
+    replaces it.
     """
     broadcast: _builtins.str
     """Instead of a group: this stream is a member of a broadcast group. While it is there it is pushed every record that comes, unless
-    a member of a higher priority (0 to 31) is. The group has no cursor. Brokers up to 0.2.0 know no such groups: to them it has no group.
+    a member of a higher priority (0 to 31) is. The group has no cursor.
     """
     priority: _builtins.int
     @_builtins.property

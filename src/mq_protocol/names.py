@@ -119,11 +119,11 @@ def check_member_id(name: str) -> None:
 
 
 def check_member_key(key: bytes) -> None:
-    """The secret of a group's member; empty if it has none. Raises `InvalidRequest`, which does not show it."""
-    if key and not limits.MEMBER_KEY_BYTES <= len(key) <= limits.MEMBER_KEY_BYTES_MAX:
+    """The secret of a group's member. Raises `InvalidRequest`, which does not show it."""
+    if not limits.MEMBER_KEY_BYTES <= len(key) <= limits.MEMBER_KEY_BYTES_MAX:
         raise InvalidRequest(
             f"a member key of {len(key)} bytes: give {limits.MEMBER_KEY_BYTES} to {limits.MEMBER_KEY_BYTES_MAX} random "
-            "bytes, or none"
+            "bytes"
         )
 
 

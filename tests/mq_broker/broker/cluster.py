@@ -329,7 +329,7 @@ class Subscription:
         *,
         group: str = "",
         member: str = "",
-        key: bytes = b"",
+        key: bytes = b"k" * 16,
         credit: int = 1 << 20,
         **start: Any,
     ) -> None:

@@ -17,6 +17,7 @@ from tests.virtual.world import in_virtual_time
 async def move(broker: Broker, offset: int, *, group: str = "g", **fields: object) -> pb.PartitionOffsets:
     """Raises what the one position was refused with."""
     positions = [pb.CursorPosition(topic="t", partition=0, offset=offset)]
+    fields = {"member_key": b"k" * 16, **fields}
     request = pb.MoveCursorsRequest(group=group, positions=positions, **fields)  # type: ignore[arg-type]
     [answer] = (await broker.ask("MoveCursors", request)).partitions
     if answer.HasField("error"):

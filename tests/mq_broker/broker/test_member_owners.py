@@ -110,9 +110,7 @@ def test_a_process_of_the_same_user_takes_the_place_of_one_that_ended(tmp_path: 
     in_virtual_time(main())
 
 
-def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Path) -> None:
-    """As clients of 0.2.0 have none."""
-
+def test_nobody_else_takes_the_place_of_a_consumer(tmp_path: Path) -> None:
     async def main() -> None:
         async with with_both(tmp_path, queue=False) as (broker, ann, bob), ann.subscribing() as mine:
             await mine.open("t", group="g", member="m", earliest=True)
@@ -134,6 +132,7 @@ def test_nobody_else_takes_the_place_of_a_consumer_that_has_no_key(tmp_path: Pat
                     group="g",
                     kind="consumer",
                     member_id="m",
+                    member_key=b"k" * 16,
                     positions=[pb.CursorPosition(topic="t", partition=0, offset=10)],
                 )
                 await bob.ask("MoveCursors", move)
@@ -166,7 +165,9 @@ def test_attempts_are_denials_in_the_audit_log(tmp_path: Path) -> None:
                 await mine.open("t", group="h", member="m", earliest=True)
                 await mine.read_numbers(10)
                 position = pb.CursorPosition(topic="t", partition=0, offset=10)
-                move = pb.MoveCursorsRequest(group="h", kind="consumer", member_id="m", positions=[position])
+                move = pb.MoveCursorsRequest(
+                    group="h", kind="consumer", member_id="m", member_key=KEY, positions=[position]
+                )
                 await bob.ask("MoveCursors", move)
             expected.append((BOB, "MoveCursors", "Read", "group 'h'", "the member is another user's"))
             await until(lambda: are_denied(tmp_path, expected))

@@ -88,6 +88,7 @@ REQUESTS: dict[str, Any] = {
         open=pb.SubscribeOpen(
             group=GROUP,
             member_id="m",
+            member_key=b"k" * 16,
             partitions=[pb.SubscribePartition(topic=TOPIC), pb.SubscribePartition(topic=OTHER)],
         )
     ),

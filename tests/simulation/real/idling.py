@@ -171,6 +171,7 @@ class Visitor(Client):
             partition=partition,
             group=VISITS,
             member=self.name,
+            member_key=b"k" * 16,
             records_max=self.random.randint(1, 5),
             wait_ms=self.random.choice((0, 500)),
         )

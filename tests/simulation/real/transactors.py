@@ -140,7 +140,8 @@ class Member(Client):
         self._lives += 1
         call = self.channel(broker).stream_stream(path("Subscribe"))()
         wanted = pb.SubscribePartition(topic=self.topic, partition=self.partition, earliest=True)
-        opened = pb.SubscribeOpen(group=self.group, member_id=f"{self.name} {self._lives}", partitions=[wanted])
+        member = {"member_id": f"{self.name} {self._lives}", "member_key": self._lives.to_bytes(16)}
+        opened = pb.SubscribeOpen(group=self.group, partitions=[wanted], **member)
         request = pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=WINDOW_BYTES))
         leave_at = self.loop.time() + self.loop.often_short(1.0, 60.0)
         try:

@@ -201,12 +201,13 @@ class Groups:
         check_group_name(request.group)
         if request.kind not in KINDS and not (request.reset and not request.kind):
             raise InvalidRequest(f"kind {request.kind!r} is not known: one of {', '.join(KINDS)}")
-        if request.kind in OF_CONSUMERS and not request.reset and not request.member_id:
-            raise InvalidRequest(
-                f"only a member of group {request.group!r} moves its cursor: name the member, or let an administrator "
-                "move the group (Admin.move_group)"
-            )
-        check_member_key(request.member_key)
+        if request.kind in OF_CONSUMERS and not request.reset:
+            if not request.member_id:
+                raise InvalidRequest(
+                    f"only a member of group {request.group!r} moves its cursor: name the member, or let an "
+                    "administrator move the group (Admin.move_group)"
+                )
+            check_member_key(request.member_key)
         check_label(request.label)
         moved = await asked_of_each(lambda position: self._move(request, position, deadline), request.positions)
         return pb.MoveCursorsResponse(partitions=moved)

@@ -3,8 +3,7 @@ given twice.
 
 Partition p goes to member `p mod n` of the members in order of id, so every broker comes to the same spread without a
 coordinator. A member has a key beside its id. Ids are told to whoever describes the group; a key is told to nobody. So
-while a member lives, a stranger who names its id neither replaces it nor speaks for it. Members of clients up to 0.2.0
-have no key and no such protection.
+while a member lives, a stranger who names its id neither replaces it nor speaks for it.
 
 When that member changes, the former one is given nothing more and has a while to settle what it holds; the next begins
 there. One that does not settle in time is told that the partition is no longer its own, and what it held is given
@@ -40,8 +39,7 @@ IDLE_ALARM_MS: Final = 60_000
 
 
 class Member(Protocol):
-    """One member's subscription to the partition. `member_key`: empty if it has none. `mover`: in whose name it moves
-    the group."""
+    """One member's subscription to the partition. `mover`: in whose name it moves the group."""
 
     member_id: str
     member_key: bytes
@@ -184,7 +182,7 @@ class Share:
 
     def _check_key(self, member_id: str, member_key: bytes) -> None:
         member = self._members.get(member_id)
-        if member is not None and member.member_key and not hmac.compare_digest(member.member_key, member_key):
+        if member is not None and not hmac.compare_digest(member.member_key, member_key):
             raise MemberInUse(
                 f"group {self._group!r} has a living member {member_shown(member_id)!r} with another key: choose "
                 "another member id, or none. If that member is yours and its machine was lost, its id is free in 15 s"

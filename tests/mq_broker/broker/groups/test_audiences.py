@@ -173,7 +173,7 @@ def test_a_name_is_of_one_kind_of_group_and_what_a_broadcast_group_cannot_have_i
                 await refused(broadcast="jobs")
             async with member(broker):
                 with pytest.raises(WrongGroupKind, match="is a broadcast group"):
-                    await refused(broadcast="", group="g", member_id="m")
+                    await refused(broadcast="", group="g", member_id="m", member_key=b"k" * 16)
 
     in_virtual_time(scenario())
 
@@ -183,7 +183,7 @@ def test_a_name_is_of_one_kind_of_group_and_what_a_broadcast_group_cannot_have_i
     [
         ({"broadcast": "", "priority": 1}, "only members of a broadcast group"),
         ({"priority": 32}, "0 to 31"),
-        ({"group": "g", "member_id": "m"}, "leave out group and ephemeral"),
+        ({"group": "g", "member_id": "m", "member_key": b"k" * 16}, "leave out group and ephemeral"),
         ({"ephemeral": True}, "leave out group and ephemeral"),
         ({"broadcast": "a\nb"}, "group"),
     ],

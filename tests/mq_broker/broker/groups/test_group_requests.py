@@ -85,6 +85,7 @@ class World:
 
     async def move(self, offset: int = 20, group: str = "g", number: int = 0, **fields: Any) -> pb.PartitionOffsets:
         position = pb.CursorPosition(topic="t", partition=number, offset=offset)
+        fields = {"member_key": b"k" * 16, **fields}
         answer = await self.groups.move_cursors(pb.MoveCursorsRequest(group=group, positions=[position], **fields), 5.0)
         [told] = answer.partitions
         if told.HasField("error"):

@@ -21,8 +21,7 @@ async def refused(subscription: Subscription) -> Exception:
     return from_wire((await subscription.read_opened())[-1].error)
 
 
-@pytest.mark.parametrize("key", [b"", OTHER])
-def test_a_stranger_who_knows_a_members_id_takes_nothing_from_it(tmp_path: Path, key: bytes) -> None:
+def test_a_stranger_who_knows_a_members_id_takes_nothing_from_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:
             await broker.create_topic("t")
@@ -34,14 +33,14 @@ def test_a_stranger_who_knows_a_members_id_takes_nothing_from_it(tmp_path: Path,
                 told = await broker.ask("Groups", pb.GroupsRequest(group="g"))
                 assert list(told.cursors[0].members) == ["m"]
                 assert MINE not in told.SerializeToString()
-                await stranger.open("t", group="g", member="m", key=key, earliest=True)
+                await stranger.open("t", group="g", member="m", key=OTHER, earliest=True)
                 error = await refused(stranger)
                 assert isinstance(error, MemberInUse)
                 assert "choose another member id" in str(error)
                 assert MINE.decode() not in str(error)
                 await stranger.settle("t", 10)
                 with pytest.raises(MemberInUse):
-                    await move(broker, 10, kind="consumer", member_id="m", member_key=key)
+                    await move(broker, 10, kind="consumer", member_id="m", member_key=OTHER)
                 await broker.produce("t", 10)
                 assert await member.read_numbers(11) == list(range(11)), "the member has the partition as before"
                 await member.settle("t", 7)
@@ -69,7 +68,7 @@ def test_a_member_that_reconnects_with_its_key_replaces_its_former_stream_at_onc
     in_virtual_time(scenario())
 
 
-@pytest.mark.parametrize("key", [b"short", b"x" * 65])
+@pytest.mark.parametrize("key", [b"", b"short", b"x" * 65])
 def test_a_key_that_can_be_guessed_or_is_long_is_refused(tmp_path: Path, key: bytes) -> None:
     async def scenario() -> None:
         async with standalone(tmp_path) as broker:

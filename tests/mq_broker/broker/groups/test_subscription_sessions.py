@@ -30,6 +30,8 @@ from mq_protocol.errors import (
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from tests.mq_broker.broker.groups.partitions import BEGUN, Led, rounds
 
+KEY = b"k" * 16
+
 
 class Readable(Led):
     """A partition of batches of two records and ten bytes each: offsets `log_start` to 99 are there."""
@@ -100,9 +102,8 @@ class Stream:
     async def open(
         self, *wanted: pb.SubscribePartition, credit: int = 1 << 20, member: str = "a", **fields: Any
     ) -> None:
-        opened = pb.SubscribeOpen(
-            partitions=wanted, group=self._group, member_id=member if self._group else "", **fields
-        )
+        named = {"group": self._group, "member_id": member, "member_key": KEY} if self._group else {}
+        opened = pb.SubscribeOpen(partitions=wanted, **{**named, **fields})
         await self.say(pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=credit)))
 
     async def credit(self, count: int) -> None:
@@ -376,7 +377,7 @@ def test_a_stream_without_a_group_names_none_later() -> None:
     async def scenario(stream: Stream) -> None:
         await stream.open(wanted())
         with pytest.raises(InvalidRequest, match="open another stream"):
-            await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a")))
+            await stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g", member_id="a", member_key=KEY)))
 
     run(Stream(), scenario)
 

@@ -15,6 +15,8 @@ from mq_protocol.errors import InvalidRequest, TooManyGroups, TooManyMembers
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.virtual.world import in_virtual_time
 
+MEMBER = {"member_id": "a", "member_key": b"k" * 16}
+
 
 def test_what_commits_is_pushed(tmp_path: Path) -> None:
     async def scenario() -> None:
@@ -48,7 +50,7 @@ def test_a_topic_that_was_made_again_is_not_gone_on_with_where_the_former_was_le
             async with broker.subscribing() as subscription:
                 for topic_id in (former.topic_id, again.topic_id):
                     wanted = pb.SubscribePartition(topic="t", partition=0, offset=2, topic_id=topic_id)
-                    await subscription.say(open=pb.SubscribeOpen(partitions=[wanted], group="g", member_id="a"))
+                    await subscription.say(open=pb.SubscribeOpen(partitions=[wanted], group="g", **MEMBER))
                 refused, opened = await subscription.read_opened(2)
                 assert refused.error.code == pb.UNKNOWN_TOPIC
                 assert (opened.offset, opened.active) == (2, True)

@@ -21,9 +21,8 @@ class Member:
         self.name = name
 
     async def lease(self, records_max: int = 10, wait_ms: int = 10_000, **fields: Any) -> pb.LeaseResponse:
-        request = pb.LeaseRequest(
-            topic="t", group="g", member=self.name, records_max=records_max, wait_ms=wait_ms, **fields
-        )
+        fields = {"member": self.name, "member_key": b"k" * 16, **fields}
+        request = pb.LeaseRequest(topic="t", group="g", records_max=records_max, wait_ms=wait_ms, **fields)
         response: pb.LeaseResponse = await self.broker.ask("Lease", request)
         return response
 

@@ -52,7 +52,9 @@ class World:
         self.leasing = Leasing(self.asks, working, outputs)
 
     async def lease(self, *, deadline_s: float = 10.0, **fields: Any) -> pb.LeaseResponse:
-        request = pb.LeaseRequest(topic="t", group="g", **{"member": "m", "records_max": 5, **fields})
+        request = pb.LeaseRequest(
+            topic="t", group="g", **{"member": "m", "member_key": b"k" * 16, "records_max": 5, **fields}
+        )
         self.began = asyncio.get_running_loop().time()
         return await self.leasing.lease(request, self.began + deadline_s)
 

@@ -48,7 +48,8 @@ async def consume(who: Broker, group: str, *partitions: int, ephemeral: bool = F
     """Until the group has its cursors there."""
     places = [pb.SubscribePartition(topic="t", partition=number, earliest=True) for number in partitions or (0,)]
     async with who.subscribing() as stream:
-        await stream.say(open=pb.SubscribeOpen(group=group, member_id="m", partitions=places, ephemeral=ephemeral))
+        named = {"group": group, "member_id": "m", "member_key": b"k" * 16}
+        await stream.say(open=pb.SubscribeOpen(partitions=places, ephemeral=ephemeral, **named))
         for opened in await stream.read_opened(len(places)):
             if opened.HasField("error"):
                 raise from_wire(opened.error)

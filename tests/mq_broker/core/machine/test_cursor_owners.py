@@ -150,8 +150,7 @@ def test_what_nobody_owns_is_taken_over_by_who_comes_first_with_a_name() -> None
     assert led.refuses(move(THEIRS, 5))
 
 
-def test_a_cursor_of_a_journal_without_owners_is_taken_over() -> None:
-    """As release 0.2.0 wrote it."""
+def test_a_cursor_that_a_snapshot_has_without_an_owner_is_taken_over() -> None:
     led = Led()
     led.machine.apply(Entry(1, 1, 1, MoveCursor("g", 3, SPARK)))
     led.begin_anew()
