@@ -241,7 +241,6 @@ class Ports:
             tls_stream_address=self.tls_stream_address,
             flight_address=self.flight_address,
             tls_flight_address=self.tls_flight_address,
-            plain_http=bool(config.http) and self.certificates is None,
             insecure=bool(config.plain_to_others),
         )
 

@@ -35,7 +35,6 @@ from mq_protocol.limits import (
     EPOCH_MAX,
     INCARNATION_MAX,
     MEMBERS_MAX,
-    MESSAGE_BYTES_MAX,
     NAME_CHARACTERS_MAX,
     OFFSET_MAX,
     PARTITIONS_PER_TOPIC_MAX,
@@ -95,7 +94,7 @@ def state_from_json(document: dict[str, Any]) -> NodeState:
         isr=tuple(isr),
         recovery=_number(document["recovery"], "recovery", 0, RECOVERY_MAX),
         token=_name(document["token"], "token"),
-        offset_floor=_number(document.get("offset_floor", 0), "offset_floor", 0, OFFSET_MAX),
+        offset_floor=_number(document["offset_floor"], "offset_floor", 0, OFFSET_MAX),
         unknown=unknown_keys(document, _STATE_KEYS, STATE_UNKNOWN_BYTES_MAX),
     )
 
@@ -199,37 +198,36 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
     return brokers
 
 
-_FURTHER_ADDRESSES: Final = (
-    "tls_address", "tls_peer_address", "tls_link_address", "token_address", "stream_address", "tls_stream_address",
-    "flight_address", "tls_flight_address",
+_ADDRESSES: Final = (
+    "peer_address", "link_address", "tls_address", "tls_peer_address", "tls_link_address", "token_address",
+    "stream_address", "tls_stream_address", "flight_address", "tls_flight_address",
 )  # fmt: skip
-_SAID: Final = ("zookeeper_auth", "judges", "plain_http", "insecure")
+"""Beside the one that every broker has."""
+
+_SAID: Final = ("zookeeper_auth", "judges", "insecure")
 
 
 def registration_to_json(registration: BrokerRegistration) -> dict[str, Any]:
+    versions = registration.versions
     return {
         "broker": registration.broker,
         "incarnation": registration.incarnation,
         "address": registration.address,
         "rack": registration.rack,
-        "peer_address": registration.peer_address,
         "message_bytes_max": registration.message_bytes_max,
-        "protocol": registration.versions.protocol,
-        "protocol_oldest": registration.versions.protocol_oldest,
-        "release": registration.versions.release,
-        "level": registration.versions.level,
-        "link_address": registration.link_address,
-        **{name: address for name in _FURTHER_ADDRESSES if (address := getattr(registration, name))},
+        "protocol": versions.protocol,
+        "protocol_oldest": versions.protocol_oldest,
+        "release": versions.release,
+        "level": versions.level,
+        **{name: address for name in _ADDRESSES if (address := getattr(registration, name))},
         **{name: True for name in _SAID if getattr(registration, name)},
     }
 
 
 def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
-    address, rack = _text(document["address"], "address"), _text(document.get("rack", ""), "rack")
-    peer_address = _text(document.get("peer_address", ""), "peer_address")
-    link_address = _text(document.get("link_address", ""), "link_address")
-    further: dict[str, Any] = {name: _text(document.get(name, ""), name) for name in _FURTHER_ADDRESSES}
-    for dialled in (address, *filter(None, (peer_address, link_address, *further.values()))):
+    address, rack = _text(document["address"], "address"), _text(document["rack"], "rack")
+    further: dict[str, Any] = {name: _text(document.get(name, ""), name) for name in _ADDRESSES}
+    for dialled in (address, *filter(None, further.values())):
         if parse_address(dialled)[1] == 0:
             raise ValueError(f"{quoted(dialled)} names no port")
     further |= {name: document.get(name, False) is True for name in _SAID}
@@ -240,17 +238,13 @@ def registration_from_json(document: dict[str, Any]) -> BrokerRegistration:
         incarnation=_number(document["incarnation"], "incarnation", 0, INCARNATION_MAX),
         address=address,
         rack=rack,
-        peer_address=peer_address,
-        message_bytes_max=_number(
-            document.get("message_bytes_max", MESSAGE_BYTES_MAX), "message_bytes_max", 1, (1 << 31) - 1
-        ),
+        message_bytes_max=_number(document["message_bytes_max"], "message_bytes_max", 1, (1 << 31) - 1),
         versions=Versions.said(
-            _number(document.get("protocol", 0), "protocol", 0, _VERSION_MAX),
-            _number(document.get("protocol_oldest", 0), "protocol_oldest", 0, _VERSION_MAX),
-            _text(document.get("release", ""), "release"),
-            _number(document.get("level", 0), "level", 0, _VERSION_MAX),
+            _number(document["protocol"], "protocol", 1, _VERSION_MAX),
+            _number(document["protocol_oldest"], "protocol_oldest", 1, _VERSION_MAX),
+            _text(document["release"], "release"),
+            _number(document["level"], "level", 1, _VERSION_MAX),
         ),
-        link_address=link_address,
         **further,
     )
 

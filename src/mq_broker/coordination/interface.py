@@ -7,7 +7,6 @@ past it. Events arrive on the loop through the listener given to `start`.
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -15,33 +14,30 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_broker.security.client_port import ClientPort
-from mq_protocol.addresses import parse_address
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import MESSAGE_BYTES_MAX, REPLICAS_MAX
 from mq_protocol.versions import FIRST, Versions
-
-_UNSAID = Versions()
-"""Of a broker of release 0.2.0."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for
     clients, `peer_address` for other brokers, `link_address` for links with them; the latter two are empty for a broker
-    that stands alone, and the last one for a broker of 0.2.0. `message_bytes_max`: what it takes in one message from a
-    client. `versions`: what it speaks and knows.
+    that stands alone. `message_bytes_max`: what it takes in one message from a client. `versions`: what it speaks and
+    knows.
 
     `stream_address` is for clients' streams without gRPC; empty for a broker that has none that they reach.
 
     `tls_address`, `tls_peer_address`, `tls_link_address` and `tls_stream_address` are those of its ports with TLS;
     empty if it has none. Then `address` and `peer_address` are those of its ports in plain text, which it has while a
-    cluster is being secured, or else the same ones; and there is neither `link_address` nor `stream_address`.
+    cluster is being secured, or else the same ones, and `stream_address` is empty. `link_address` is too, but while a
+    cluster is being secured.
 
     `token_address`: where clients reach it that show a token; empty if they do not. `flight_address` and
     `tls_flight_address`: where clients of Arrow Flight reach it, without and with TLS; empty if they do not.
 
-    `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights. `plain_http`: it serves metrics in
-    plain text. `insecure`: other machines reach one of its ports in plain text."""
+    `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights. `insecure`: other machines reach
+    one of its ports in plain text."""
 
     broker: int
     incarnation: int
@@ -49,7 +45,7 @@ class BrokerRegistration:
     rack: str = ""
     peer_address: str = ""
     message_bytes_max: int = MESSAGE_BYTES_MAX
-    versions: Versions = _UNSAID
+    versions: Versions = field(default_factory=Versions)
     link_address: str = ""
     tls_address: str = ""
     tls_peer_address: str = ""
@@ -59,7 +55,6 @@ class BrokerRegistration:
     judges: bool = False
     stream_address: str = ""
     tls_stream_address: str = ""
-    plain_http: bool = False
     insecure: bool = False
     flight_address: str = ""
     tls_flight_address: str = ""
@@ -67,17 +62,9 @@ class BrokerRegistration:
     @property
     def is_tls_alone(self) -> bool:
         """Whether none of its ports is in plain text, as far as it says."""
-        plain = self.link_address or self.stream_address or self.flight_address or self.plain_http
+        plain = self.link_address or self.stream_address or self.flight_address
         secured = self.address == self.tls_address and self.peer_address == self.tls_peer_address
         return bool(self.tls_address) and secured and not plain
-
-    @property
-    def is_insecure(self) -> bool:
-        """Whether other machines reach it in plain text. A broker of 0.2.0 does not say so: then its addresses do. A
-        name counts as one of another machine's."""
-        if self.versions != _UNSAID:
-            return self.insecure
-        return not all(map(_is_loopback, filter(None, (self.address, self.peer_address))))
 
     def address_for(self, port: ClientPort) -> str:
         """Where clients reach it that use ports of this kind; empty if they do not."""
@@ -114,15 +101,6 @@ def _reached(address: str, tls_address: str, *, tls: bool) -> str:
     if tls:
         return tls_address
     return "" if address == tls_address else address
-
-
-def _is_loopback(address: str) -> bool:
-    """Without asking anybody for a name's addresses."""
-    host = parse_address(address)[0].strip("[]")
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)

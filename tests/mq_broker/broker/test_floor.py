@@ -19,7 +19,6 @@ from kazoo.security import OPEN_ACL_UNSAFE
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration.floor import Floor
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.coordination import documents as documents_of
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, SecurityDocuments
@@ -320,24 +319,6 @@ def test_what_a_newer_release_demands_is_offered_by_nobody_and_can_be_taken_away
         found.check_here(secure)
 
 
-@pytest.mark.parametrize(
-    ("registration", "insecure"),
-    [
-        (BrokerRegistration(1, 1, "127.0.0.1:1", peer_address="[::1]:2"), False),  # as release 0.2.0 has it
-        (BrokerRegistration(1, 1, "127.0.0.1:1", peer_address="10.0.0.1:2"), True),
-        (BrokerRegistration(1, 1, "broker1:1"), True),
-        (BrokerRegistration(1, 1, "broker1:1", versions=ours()), False),  # it says so where it is
-        (BrokerRegistration(1, 1, "127.0.0.1:1", versions=ours(), insecure=True), True),
-    ],
-)
-def test_what_a_registration_says_of_plain_text_that_other_machines_reach(
-    registration: BrokerRegistration, *, insecure: bool
-) -> None:
-    assert registration.is_insecure is insecure
-    written = documents_of.dump(documents_of.registration_to_json(registration))
-    assert documents_of.load(written, documents_of.registration_from_json, "x") == registration
-
-
 @contextlib.asynccontextmanager
 async def clustered(
     data: Path, me: BrokerRegistration, *others: BrokerRegistration
@@ -362,7 +343,6 @@ AUTHORIZE = {"floor": (-1, b'{"demands":["authorize"]}')}
 
 
 def test_a_broker_below_the_floor_takes_no_part(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One of an older release knows no floor, and does not stop by itself."""
     me = BrokerRegistration(1, 1, "h:1", versions=ours(), judges=True)
     below = BrokerRegistration(2, 5, "h:2", peer_address="h:3", versions=ours())
 

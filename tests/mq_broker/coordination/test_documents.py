@@ -19,7 +19,7 @@ from tests.mq_broker.coordination.wire import id_of, state_of
 
 
 def test_every_document_comes_back_as_it_was() -> None:
-    registration = BrokerRegistration(3, 17, "127.0.0.1:7402", rack="süd", peer_address="127.0.0.1:7502")
+    registration = BrokerRegistration(3, 17, "127.0.0.1:7402", rack="süd", peer_address="127.0.0.1:7502", insecure=True)
     assert (
         documents.load(
             documents.dump(documents.registration_to_json(registration)), documents.registration_from_json, "x"
@@ -130,7 +130,7 @@ def _texts(state: NodeState) -> list[str]:
 )
 def test_an_address_that_is_none_is_not_read(address: str) -> None:
     document = documents.registration_to_json(BrokerRegistration(3, 17, "h:1"))
-    for field in ("address", "peer_address", "link_address") if address else ("address",):
+    for field in ("address", "peer_address", "link_address", "tls_address") if address else ("address",):
         with pytest.raises(InternalError, match="does not hold what TritonMQ writes there"):
             documents.load(documents.dump({**document, field: address}), documents.registration_from_json, "/x")
 

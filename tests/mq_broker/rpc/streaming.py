@@ -149,7 +149,7 @@ class Client:
 
 
 def opening(method: str = "Produce", **fields: Any) -> list[Any]:
-    fields = {"protocol": 2, "protocol_oldest": 1, **fields}
+    fields = {"protocol": 1, "protocol_oldest": 1, **fields}
     return say(Kind.OPEN, pb.StreamOpen(method=method, **fields).SerializeToString())
 
 

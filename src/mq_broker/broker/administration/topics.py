@@ -173,7 +173,7 @@ class Admin:
             coordination=self._coordination.condition,
             coordination_access=self._coordination.access,
             security_floor=self._cluster.demanding.demands,
-            insecure_brokers=sorted(broker for broker, each in self._cluster.brokers.items() if each.is_insecure),
+            insecure_brokers=sorted(broker for broker, each in self._cluster.brokers.items() if each.insecure),
             level=self._cluster.level,
             protocol=mine.protocol,
             protocol_oldest=mine.protocol_oldest,
