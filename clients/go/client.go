@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	protocol, protocolOldest = 2, 1 // what this client speaks: see docs/compatibility.md
+	protocol, protocolOldest = 1, 1 // what this client speaks: see COMPATIBILITY.md
 	messageBytesMax          = 65 << 20
 	attemptTimeout           = 5 * time.Second // of one request to one broker
 	defaultTimeout           = 30 * time.Second
@@ -191,9 +191,6 @@ func (c *Client) metadata(ctx context.Context, request *pb.MetadataRequest) (*pb
 	for _, address := range c.addresses() {
 		answer, err := ask(ctx, c, address, pb.BrokerClient.Metadata, request)
 		if err == nil {
-			if err := c.checkForwards(address, answer); err != nil {
-				return nil, err
-			}
 			err = c.learn(answer)
 		}
 		if err == nil {

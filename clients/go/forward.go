@@ -77,16 +77,6 @@ func (c *Client) leave(dialled string) {
 	}
 }
 
-// checkForwards refuses a broker that would answer itself what is meant for others.
-func (c *Client) checkForwards(address string, answer *pb.MetadataResponse) error {
-	if !c.forward || answer.GetForwards() {
-		return nil
-	}
-	return newError(pb.ErrorCode_INCOMPATIBLE_VERSION,
-		"the broker at %s (release %q) does not pass on what is meant for others, as Forward asks: upgrade it, give "+
-			"another one, or reach all brokers through a tunnel (Via)", address, answer.GetRelease())
-}
-
 // forwarding is a connection of a client with Forward.
 type forwarding struct {
 	grpc.ClientConnInterface

@@ -28,12 +28,6 @@ type passing struct {
 
 const elsewhere = "broker-2.hidden:7400"
 
-func (p *passing) Metadata(ctx context.Context, request *pb.MetadataRequest) (*pb.MetadataResponse, error) {
-	answer, err := p.hostile.Metadata(ctx, request)
-	answer.Forwards = true
-	return answer, err
-}
-
 func (p *passing) Queues(ctx context.Context, request *pb.QueuesRequest) (*pb.QueuesResponse, error) {
 	if p.fault != nil {
 		_ = grpc.SetTrailer(ctx, p.done)
@@ -171,14 +165,6 @@ func TestWithoutItNobodyIsAskedToPassOn(t *testing.T) {
 		if client.forward || client.route(elsewhere).dialled != elsewhere {
 			t.Errorf("%+v: %v", c, client.route(elsewhere))
 		}
-	}
-}
-
-func TestABrokerThatWouldAnswerWhatIsMeantForOthersIsRefused(t *testing.T) {
-	ctx, client := (&hostile{}).serve(t) // as one of an older release
-	_, err := Dial(ctx, client.bootstrap[0], Options{Forward: true})
-	if CodeOf(err) != pb.ErrorCode_INCOMPATIBLE_VERSION || !strings.Contains(err.Error(), "does not pass on") {
-		t.Error(err)
 	}
 }
 

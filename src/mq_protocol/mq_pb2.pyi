@@ -732,7 +732,6 @@ class MetadataResponse(_message.Message):
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
-    FORWARDS_FIELD_NUMBER: _builtins.int
     answered_by: _builtins.int
     coordination: _builtins.str
     """"connected", "suspended", "file" """
@@ -746,8 +745,6 @@ class MetadataResponse(_message.Message):
     """of the broker that answered"""
     more: _builtins.bool
     """not everything fits: ask on, after the last topic, or for those that are not told"""
-    forwards: _builtins.bool
-    """the broker that answered passes on what is meant for others (`tritonmq-forward` in a call's metadata)"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerInfo]: ...
     @_builtins.property
@@ -778,11 +775,10 @@ class MetadataResponse(_message.Message):
         protocol_oldest: _builtins.int = ...,
         release: _builtins.str = ...,
         more: _builtins.bool = ...,
-        forwards: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "forwards", b"forwards", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

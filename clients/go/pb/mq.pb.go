@@ -1269,9 +1269,8 @@ type MetadataResponse struct {
 	Level              int32                  `protobuf:"varint,7,opt,name=level,proto3" json:"level,omitempty"`                                                     // of features, of the cluster
 	Protocol           int32                  `protobuf:"varint,8,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	ProtocolOldest     int32                  `protobuf:"varint,9,opt,name=protocol_oldest,json=protocolOldest,proto3" json:"protocol_oldest,omitempty"`
-	Release            string                 `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"`    // of the broker that answered
-	More               bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`          // not everything fits: ask on, after the last topic, or for those that are not told
-	Forwards           bool                   `protobuf:"varint,14,opt,name=forwards,proto3" json:"forwards,omitempty"` // the broker that answered passes on what is meant for others (`tritonmq-forward` in a call's metadata)
+	Release            string                 `protobuf:"bytes,10,opt,name=release,proto3" json:"release,omitempty"` // of the broker that answered
+	More               bool                   `protobuf:"varint,6,opt,name=more,proto3" json:"more,omitempty"`       // not everything fits: ask on, after the last topic, or for those that are not told
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
@@ -1393,13 +1392,6 @@ func (x *MetadataResponse) GetRelease() string {
 func (x *MetadataResponse) GetMore() bool {
 	if x != nil {
 		return x.More
-	}
-	return false
-}
-
-func (x *MetadataResponse) GetForwards() bool {
-	if x != nil {
-		return x.Forwards
 	}
 	return false
 }
@@ -4061,10 +4053,10 @@ type SubscribeOpen struct {
 	Partitions []*SubscribePartition  `protobuf:"bytes,3,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	Ephemeral  bool                   `protobuf:"varint,4,opt,name=ephemeral,proto3" json:"ephemeral,omitempty"` // the group is to end some time after its last member
 	// Random bytes, 16 to 64, that the member makes once and shows nobody else. While a member lives, only a stream with its key
-	// replaces it. Empty (clients up to 0.2.0): whoever names the id replaces it.
+	// replaces it.
 	MemberKey []byte `protobuf:"bytes,5,opt,name=member_key,json=memberKey,proto3" json:"member_key,omitempty"`
 	// Instead of a group: this stream is a member of a broadcast group. While it is there it is pushed every record that comes, unless
-	// a member of a higher priority (0 to 31) is. The group has no cursor. Brokers up to 0.2.0 know no such groups: to them it has no group.
+	// a member of a higher priority (0 to 31) is. The group has no cursor.
 	Broadcast     string `protobuf:"bytes,6,opt,name=broadcast,proto3" json:"broadcast,omitempty"`
 	Priority      uint32 `protobuf:"varint,7,opt,name=priority,proto3" json:"priority,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -10834,8 +10826,8 @@ func (x *SetLogLevelResponse) GetSeconds() uint32 {
 }
 
 // ---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
-// A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload), or as the
-// method Link at the peer port. It begins with four messages that have a hello alone: the one that dials says who it is
+// A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
+// It begins with four messages that have a hello alone: the one that dials says who it is
 // (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
 // other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.
 type LinkHello struct {
@@ -11564,7 +11556,7 @@ type LinkHeader struct {
 	Ack           []*AppendAck           `protobuf:"bytes,3,rep,name=ack,proto3" json:"ack,omitempty"`
 	Snapshot      []*SnapshotPart        `protobuf:"bytes,4,rep,name=snapshot,proto3" json:"snapshot,omitempty"`
 	Beat          *LinkBeat              `protobuf:"bytes,5,opt,name=beat,proto3" json:"beat,omitempty"`
-	Error         *Error                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // at a link port alone: why the link ends with this message
+	Error         *Error                 `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"` // why the link ends with this message
 	SoFar         []*SoFar               `protobuf:"bytes,7,rep,name=so_far,json=soFar,proto3" json:"so_far,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -11650,7 +11642,7 @@ func (x *LinkHeader) GetSoFar() []*SoFar {
 }
 
 // Once a second on each link, one for all partitions: the sender is there, and what it has sent since the link was opened was written to it,
-// unless `dropped`: something since the last beat was not. Versions up to 0.2.0 send none.
+// unless `dropped`: something since the last beat was not.
 type LinkBeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Dropped       bool                   `protobuf:"varint,1,opt,name=dropped,proto3" json:"dropped,omitempty"`
@@ -11804,58 +11796,6 @@ func (x *SnapshotPart) GetData() []byte {
 	return nil
 }
 
-type LinkMessage struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Header        *LinkHeader            `protobuf:"bytes,1,opt,name=header,proto3" json:"header,omitempty"`
-	Payload       []byte                 `protobuf:"bytes,2,opt,name=payload,proto3" json:"payload,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *LinkMessage) Reset() {
-	*x = LinkMessage{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *LinkMessage) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*LinkMessage) ProtoMessage() {}
-
-func (x *LinkMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[153]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use LinkMessage.ProtoReflect.Descriptor instead.
-func (*LinkMessage) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
-}
-
-func (x *LinkMessage) GetHeader() *LinkHeader {
-	if x != nil {
-		return x.Header
-	}
-	return nil
-}
-
-func (x *LinkMessage) GetPayload() []byte {
-	if x != nil {
-		return x.Payload
-	}
-	return nil
-}
-
 // A scheduled batch is not to be published. Asked again, the same answer.
 type CancelScheduledRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -11868,7 +11808,7 @@ type CancelScheduledRequest struct {
 
 func (x *CancelScheduledRequest) Reset() {
 	*x = CancelScheduledRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11880,7 +11820,7 @@ func (x *CancelScheduledRequest) String() string {
 func (*CancelScheduledRequest) ProtoMessage() {}
 
 func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[154]
+	mi := &file_mq_protocol_mq_proto_msgTypes[153]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11893,7 +11833,7 @@ func (x *CancelScheduledRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledRequest.ProtoReflect.Descriptor instead.
 func (*CancelScheduledRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{153}
 }
 
 func (x *CancelScheduledRequest) GetTopic() string {
@@ -11929,7 +11869,7 @@ type CancelScheduledResponse struct {
 
 func (x *CancelScheduledResponse) Reset() {
 	*x = CancelScheduledResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -11941,7 +11881,7 @@ func (x *CancelScheduledResponse) String() string {
 func (*CancelScheduledResponse) ProtoMessage() {}
 
 func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[155]
+	mi := &file_mq_protocol_mq_proto_msgTypes[154]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -11954,7 +11894,7 @@ func (x *CancelScheduledResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelScheduledResponse.ProtoReflect.Descriptor instead.
 func (*CancelScheduledResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{154}
 }
 
 func (x *CancelScheduledResponse) GetCancelled() bool {
@@ -11995,7 +11935,7 @@ type AclRule struct {
 
 func (x *AclRule) Reset() {
 	*x = AclRule{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12007,7 +11947,7 @@ func (x *AclRule) String() string {
 func (*AclRule) ProtoMessage() {}
 
 func (x *AclRule) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[156]
+	mi := &file_mq_protocol_mq_proto_msgTypes[155]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12020,7 +11960,7 @@ func (x *AclRule) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclRule.ProtoReflect.Descriptor instead.
 func (*AclRule) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{155}
 }
 
 func (x *AclRule) GetPrincipal() string {
@@ -12076,7 +12016,7 @@ type AclsRequest struct {
 
 func (x *AclsRequest) Reset() {
 	*x = AclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12088,7 +12028,7 @@ func (x *AclsRequest) String() string {
 func (*AclsRequest) ProtoMessage() {}
 
 func (x *AclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[157]
+	mi := &file_mq_protocol_mq_proto_msgTypes[156]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12101,7 +12041,7 @@ func (x *AclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsRequest.ProtoReflect.Descriptor instead.
 func (*AclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{156}
 }
 
 func (x *AclsRequest) GetPrincipal() string {
@@ -12131,7 +12071,7 @@ type AclsResponse struct {
 
 func (x *AclsResponse) Reset() {
 	*x = AclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12143,7 +12083,7 @@ func (x *AclsResponse) String() string {
 func (*AclsResponse) ProtoMessage() {}
 
 func (x *AclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[158]
+	mi := &file_mq_protocol_mq_proto_msgTypes[157]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12156,7 +12096,7 @@ func (x *AclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AclsResponse.ProtoReflect.Descriptor instead.
 func (*AclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{157}
 }
 
 func (x *AclsResponse) GetRules() []*AclRule {
@@ -12204,7 +12144,7 @@ type AlterAclsRequest struct {
 
 func (x *AlterAclsRequest) Reset() {
 	*x = AlterAclsRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12216,7 +12156,7 @@ func (x *AlterAclsRequest) String() string {
 func (*AlterAclsRequest) ProtoMessage() {}
 
 func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[159]
+	mi := &file_mq_protocol_mq_proto_msgTypes[158]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12229,7 +12169,7 @@ func (x *AlterAclsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsRequest.ProtoReflect.Descriptor instead.
 func (*AlterAclsRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{158}
 }
 
 func (x *AlterAclsRequest) GetAdd() []*AclRule {
@@ -12257,7 +12197,7 @@ type AlterAclsResponse struct {
 
 func (x *AlterAclsResponse) Reset() {
 	*x = AlterAclsResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12269,7 +12209,7 @@ func (x *AlterAclsResponse) String() string {
 func (*AlterAclsResponse) ProtoMessage() {}
 
 func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[160]
+	mi := &file_mq_protocol_mq_proto_msgTypes[159]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12282,7 +12222,7 @@ func (x *AlterAclsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterAclsResponse.ProtoReflect.Descriptor instead.
 func (*AlterAclsResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{159}
 }
 
 func (x *AlterAclsResponse) GetVersion() int64 {
@@ -12317,7 +12257,7 @@ type RevokeRequest struct {
 
 func (x *RevokeRequest) Reset() {
 	*x = RevokeRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12329,7 +12269,7 @@ func (x *RevokeRequest) String() string {
 func (*RevokeRequest) ProtoMessage() {}
 
 func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[161]
+	mi := &file_mq_protocol_mq_proto_msgTypes[160]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12342,7 +12282,7 @@ func (x *RevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeRequest.ProtoReflect.Descriptor instead.
 func (*RevokeRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{160}
 }
 
 func (x *RevokeRequest) GetAdd() []string {
@@ -12370,7 +12310,7 @@ type RevokeResponse struct {
 
 func (x *RevokeResponse) Reset() {
 	*x = RevokeResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12382,7 +12322,7 @@ func (x *RevokeResponse) String() string {
 func (*RevokeResponse) ProtoMessage() {}
 
 func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[162]
+	mi := &file_mq_protocol_mq_proto_msgTypes[161]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12395,7 +12335,7 @@ func (x *RevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokeResponse.ProtoReflect.Descriptor instead.
 func (*RevokeResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{161}
 }
 
 func (x *RevokeResponse) GetVersion() int64 {
@@ -12428,7 +12368,7 @@ type RevokedRequest struct {
 
 func (x *RevokedRequest) Reset() {
 	*x = RevokedRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12440,7 +12380,7 @@ func (x *RevokedRequest) String() string {
 func (*RevokedRequest) ProtoMessage() {}
 
 func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[163]
+	mi := &file_mq_protocol_mq_proto_msgTypes[162]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12453,7 +12393,7 @@ func (x *RevokedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedRequest.ProtoReflect.Descriptor instead.
 func (*RevokedRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{162}
 }
 
 func (x *RevokedRequest) GetAbout() []string {
@@ -12474,7 +12414,7 @@ type KnownEntry struct {
 
 func (x *KnownEntry) Reset() {
 	*x = KnownEntry{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12486,7 +12426,7 @@ func (x *KnownEntry) String() string {
 func (*KnownEntry) ProtoMessage() {}
 
 func (x *KnownEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[164]
+	mi := &file_mq_protocol_mq_proto_msgTypes[163]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12499,7 +12439,7 @@ func (x *KnownEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownEntry.ProtoReflect.Descriptor instead.
 func (*KnownEntry) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{163}
 }
 
 func (x *KnownEntry) GetWhose() string {
@@ -12536,7 +12476,7 @@ type RevokedResponse struct {
 
 func (x *RevokedResponse) Reset() {
 	*x = RevokedResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12548,7 +12488,7 @@ func (x *RevokedResponse) String() string {
 func (*RevokedResponse) ProtoMessage() {}
 
 func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[165]
+	mi := &file_mq_protocol_mq_proto_msgTypes[164]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12561,7 +12501,7 @@ func (x *RevokedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevokedResponse.ProtoReflect.Descriptor instead.
 func (*RevokedResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{164}
 }
 
 func (x *RevokedResponse) GetEntries() []string {
@@ -12611,7 +12551,7 @@ type CheckAclRequest struct {
 
 func (x *CheckAclRequest) Reset() {
 	*x = CheckAclRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12623,7 +12563,7 @@ func (x *CheckAclRequest) String() string {
 func (*CheckAclRequest) ProtoMessage() {}
 
 func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[166]
+	mi := &file_mq_protocol_mq_proto_msgTypes[165]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12636,7 +12576,7 @@ func (x *CheckAclRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclRequest.ProtoReflect.Descriptor instead.
 func (*CheckAclRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{165}
 }
 
 func (x *CheckAclRequest) GetPrincipal() string {
@@ -12678,7 +12618,7 @@ type CheckAclResponse struct {
 
 func (x *CheckAclResponse) Reset() {
 	*x = CheckAclResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12690,7 +12630,7 @@ func (x *CheckAclResponse) String() string {
 func (*CheckAclResponse) ProtoMessage() {}
 
 func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[167]
+	mi := &file_mq_protocol_mq_proto_msgTypes[166]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12703,7 +12643,7 @@ func (x *CheckAclResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckAclResponse.ProtoReflect.Descriptor instead.
 func (*CheckAclResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{166}
 }
 
 func (x *CheckAclResponse) GetAllowed() bool {
@@ -12740,7 +12680,7 @@ type ApiToken struct {
 
 func (x *ApiToken) Reset() {
 	*x = ApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12752,7 +12692,7 @@ func (x *ApiToken) String() string {
 func (*ApiToken) ProtoMessage() {}
 
 func (x *ApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[168]
+	mi := &file_mq_protocol_mq_proto_msgTypes[167]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12765,7 +12705,7 @@ func (x *ApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApiToken.ProtoReflect.Descriptor instead.
 func (*ApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{167}
 }
 
 func (x *ApiToken) GetId() string {
@@ -12800,7 +12740,7 @@ type TokenUser struct {
 
 func (x *TokenUser) Reset() {
 	*x = TokenUser{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12812,7 +12752,7 @@ func (x *TokenUser) String() string {
 func (*TokenUser) ProtoMessage() {}
 
 func (x *TokenUser) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[169]
+	mi := &file_mq_protocol_mq_proto_msgTypes[168]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12825,7 +12765,7 @@ func (x *TokenUser) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokenUser.ProtoReflect.Descriptor instead.
 func (*TokenUser) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{168}
 }
 
 func (x *TokenUser) GetName() string {
@@ -12860,7 +12800,7 @@ type NewApiToken struct {
 
 func (x *NewApiToken) Reset() {
 	*x = NewApiToken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12872,7 +12812,7 @@ func (x *NewApiToken) String() string {
 func (*NewApiToken) ProtoMessage() {}
 
 func (x *NewApiToken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[170]
+	mi := &file_mq_protocol_mq_proto_msgTypes[169]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12885,7 +12825,7 @@ func (x *NewApiToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NewApiToken.ProtoReflect.Descriptor instead.
 func (*NewApiToken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{169}
 }
 
 func (x *NewApiToken) GetId() string {
@@ -12918,7 +12858,7 @@ type TokensRequest struct {
 
 func (x *TokensRequest) Reset() {
 	*x = TokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12930,7 +12870,7 @@ func (x *TokensRequest) String() string {
 func (*TokensRequest) ProtoMessage() {}
 
 func (x *TokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[171]
+	mi := &file_mq_protocol_mq_proto_msgTypes[170]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12943,7 +12883,7 @@ func (x *TokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRequest.ProtoReflect.Descriptor instead.
 func (*TokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{170}
 }
 
 func (x *TokensRequest) GetUser() string {
@@ -12965,7 +12905,7 @@ type TokensResponse struct {
 
 func (x *TokensResponse) Reset() {
 	*x = TokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -12977,7 +12917,7 @@ func (x *TokensResponse) String() string {
 func (*TokensResponse) ProtoMessage() {}
 
 func (x *TokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[172]
+	mi := &file_mq_protocol_mq_proto_msgTypes[171]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -12990,7 +12930,7 @@ func (x *TokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensResponse.ProtoReflect.Descriptor instead.
 func (*TokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{171}
 }
 
 func (x *TokensResponse) GetUsers() []*TokenUser {
@@ -13035,7 +12975,7 @@ type AlterTokensRequest struct {
 
 func (x *AlterTokensRequest) Reset() {
 	*x = AlterTokensRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13047,7 +12987,7 @@ func (x *AlterTokensRequest) String() string {
 func (*AlterTokensRequest) ProtoMessage() {}
 
 func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[173]
+	mi := &file_mq_protocol_mq_proto_msgTypes[172]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13060,7 +13000,7 @@ func (x *AlterTokensRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensRequest.ProtoReflect.Descriptor instead.
 func (*AlterTokensRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{172}
 }
 
 func (x *AlterTokensRequest) GetCreateUser() string {
@@ -13110,7 +13050,7 @@ type AlterTokensResponse struct {
 
 func (x *AlterTokensResponse) Reset() {
 	*x = AlterTokensResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13122,7 +13062,7 @@ func (x *AlterTokensResponse) String() string {
 func (*AlterTokensResponse) ProtoMessage() {}
 
 func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[174]
+	mi := &file_mq_protocol_mq_proto_msgTypes[173]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13135,7 +13075,7 @@ func (x *AlterTokensResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTokensResponse.ProtoReflect.Descriptor instead.
 func (*AlterTokensResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{173}
 }
 
 func (x *AlterTokensResponse) GetVersion() int64 {
@@ -13178,7 +13118,7 @@ type BrokerOffer struct {
 
 func (x *BrokerOffer) Reset() {
 	*x = BrokerOffer{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13190,7 +13130,7 @@ func (x *BrokerOffer) String() string {
 func (*BrokerOffer) ProtoMessage() {}
 
 func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[175]
+	mi := &file_mq_protocol_mq_proto_msgTypes[174]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13203,7 +13143,7 @@ func (x *BrokerOffer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BrokerOffer.ProtoReflect.Descriptor instead.
 func (*BrokerOffer) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{174}
 }
 
 func (x *BrokerOffer) GetId() int32 {
@@ -13228,7 +13168,7 @@ type SecurityFloorRequest struct {
 
 func (x *SecurityFloorRequest) Reset() {
 	*x = SecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13240,7 +13180,7 @@ func (x *SecurityFloorRequest) String() string {
 func (*SecurityFloorRequest) ProtoMessage() {}
 
 func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[176]
+	mi := &file_mq_protocol_mq_proto_msgTypes[175]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13253,7 +13193,7 @@ func (x *SecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*SecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{175}
 }
 
 type SecurityFloorResponse struct {
@@ -13269,7 +13209,7 @@ type SecurityFloorResponse struct {
 
 func (x *SecurityFloorResponse) Reset() {
 	*x = SecurityFloorResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13281,7 +13221,7 @@ func (x *SecurityFloorResponse) String() string {
 func (*SecurityFloorResponse) ProtoMessage() {}
 
 func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[177]
+	mi := &file_mq_protocol_mq_proto_msgTypes[176]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13294,7 +13234,7 @@ func (x *SecurityFloorResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SecurityFloorResponse.ProtoReflect.Descriptor instead.
 func (*SecurityFloorResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{176}
 }
 
 func (x *SecurityFloorResponse) GetDemands() []string {
@@ -13344,7 +13284,7 @@ type AlterSecurityFloorRequest struct {
 
 func (x *AlterSecurityFloorRequest) Reset() {
 	*x = AlterSecurityFloorRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13356,7 +13296,7 @@ func (x *AlterSecurityFloorRequest) String() string {
 func (*AlterSecurityFloorRequest) ProtoMessage() {}
 
 func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[178]
+	mi := &file_mq_protocol_mq_proto_msgTypes[177]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13369,7 +13309,7 @@ func (x *AlterSecurityFloorRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterSecurityFloorRequest.ProtoReflect.Descriptor instead.
 func (*AlterSecurityFloorRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{177}
 }
 
 func (x *AlterSecurityFloorRequest) GetAdd() []string {
@@ -13405,7 +13345,7 @@ type Quota struct {
 
 func (x *Quota) Reset() {
 	*x = Quota{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13417,7 +13357,7 @@ func (x *Quota) String() string {
 func (*Quota) ProtoMessage() {}
 
 func (x *Quota) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[179]
+	mi := &file_mq_protocol_mq_proto_msgTypes[178]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13430,7 +13370,7 @@ func (x *Quota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quota.ProtoReflect.Descriptor instead.
 func (*Quota) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{178}
 }
 
 func (x *Quota) GetPrincipal() string {
@@ -13455,7 +13395,7 @@ type QuotasRequest struct {
 
 func (x *QuotasRequest) Reset() {
 	*x = QuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13467,7 +13407,7 @@ func (x *QuotasRequest) String() string {
 func (*QuotasRequest) ProtoMessage() {}
 
 func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[180]
+	mi := &file_mq_protocol_mq_proto_msgTypes[179]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13480,7 +13420,7 @@ func (x *QuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasRequest.ProtoReflect.Descriptor instead.
 func (*QuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{179}
 }
 
 type QuotasResponse struct {
@@ -13496,7 +13436,7 @@ type QuotasResponse struct {
 
 func (x *QuotasResponse) Reset() {
 	*x = QuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13508,7 +13448,7 @@ func (x *QuotasResponse) String() string {
 func (*QuotasResponse) ProtoMessage() {}
 
 func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[181]
+	mi := &file_mq_protocol_mq_proto_msgTypes[180]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13521,7 +13461,7 @@ func (x *QuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use QuotasResponse.ProtoReflect.Descriptor instead.
 func (*QuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{180}
 }
 
 func (x *QuotasResponse) GetQuotas() []*Quota {
@@ -13571,7 +13511,7 @@ type AlterQuotasRequest struct {
 
 func (x *AlterQuotasRequest) Reset() {
 	*x = AlterQuotasRequest{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13583,7 +13523,7 @@ func (x *AlterQuotasRequest) String() string {
 func (*AlterQuotasRequest) ProtoMessage() {}
 
 func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[182]
+	mi := &file_mq_protocol_mq_proto_msgTypes[181]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13596,7 +13536,7 @@ func (x *AlterQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasRequest.ProtoReflect.Descriptor instead.
 func (*AlterQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{181}
 }
 
 func (x *AlterQuotasRequest) GetPrincipal() string {
@@ -13629,7 +13569,7 @@ type AlterQuotasResponse struct {
 
 func (x *AlterQuotasResponse) Reset() {
 	*x = AlterQuotasResponse{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13641,7 +13581,7 @@ func (x *AlterQuotasResponse) String() string {
 func (*AlterQuotasResponse) ProtoMessage() {}
 
 func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[183]
+	mi := &file_mq_protocol_mq_proto_msgTypes[182]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13654,7 +13594,7 @@ func (x *AlterQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterQuotasResponse.ProtoReflect.Descriptor instead.
 func (*AlterQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{182}
 }
 
 func (x *AlterQuotasResponse) GetVersion() int64 {
@@ -13677,7 +13617,7 @@ type EpochStartMeta struct {
 
 func (x *EpochStartMeta) Reset() {
 	*x = EpochStartMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13689,7 +13629,7 @@ func (x *EpochStartMeta) String() string {
 func (*EpochStartMeta) ProtoMessage() {}
 
 func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[184]
+	mi := &file_mq_protocol_mq_proto_msgTypes[183]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13702,7 +13642,7 @@ func (x *EpochStartMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EpochStartMeta.ProtoReflect.Descriptor instead.
 func (*EpochStartMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{183}
 }
 
 func (x *EpochStartMeta) GetBroker() int32 {
@@ -13737,7 +13677,7 @@ type BatchAttributes struct {
 
 func (x *BatchAttributes) Reset() {
 	*x = BatchAttributes{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13749,7 +13689,7 @@ func (x *BatchAttributes) String() string {
 func (*BatchAttributes) ProtoMessage() {}
 
 func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[185]
+	mi := &file_mq_protocol_mq_proto_msgTypes[184]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13762,7 +13702,7 @@ func (x *BatchAttributes) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BatchAttributes.ProtoReflect.Descriptor instead.
 func (*BatchAttributes) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{184}
 }
 
 func (x *BatchAttributes) GetPriority() uint32 {
@@ -13789,7 +13729,7 @@ type AppendMeta struct {
 
 func (x *AppendMeta) Reset() {
 	*x = AppendMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13801,7 +13741,7 @@ func (x *AppendMeta) String() string {
 func (*AppendMeta) ProtoMessage() {}
 
 func (x *AppendMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[186]
+	mi := &file_mq_protocol_mq_proto_msgTypes[185]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13814,7 +13754,7 @@ func (x *AppendMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AppendMeta.ProtoReflect.Descriptor instead.
 func (*AppendMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{185}
 }
 
 func (x *AppendMeta) GetRecordUuids() []byte {
@@ -13844,7 +13784,7 @@ type StageMeta struct {
 
 func (x *StageMeta) Reset() {
 	*x = StageMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13856,7 +13796,7 @@ func (x *StageMeta) String() string {
 func (*StageMeta) ProtoMessage() {}
 
 func (x *StageMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[187]
+	mi := &file_mq_protocol_mq_proto_msgTypes[186]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13869,7 +13809,7 @@ func (x *StageMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StageMeta.ProtoReflect.Descriptor instead.
 func (*StageMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{186}
 }
 
 func (x *StageMeta) GetKey() *TransactionKey {
@@ -13918,7 +13858,7 @@ type PublishMeta struct {
 
 func (x *PublishMeta) Reset() {
 	*x = PublishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13930,7 +13870,7 @@ func (x *PublishMeta) String() string {
 func (*PublishMeta) ProtoMessage() {}
 
 func (x *PublishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[188]
+	mi := &file_mq_protocol_mq_proto_msgTypes[187]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -13943,7 +13883,7 @@ func (x *PublishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishMeta.ProtoReflect.Descriptor instead.
 func (*PublishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{187}
 }
 
 func (x *PublishMeta) GetKey() *TransactionKey {
@@ -13977,7 +13917,7 @@ type DiscardMeta struct {
 
 func (x *DiscardMeta) Reset() {
 	*x = DiscardMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -13989,7 +13929,7 @@ func (x *DiscardMeta) String() string {
 func (*DiscardMeta) ProtoMessage() {}
 
 func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[189]
+	mi := &file_mq_protocol_mq_proto_msgTypes[188]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14002,7 +13942,7 @@ func (x *DiscardMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardMeta.ProtoReflect.Descriptor instead.
 func (*DiscardMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{188}
 }
 
 func (x *DiscardMeta) GetKey() *TransactionKey {
@@ -14032,7 +13972,7 @@ type CursorMeta struct {
 
 func (x *CursorMeta) Reset() {
 	*x = CursorMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14044,7 +13984,7 @@ func (x *CursorMeta) String() string {
 func (*CursorMeta) ProtoMessage() {}
 
 func (x *CursorMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[190]
+	mi := &file_mq_protocol_mq_proto_msgTypes[189]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14057,7 +13997,7 @@ func (x *CursorMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorMeta.ProtoReflect.Descriptor instead.
 func (*CursorMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{189}
 }
 
 func (x *CursorMeta) GetGroup() string {
@@ -14110,7 +14050,7 @@ type DecideMeta struct {
 
 func (x *DecideMeta) Reset() {
 	*x = DecideMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14122,7 +14062,7 @@ func (x *DecideMeta) String() string {
 func (*DecideMeta) ProtoMessage() {}
 
 func (x *DecideMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[191]
+	mi := &file_mq_protocol_mq_proto_msgTypes[190]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14135,7 +14075,7 @@ func (x *DecideMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DecideMeta.ProtoReflect.Descriptor instead.
 func (*DecideMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{190}
 }
 
 func (x *DecideMeta) GetKey() *TransactionKey {
@@ -14197,7 +14137,7 @@ type FinishMeta struct {
 
 func (x *FinishMeta) Reset() {
 	*x = FinishMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14209,7 +14149,7 @@ func (x *FinishMeta) String() string {
 func (*FinishMeta) ProtoMessage() {}
 
 func (x *FinishMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[192]
+	mi := &file_mq_protocol_mq_proto_msgTypes[191]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14222,7 +14162,7 @@ func (x *FinishMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishMeta.ProtoReflect.Descriptor instead.
 func (*FinishMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{191}
 }
 
 func (x *FinishMeta) GetKey() *TransactionKey {
@@ -14249,7 +14189,7 @@ type GiveMeta struct {
 
 func (x *GiveMeta) Reset() {
 	*x = GiveMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14261,7 +14201,7 @@ func (x *GiveMeta) String() string {
 func (*GiveMeta) ProtoMessage() {}
 
 func (x *GiveMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[193]
+	mi := &file_mq_protocol_mq_proto_msgTypes[192]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14274,7 +14214,7 @@ func (x *GiveMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GiveMeta.ProtoReflect.Descriptor instead.
 func (*GiveMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{192}
 }
 
 func (x *GiveMeta) GetKey() *TransactionKey {
@@ -14300,7 +14240,7 @@ type AbortMeta struct {
 
 func (x *AbortMeta) Reset() {
 	*x = AbortMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14312,7 +14252,7 @@ func (x *AbortMeta) String() string {
 func (*AbortMeta) ProtoMessage() {}
 
 func (x *AbortMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[194]
+	mi := &file_mq_protocol_mq_proto_msgTypes[193]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14325,7 +14265,7 @@ func (x *AbortMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbortMeta.ProtoReflect.Descriptor instead.
 func (*AbortMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{193}
 }
 
 func (x *AbortMeta) GetKey() *TransactionKey {
@@ -14345,7 +14285,7 @@ type FenceMeta struct {
 
 func (x *FenceMeta) Reset() {
 	*x = FenceMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14357,7 +14297,7 @@ func (x *FenceMeta) String() string {
 func (*FenceMeta) ProtoMessage() {}
 
 func (x *FenceMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[195]
+	mi := &file_mq_protocol_mq_proto_msgTypes[194]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14370,7 +14310,7 @@ func (x *FenceMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceMeta.ProtoReflect.Descriptor instead.
 func (*FenceMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{194}
 }
 
 func (x *FenceMeta) GetKey() *TransactionKey {
@@ -14396,7 +14336,7 @@ type ForgetMeta struct {
 
 func (x *ForgetMeta) Reset() {
 	*x = ForgetMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14408,7 +14348,7 @@ func (x *ForgetMeta) String() string {
 func (*ForgetMeta) ProtoMessage() {}
 
 func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[196]
+	mi := &file_mq_protocol_mq_proto_msgTypes[195]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14421,7 +14361,7 @@ func (x *ForgetMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetMeta.ProtoReflect.Descriptor instead.
 func (*ForgetMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{195}
 }
 
 func (x *ForgetMeta) GetKeys() []*TransactionKey {
@@ -14441,7 +14381,7 @@ type ScheduleMeta struct {
 
 func (x *ScheduleMeta) Reset() {
 	*x = ScheduleMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14453,7 +14393,7 @@ func (x *ScheduleMeta) String() string {
 func (*ScheduleMeta) ProtoMessage() {}
 
 func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[197]
+	mi := &file_mq_protocol_mq_proto_msgTypes[196]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14466,7 +14406,7 @@ func (x *ScheduleMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ScheduleMeta.ProtoReflect.Descriptor instead.
 func (*ScheduleMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{196}
 }
 
 func (x *ScheduleMeta) GetDueUs() int64 {
@@ -14492,7 +14432,7 @@ type DeleteGroupMeta struct {
 
 func (x *DeleteGroupMeta) Reset() {
 	*x = DeleteGroupMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14504,7 +14444,7 @@ func (x *DeleteGroupMeta) String() string {
 func (*DeleteGroupMeta) ProtoMessage() {}
 
 func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[198]
+	mi := &file_mq_protocol_mq_proto_msgTypes[197]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14517,7 +14457,7 @@ func (x *DeleteGroupMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupMeta.ProtoReflect.Descriptor instead.
 func (*DeleteGroupMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{197}
 }
 
 func (x *DeleteGroupMeta) GetGroup() string {
@@ -14536,7 +14476,7 @@ type TrimMeta struct {
 
 func (x *TrimMeta) Reset() {
 	*x = TrimMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14548,7 +14488,7 @@ func (x *TrimMeta) String() string {
 func (*TrimMeta) ProtoMessage() {}
 
 func (x *TrimMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[199]
+	mi := &file_mq_protocol_mq_proto_msgTypes[198]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14561,7 +14501,7 @@ func (x *TrimMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TrimMeta.ProtoReflect.Descriptor instead.
 func (*TrimMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{198}
 }
 
 func (x *TrimMeta) GetLogStartOffset() int64 {
@@ -14583,7 +14523,7 @@ type WorkMeta struct {
 
 func (x *WorkMeta) Reset() {
 	*x = WorkMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14595,7 +14535,7 @@ func (x *WorkMeta) String() string {
 func (*WorkMeta) ProtoMessage() {}
 
 func (x *WorkMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[200]
+	mi := &file_mq_protocol_mq_proto_msgTypes[199]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14608,7 +14548,7 @@ func (x *WorkMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMeta.ProtoReflect.Descriptor instead.
 func (*WorkMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{199}
 }
 
 func (x *WorkMeta) GetGroup() string {
@@ -14655,7 +14595,7 @@ type WorkStep struct {
 
 func (x *WorkStep) Reset() {
 	*x = WorkStep{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14667,7 +14607,7 @@ func (x *WorkStep) String() string {
 func (*WorkStep) ProtoMessage() {}
 
 func (x *WorkStep) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[201]
+	mi := &file_mq_protocol_mq_proto_msgTypes[200]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14680,7 +14620,7 @@ func (x *WorkStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkStep.ProtoReflect.Descriptor instead.
 func (*WorkStep) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{200}
 }
 
 func (x *WorkStep) GetRanges() []uint64 {
@@ -14876,7 +14816,7 @@ type WorkBegin struct {
 
 func (x *WorkBegin) Reset() {
 	*x = WorkBegin{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14888,7 +14828,7 @@ func (x *WorkBegin) String() string {
 func (*WorkBegin) ProtoMessage() {}
 
 func (x *WorkBegin) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[202]
+	mi := &file_mq_protocol_mq_proto_msgTypes[201]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14901,7 +14841,7 @@ func (x *WorkBegin) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkBegin.ProtoReflect.Descriptor instead.
 func (*WorkBegin) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{201}
 }
 
 func (x *WorkBegin) GetOffset() uint64 {
@@ -14927,7 +14867,7 @@ type WorkLease struct {
 
 func (x *WorkLease) Reset() {
 	*x = WorkLease{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14939,7 +14879,7 @@ func (x *WorkLease) String() string {
 func (*WorkLease) ProtoMessage() {}
 
 func (x *WorkLease) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[203]
+	mi := &file_mq_protocol_mq_proto_msgTypes[202]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14952,7 +14892,7 @@ func (x *WorkLease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkLease.ProtoReflect.Descriptor instead.
 func (*WorkLease) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{202}
 }
 
 func (x *WorkLease) GetMember() string {
@@ -14971,7 +14911,7 @@ type WorkAccept struct {
 
 func (x *WorkAccept) Reset() {
 	*x = WorkAccept{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -14983,7 +14923,7 @@ func (x *WorkAccept) String() string {
 func (*WorkAccept) ProtoMessage() {}
 
 func (x *WorkAccept) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[204]
+	mi := &file_mq_protocol_mq_proto_msgTypes[203]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -14996,7 +14936,7 @@ func (x *WorkAccept) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkAccept.ProtoReflect.Descriptor instead.
 func (*WorkAccept) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{203}
 }
 
 func (x *WorkAccept) GetLate() *WorkHeld {
@@ -15015,7 +14955,7 @@ type WorkDrop struct {
 
 func (x *WorkDrop) Reset() {
 	*x = WorkDrop{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15027,7 +14967,7 @@ func (x *WorkDrop) String() string {
 func (*WorkDrop) ProtoMessage() {}
 
 func (x *WorkDrop) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[205]
+	mi := &file_mq_protocol_mq_proto_msgTypes[204]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15040,7 +14980,7 @@ func (x *WorkDrop) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDrop.ProtoReflect.Descriptor instead.
 func (*WorkDrop) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{204}
 }
 
 func (x *WorkDrop) GetReason() uint32 {
@@ -15062,7 +15002,7 @@ type WorkReturn struct {
 
 func (x *WorkReturn) Reset() {
 	*x = WorkReturn{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15074,7 +15014,7 @@ func (x *WorkReturn) String() string {
 func (*WorkReturn) ProtoMessage() {}
 
 func (x *WorkReturn) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[206]
+	mi := &file_mq_protocol_mq_proto_msgTypes[205]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15087,7 +15027,7 @@ func (x *WorkReturn) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReturn.ProtoReflect.Descriptor instead.
 func (*WorkReturn) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{205}
 }
 
 func (x *WorkReturn) GetCharged() bool {
@@ -15127,7 +15067,7 @@ type WorkReject struct {
 
 func (x *WorkReject) Reset() {
 	*x = WorkReject{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15139,7 +15079,7 @@ func (x *WorkReject) String() string {
 func (*WorkReject) ProtoMessage() {}
 
 func (x *WorkReject) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[207]
+	mi := &file_mq_protocol_mq_proto_msgTypes[206]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15152,7 +15092,7 @@ func (x *WorkReject) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReject.ProtoReflect.Descriptor instead.
 func (*WorkReject) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{206}
 }
 
 func (x *WorkReject) GetError() string {
@@ -15175,7 +15115,7 @@ type WorkSend struct {
 
 func (x *WorkSend) Reset() {
 	*x = WorkSend{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15187,7 +15127,7 @@ func (x *WorkSend) String() string {
 func (*WorkSend) ProtoMessage() {}
 
 func (x *WorkSend) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[208]
+	mi := &file_mq_protocol_mq_proto_msgTypes[207]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15200,7 +15140,7 @@ func (x *WorkSend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSend.ProtoReflect.Descriptor instead.
 func (*WorkSend) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{207}
 }
 
 func (x *WorkSend) GetReason() uint32 {
@@ -15247,7 +15187,7 @@ type WorkSent struct {
 
 func (x *WorkSent) Reset() {
 	*x = WorkSent{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15259,7 +15199,7 @@ func (x *WorkSent) String() string {
 func (*WorkSent) ProtoMessage() {}
 
 func (x *WorkSent) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[209]
+	mi := &file_mq_protocol_mq_proto_msgTypes[208]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15272,7 +15212,7 @@ func (x *WorkSent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkSent.ProtoReflect.Descriptor instead.
 func (*WorkSent) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{208}
 }
 
 func (x *WorkSent) GetN() uint64 {
@@ -15290,7 +15230,7 @@ type WorkPark struct {
 
 func (x *WorkPark) Reset() {
 	*x = WorkPark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15302,7 +15242,7 @@ func (x *WorkPark) String() string {
 func (*WorkPark) ProtoMessage() {}
 
 func (x *WorkPark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[210]
+	mi := &file_mq_protocol_mq_proto_msgTypes[209]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15315,7 +15255,7 @@ func (x *WorkPark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPark.ProtoReflect.Descriptor instead.
 func (*WorkPark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{209}
 }
 
 type WorkReset struct {
@@ -15326,7 +15266,7 @@ type WorkReset struct {
 
 func (x *WorkReset) Reset() {
 	*x = WorkReset{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15338,7 +15278,7 @@ func (x *WorkReset) String() string {
 func (*WorkReset) ProtoMessage() {}
 
 func (x *WorkReset) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[211]
+	mi := &file_mq_protocol_mq_proto_msgTypes[210]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15351,7 +15291,7 @@ func (x *WorkReset) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkReset.ProtoReflect.Descriptor instead.
 func (*WorkReset) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{210}
 }
 
 type WorkEnd struct {
@@ -15362,7 +15302,7 @@ type WorkEnd struct {
 
 func (x *WorkEnd) Reset() {
 	*x = WorkEnd{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15374,7 +15314,7 @@ func (x *WorkEnd) String() string {
 func (*WorkEnd) ProtoMessage() {}
 
 func (x *WorkEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[212]
+	mi := &file_mq_protocol_mq_proto_msgTypes[211]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15387,7 +15327,7 @@ func (x *WorkEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnd.ProtoReflect.Descriptor instead.
 func (*WorkEnd) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{211}
 }
 
 type OutputLine struct {
@@ -15401,7 +15341,7 @@ type OutputLine struct {
 
 func (x *OutputLine) Reset() {
 	*x = OutputLine{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15413,7 +15353,7 @@ func (x *OutputLine) String() string {
 func (*OutputLine) ProtoMessage() {}
 
 func (x *OutputLine) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[213]
+	mi := &file_mq_protocol_mq_proto_msgTypes[212]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15426,7 +15366,7 @@ func (x *OutputLine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OutputLine.ProtoReflect.Descriptor instead.
 func (*OutputLine) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{212}
 }
 
 func (x *OutputLine) GetTopicId() string {
@@ -15464,7 +15404,7 @@ type PlacedUuids struct {
 
 func (x *PlacedUuids) Reset() {
 	*x = PlacedUuids{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15476,7 +15416,7 @@ func (x *PlacedUuids) String() string {
 func (*PlacedUuids) ProtoMessage() {}
 
 func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[214]
+	mi := &file_mq_protocol_mq_proto_msgTypes[213]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15489,7 +15429,7 @@ func (x *PlacedUuids) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlacedUuids.ProtoReflect.Descriptor instead.
 func (*PlacedUuids) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{213}
 }
 
 func (x *PlacedUuids) GetUuids() []byte {
@@ -15540,7 +15480,7 @@ type StagedBatchState struct {
 
 func (x *StagedBatchState) Reset() {
 	*x = StagedBatchState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15552,7 +15492,7 @@ func (x *StagedBatchState) String() string {
 func (*StagedBatchState) ProtoMessage() {}
 
 func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[215]
+	mi := &file_mq_protocol_mq_proto_msgTypes[214]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15565,7 +15505,7 @@ func (x *StagedBatchState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StagedBatchState.ProtoReflect.Descriptor instead.
 func (*StagedBatchState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{214}
 }
 
 func (x *StagedBatchState) GetUuid() []byte {
@@ -15662,7 +15602,7 @@ type PublishedState struct {
 
 func (x *PublishedState) Reset() {
 	*x = PublishedState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15674,7 +15614,7 @@ func (x *PublishedState) String() string {
 func (*PublishedState) ProtoMessage() {}
 
 func (x *PublishedState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[216]
+	mi := &file_mq_protocol_mq_proto_msgTypes[215]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15687,7 +15627,7 @@ func (x *PublishedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedState.ProtoReflect.Descriptor instead.
 func (*PublishedState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{215}
 }
 
 func (x *PublishedState) GetKey() *TransactionKey {
@@ -15717,7 +15657,7 @@ type CursorState struct {
 
 func (x *CursorState) Reset() {
 	*x = CursorState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15729,7 +15669,7 @@ func (x *CursorState) String() string {
 func (*CursorState) ProtoMessage() {}
 
 func (x *CursorState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[217]
+	mi := &file_mq_protocol_mq_proto_msgTypes[216]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15742,7 +15682,7 @@ func (x *CursorState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CursorState.ProtoReflect.Descriptor instead.
 func (*CursorState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{216}
 }
 
 func (x *CursorState) GetGroup() string {
@@ -15799,7 +15739,7 @@ type TransactionStateMeta struct {
 
 func (x *TransactionStateMeta) Reset() {
 	*x = TransactionStateMeta{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15811,7 +15751,7 @@ func (x *TransactionStateMeta) String() string {
 func (*TransactionStateMeta) ProtoMessage() {}
 
 func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[218]
+	mi := &file_mq_protocol_mq_proto_msgTypes[217]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15824,7 +15764,7 @@ func (x *TransactionStateMeta) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TransactionStateMeta.ProtoReflect.Descriptor instead.
 func (*TransactionStateMeta) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{217}
 }
 
 func (x *TransactionStateMeta) GetKey() *TransactionKey {
@@ -15939,7 +15879,7 @@ type WorkPart struct {
 
 func (x *WorkPart) Reset() {
 	*x = WorkPart{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -15951,7 +15891,7 @@ func (x *WorkPart) String() string {
 func (*WorkPart) ProtoMessage() {}
 
 func (x *WorkPart) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[219]
+	mi := &file_mq_protocol_mq_proto_msgTypes[218]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -15964,7 +15904,7 @@ func (x *WorkPart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkPart.ProtoReflect.Descriptor instead.
 func (*WorkPart) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{218}
 }
 
 func (x *WorkPart) GetGroup() string {
@@ -16159,7 +16099,7 @@ type WorkDropped struct {
 
 func (x *WorkDropped) Reset() {
 	*x = WorkDropped{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16171,7 +16111,7 @@ func (x *WorkDropped) String() string {
 func (*WorkDropped) ProtoMessage() {}
 
 func (x *WorkDropped) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[220]
+	mi := &file_mq_protocol_mq_proto_msgTypes[219]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16184,7 +16124,7 @@ func (x *WorkDropped) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkDropped.ProtoReflect.Descriptor instead.
 func (*WorkDropped) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{219}
 }
 
 func (x *WorkDropped) GetReason() uint32 {
@@ -16213,7 +16153,7 @@ type WorkHeld struct {
 
 func (x *WorkHeld) Reset() {
 	*x = WorkHeld{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16225,7 +16165,7 @@ func (x *WorkHeld) String() string {
 func (*WorkHeld) ProtoMessage() {}
 
 func (x *WorkHeld) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[221]
+	mi := &file_mq_protocol_mq_proto_msgTypes[220]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16238,7 +16178,7 @@ func (x *WorkHeld) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkHeld.ProtoReflect.Descriptor instead.
 func (*WorkHeld) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{220}
 }
 
 func (x *WorkHeld) GetLeaderEpoch() uint64 {
@@ -16282,7 +16222,7 @@ type WorkEnded struct {
 
 func (x *WorkEnded) Reset() {
 	*x = WorkEnded{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16294,7 +16234,7 @@ func (x *WorkEnded) String() string {
 func (*WorkEnded) ProtoMessage() {}
 
 func (x *WorkEnded) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[222]
+	mi := &file_mq_protocol_mq_proto_msgTypes[221]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16307,7 +16247,7 @@ func (x *WorkEnded) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkEnded.ProtoReflect.Descriptor instead.
 func (*WorkEnded) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{221}
 }
 
 func (x *WorkEnded) GetLease() *WorkHeld {
@@ -16352,7 +16292,7 @@ type WorkMark struct {
 
 func (x *WorkMark) Reset() {
 	*x = WorkMark{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16364,7 +16304,7 @@ func (x *WorkMark) String() string {
 func (*WorkMark) ProtoMessage() {}
 
 func (x *WorkMark) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[223]
+	mi := &file_mq_protocol_mq_proto_msgTypes[222]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16377,7 +16317,7 @@ func (x *WorkMark) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkMark.ProtoReflect.Descriptor instead.
 func (*WorkMark) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{222}
 }
 
 func (x *WorkMark) GetDeliveries() uint64 {
@@ -16434,7 +16374,7 @@ type WorkOutgoing struct {
 
 func (x *WorkOutgoing) Reset() {
 	*x = WorkOutgoing{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16446,7 +16386,7 @@ func (x *WorkOutgoing) String() string {
 func (*WorkOutgoing) ProtoMessage() {}
 
 func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[224]
+	mi := &file_mq_protocol_mq_proto_msgTypes[223]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16459,7 +16399,7 @@ func (x *WorkOutgoing) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkOutgoing.ProtoReflect.Descriptor instead.
 func (*WorkOutgoing) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{223}
 }
 
 func (x *WorkOutgoing) GetN() uint64 {
@@ -16500,7 +16440,7 @@ type WorkTaken struct {
 
 func (x *WorkTaken) Reset() {
 	*x = WorkTaken{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[225]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16512,7 +16452,7 @@ func (x *WorkTaken) String() string {
 func (*WorkTaken) ProtoMessage() {}
 
 func (x *WorkTaken) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[225]
+	mi := &file_mq_protocol_mq_proto_msgTypes[224]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16525,7 +16465,7 @@ func (x *WorkTaken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkTaken.ProtoReflect.Descriptor instead.
 func (*WorkTaken) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{225}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{224}
 }
 
 func (x *WorkTaken) GetMember() string {
@@ -16549,7 +16489,6 @@ type SnapshotState struct {
 	TimestampUs    uint64                  `protobuf:"varint,3,opt,name=timestamp_us,json=timestampUs,proto3" json:"timestamp_us,omitempty"`
 	NextOffset     int64                   `protobuf:"varint,4,opt,name=next_offset,json=nextOffset,proto3" json:"next_offset,omitempty"`
 	LogStartOffset int64                   `protobuf:"varint,5,opt,name=log_start_offset,json=logStartOffset,proto3" json:"log_start_offset,omitempty"`
-	Uuids          *PlacedUuids            `protobuf:"bytes,6,opt,name=uuids,proto3" json:"uuids,omitempty"`
 	Staged         []*StagedBatchState     `protobuf:"bytes,7,rep,name=staged,proto3" json:"staged,omitempty"`
 	Published      []*PublishedState       `protobuf:"bytes,8,rep,name=published,proto3" json:"published,omitempty"`
 	Cursors        []*CursorState          `protobuf:"bytes,9,rep,name=cursors,proto3" json:"cursors,omitempty"`
@@ -16562,7 +16501,7 @@ type SnapshotState struct {
 
 func (x *SnapshotState) Reset() {
 	*x = SnapshotState{}
-	mi := &file_mq_protocol_mq_proto_msgTypes[226]
+	mi := &file_mq_protocol_mq_proto_msgTypes[225]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -16574,7 +16513,7 @@ func (x *SnapshotState) String() string {
 func (*SnapshotState) ProtoMessage() {}
 
 func (x *SnapshotState) ProtoReflect() protoreflect.Message {
-	mi := &file_mq_protocol_mq_proto_msgTypes[226]
+	mi := &file_mq_protocol_mq_proto_msgTypes[225]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -16587,7 +16526,7 @@ func (x *SnapshotState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotState.ProtoReflect.Descriptor instead.
 func (*SnapshotState) Descriptor() ([]byte, []int) {
-	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{226}
+	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{225}
 }
 
 func (x *SnapshotState) GetLastIndex() uint64 {
@@ -16623,13 +16562,6 @@ func (x *SnapshotState) GetLogStartOffset() int64 {
 		return x.LogStartOffset
 	}
 	return 0
-}
-
-func (x *SnapshotState) GetUuids() *PlacedUuids {
-	if x != nil {
-		return x.Uuids
-	}
-	return nil
 }
 
 func (x *SnapshotState) GetStaged() []*StagedBatchState {
@@ -16747,7 +16679,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bprotocol\x18\x05 \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\x06 \x01(\x05R\x0eprotocolOldest\x12\x1f\n" +
 	"\vauto_create\x18\x04 \x01(\bR\n" +
-	"autoCreate\"\x89\x04\n" +
+	"autoCreate\"\xed\x03\n" +
 	"\x10MetadataResponse\x121\n" +
 	"\abrokers\x18\x01 \x03(\v2\x17.tritonmq.v1.BrokerInfoR\abrokers\x12.\n" +
 	"\x06topics\x18\x02 \x03(\v2\x16.tritonmq.v1.TopicInfoR\x06topics\x12%\n" +
@@ -16763,8 +16695,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x0fprotocol_oldest\x18\t \x01(\x05R\x0eprotocolOldest\x12\x18\n" +
 	"\arelease\x18\n" +
 	" \x01(\tR\arelease\x12\x12\n" +
-	"\x04more\x18\x06 \x01(\bR\x04more\x12\x1a\n" +
-	"\bforwards\x18\x0e \x01(\bR\bforwards\"\x84\x02\n" +
+	"\x04more\x18\x06 \x01(\bR\x04more\"\x84\x02\n" +
 	"\x12CreateTopicRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -17686,10 +17617,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bsequence\x18\x06 \x01(\x04R\bsequence\x12\x12\n" +
 	"\x04part\x18\a \x01(\rR\x04part\x12\x14\n" +
 	"\x05parts\x18\b \x01(\rR\x05parts\x12\x12\n" +
-	"\x04data\x18\t \x01(\fR\x04data\"X\n" +
-	"\vLinkMessage\x12/\n" +
-	"\x06header\x18\x01 \x01(\v2\x17.tritonmq.v1.LinkHeaderR\x06header\x12\x18\n" +
-	"\apayload\x18\x02 \x01(\fR\apayload\"`\n" +
+	"\x04data\x18\t \x01(\fR\x04data\"`\n" +
 	"\x16CancelScheduledRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x05R\tpartition\x12\x12\n" +
@@ -18053,7 +17981,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x06reason\x18\x04 \x01(\rR\x06reason\";\n" +
 	"\tWorkTaken\x12\x16\n" +
 	"\x06member\x18\x01 \x01(\tR\x06member\x12\x16\n" +
-	"\x06number\x18\x02 \x01(\x04R\x06number\"\xac\x04\n" +
+	"\x06number\x18\x02 \x01(\x04R\x06number\"\xfc\x03\n" +
 	"\rSnapshotState\x12\x1d\n" +
 	"\n" +
 	"last_index\x18\x01 \x01(\x04R\tlastIndex\x12\x1d\n" +
@@ -18062,8 +17990,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\ftimestamp_us\x18\x03 \x01(\x04R\vtimestampUs\x12\x1f\n" +
 	"\vnext_offset\x18\x04 \x01(\x03R\n" +
 	"nextOffset\x12(\n" +
-	"\x10log_start_offset\x18\x05 \x01(\x03R\x0elogStartOffset\x12.\n" +
-	"\x05uuids\x18\x06 \x01(\v2\x18.tritonmq.v1.PlacedUuidsR\x05uuids\x125\n" +
+	"\x10log_start_offset\x18\x05 \x01(\x03R\x0elogStartOffset\x125\n" +
 	"\x06staged\x18\a \x03(\v2\x1d.tritonmq.v1.StagedBatchStateR\x06staged\x129\n" +
 	"\tpublished\x18\b \x03(\v2\x1b.tritonmq.v1.PublishedStateR\tpublished\x122\n" +
 	"\acursors\x18\t \x03(\v2\x18.tritonmq.v1.CursorStateR\acursors\x12E\n" +
@@ -18231,7 +18158,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05Fetch\x12\x19.tritonmq.v1.FetchRequest\x1a\x1c.tritonmq.v1.BatchesResponse0\x01\x12L\n" +
 	"\tSubscribe\x12\x1d.tritonmq.v1.SubscribeRequest\x1a\x1c.tritonmq.v1.BatchesResponse(\x010\x01\x12U\n" +
 	"\fWatchOffsets\x12 .tritonmq.v1.WatchOffsetsRequest\x1a!.tritonmq.v1.WatchOffsetsResponse0\x01\x12?\n" +
-	"\x04Lock\x12\x18.tritonmq.v1.LockRequest\x1a\x19.tritonmq.v1.LockResponse(\x010\x012\xbb\b\n" +
+	"\x04Lock\x12\x18.tritonmq.v1.LockRequest\x1a\x19.tritonmq.v1.LockResponse(\x010\x012\xfb\a\n" +
 	"\x04Peer\x12G\n" +
 	"\bMetadata\x12\x1c.tritonmq.v1.MetadataRequest\x1a\x1d.tritonmq.v1.MetadataResponse\x12V\n" +
 	"\rReplicaStatus\x12!.tritonmq.v1.ReplicaStatusRequest\x1a\".tritonmq.v1.ReplicaStatusResponse\x12D\n" +
@@ -18245,8 +18172,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bAbortKey\x12\x1c.tritonmq.v1.AbortKeyRequest\x1a%.tritonmq.v1.AbortTransactionResponse\x12L\n" +
 	"\aGiveKey\x12\x1b.tritonmq.v1.GiveKeyRequest\x1a$.tritonmq.v1.GiveTransactionResponse\x12>\n" +
 	"\x05Fence\x12\x19.tritonmq.v1.FenceRequest\x1a\x1a.tritonmq.v1.FenceResponse\x12b\n" +
-	"\x11TransactionStatus\x12%.tritonmq.v1.TransactionStatusRequest\x1a&.tritonmq.v1.TransactionStatusResponse\x12>\n" +
-	"\x04Link\x12\x18.tritonmq.v1.LinkMessage\x1a\x18.tritonmq.v1.LinkMessage(\x010\x01b\x06proto3"
+	"\x11TransactionStatus\x12%.tritonmq.v1.TransactionStatusRequest\x1a&.tritonmq.v1.TransactionStatusResponseb\x06proto3"
 
 var (
 	file_mq_protocol_mq_proto_rawDescOnce sync.Once
@@ -18261,7 +18187,7 @@ func file_mq_protocol_mq_proto_rawDescGZIP() []byte {
 }
 
 var file_mq_protocol_mq_proto_enumTypes = make([]protoimpl.EnumInfo, 8)
-var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 240)
+var file_mq_protocol_mq_proto_msgTypes = make([]protoimpl.MessageInfo, 239)
 var file_mq_protocol_mq_proto_goTypes = []any{
 	(ErrorCode)(0),                    // 0: tritonmq.v1.ErrorCode
 	(PeerRefusal)(0),                  // 1: tritonmq.v1.PeerRefusal
@@ -18424,108 +18350,107 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*LinkHeader)(nil),                // 158: tritonmq.v1.LinkHeader
 	(*LinkBeat)(nil),                  // 159: tritonmq.v1.LinkBeat
 	(*SnapshotPart)(nil),              // 160: tritonmq.v1.SnapshotPart
-	(*LinkMessage)(nil),               // 161: tritonmq.v1.LinkMessage
-	(*CancelScheduledRequest)(nil),    // 162: tritonmq.v1.CancelScheduledRequest
-	(*CancelScheduledResponse)(nil),   // 163: tritonmq.v1.CancelScheduledResponse
-	(*AclRule)(nil),                   // 164: tritonmq.v1.AclRule
-	(*AclsRequest)(nil),               // 165: tritonmq.v1.AclsRequest
-	(*AclsResponse)(nil),              // 166: tritonmq.v1.AclsResponse
-	(*AlterAclsRequest)(nil),          // 167: tritonmq.v1.AlterAclsRequest
-	(*AlterAclsResponse)(nil),         // 168: tritonmq.v1.AlterAclsResponse
-	(*RevokeRequest)(nil),             // 169: tritonmq.v1.RevokeRequest
-	(*RevokeResponse)(nil),            // 170: tritonmq.v1.RevokeResponse
-	(*RevokedRequest)(nil),            // 171: tritonmq.v1.RevokedRequest
-	(*KnownEntry)(nil),                // 172: tritonmq.v1.KnownEntry
-	(*RevokedResponse)(nil),           // 173: tritonmq.v1.RevokedResponse
-	(*CheckAclRequest)(nil),           // 174: tritonmq.v1.CheckAclRequest
-	(*CheckAclResponse)(nil),          // 175: tritonmq.v1.CheckAclResponse
-	(*ApiToken)(nil),                  // 176: tritonmq.v1.ApiToken
-	(*TokenUser)(nil),                 // 177: tritonmq.v1.TokenUser
-	(*NewApiToken)(nil),               // 178: tritonmq.v1.NewApiToken
-	(*TokensRequest)(nil),             // 179: tritonmq.v1.TokensRequest
-	(*TokensResponse)(nil),            // 180: tritonmq.v1.TokensResponse
-	(*AlterTokensRequest)(nil),        // 181: tritonmq.v1.AlterTokensRequest
-	(*AlterTokensResponse)(nil),       // 182: tritonmq.v1.AlterTokensResponse
-	(*BrokerOffer)(nil),               // 183: tritonmq.v1.BrokerOffer
-	(*SecurityFloorRequest)(nil),      // 184: tritonmq.v1.SecurityFloorRequest
-	(*SecurityFloorResponse)(nil),     // 185: tritonmq.v1.SecurityFloorResponse
-	(*AlterSecurityFloorRequest)(nil), // 186: tritonmq.v1.AlterSecurityFloorRequest
-	(*Quota)(nil),                     // 187: tritonmq.v1.Quota
-	(*QuotasRequest)(nil),             // 188: tritonmq.v1.QuotasRequest
-	(*QuotasResponse)(nil),            // 189: tritonmq.v1.QuotasResponse
-	(*AlterQuotasRequest)(nil),        // 190: tritonmq.v1.AlterQuotasRequest
-	(*AlterQuotasResponse)(nil),       // 191: tritonmq.v1.AlterQuotasResponse
-	(*EpochStartMeta)(nil),            // 192: tritonmq.v1.EpochStartMeta
-	(*BatchAttributes)(nil),           // 193: tritonmq.v1.BatchAttributes
-	(*AppendMeta)(nil),                // 194: tritonmq.v1.AppendMeta
-	(*StageMeta)(nil),                 // 195: tritonmq.v1.StageMeta
-	(*PublishMeta)(nil),               // 196: tritonmq.v1.PublishMeta
-	(*DiscardMeta)(nil),               // 197: tritonmq.v1.DiscardMeta
-	(*CursorMeta)(nil),                // 198: tritonmq.v1.CursorMeta
-	(*DecideMeta)(nil),                // 199: tritonmq.v1.DecideMeta
-	(*FinishMeta)(nil),                // 200: tritonmq.v1.FinishMeta
-	(*GiveMeta)(nil),                  // 201: tritonmq.v1.GiveMeta
-	(*AbortMeta)(nil),                 // 202: tritonmq.v1.AbortMeta
-	(*FenceMeta)(nil),                 // 203: tritonmq.v1.FenceMeta
-	(*ForgetMeta)(nil),                // 204: tritonmq.v1.ForgetMeta
-	(*ScheduleMeta)(nil),              // 205: tritonmq.v1.ScheduleMeta
-	(*DeleteGroupMeta)(nil),           // 206: tritonmq.v1.DeleteGroupMeta
-	(*TrimMeta)(nil),                  // 207: tritonmq.v1.TrimMeta
-	(*WorkMeta)(nil),                  // 208: tritonmq.v1.WorkMeta
-	(*WorkStep)(nil),                  // 209: tritonmq.v1.WorkStep
-	(*WorkBegin)(nil),                 // 210: tritonmq.v1.WorkBegin
-	(*WorkLease)(nil),                 // 211: tritonmq.v1.WorkLease
-	(*WorkAccept)(nil),                // 212: tritonmq.v1.WorkAccept
-	(*WorkDrop)(nil),                  // 213: tritonmq.v1.WorkDrop
-	(*WorkReturn)(nil),                // 214: tritonmq.v1.WorkReturn
-	(*WorkReject)(nil),                // 215: tritonmq.v1.WorkReject
-	(*WorkSend)(nil),                  // 216: tritonmq.v1.WorkSend
-	(*WorkSent)(nil),                  // 217: tritonmq.v1.WorkSent
-	(*WorkPark)(nil),                  // 218: tritonmq.v1.WorkPark
-	(*WorkReset)(nil),                 // 219: tritonmq.v1.WorkReset
-	(*WorkEnd)(nil),                   // 220: tritonmq.v1.WorkEnd
-	(*OutputLine)(nil),                // 221: tritonmq.v1.OutputLine
-	(*PlacedUuids)(nil),               // 222: tritonmq.v1.PlacedUuids
-	(*StagedBatchState)(nil),          // 223: tritonmq.v1.StagedBatchState
-	(*PublishedState)(nil),            // 224: tritonmq.v1.PublishedState
-	(*CursorState)(nil),               // 225: tritonmq.v1.CursorState
-	(*TransactionStateMeta)(nil),      // 226: tritonmq.v1.TransactionStateMeta
-	(*WorkPart)(nil),                  // 227: tritonmq.v1.WorkPart
-	(*WorkDropped)(nil),               // 228: tritonmq.v1.WorkDropped
-	(*WorkHeld)(nil),                  // 229: tritonmq.v1.WorkHeld
-	(*WorkEnded)(nil),                 // 230: tritonmq.v1.WorkEnded
-	(*WorkMark)(nil),                  // 231: tritonmq.v1.WorkMark
-	(*WorkOutgoing)(nil),              // 232: tritonmq.v1.WorkOutgoing
-	(*WorkTaken)(nil),                 // 233: tritonmq.v1.WorkTaken
-	(*SnapshotState)(nil),             // 234: tritonmq.v1.SnapshotState
-	nil,                               // 235: tritonmq.v1.PartitionInfo.UnheardMsEntry
-	nil,                               // 236: tritonmq.v1.TopicInfo.SettingsEntry
-	nil,                               // 237: tritonmq.v1.CreateTopicRequest.SettingsEntry
-	nil,                               // 238: tritonmq.v1.AlterTopicRequest.SettingsEntry
-	nil,                               // 239: tritonmq.v1.QueueInfo.SettingsEntry
-	nil,                               // 240: tritonmq.v1.AlterQueueRequest.SettingsEntry
-	nil,                               // 241: tritonmq.v1.QueuePartition.DroppedEntry
-	nil,                               // 242: tritonmq.v1.ObserveResponse.ValuesEntry
-	nil,                               // 243: tritonmq.v1.ObserveResponse.LinksEntry
-	nil,                               // 244: tritonmq.v1.ObserveResponse.LeftOutEntry
-	nil,                               // 245: tritonmq.v1.Quota.LimitsEntry
-	nil,                               // 246: tritonmq.v1.QuotasResponse.DefaultsEntry
-	nil,                               // 247: tritonmq.v1.AlterQuotasRequest.SetEntry
+	(*CancelScheduledRequest)(nil),    // 161: tritonmq.v1.CancelScheduledRequest
+	(*CancelScheduledResponse)(nil),   // 162: tritonmq.v1.CancelScheduledResponse
+	(*AclRule)(nil),                   // 163: tritonmq.v1.AclRule
+	(*AclsRequest)(nil),               // 164: tritonmq.v1.AclsRequest
+	(*AclsResponse)(nil),              // 165: tritonmq.v1.AclsResponse
+	(*AlterAclsRequest)(nil),          // 166: tritonmq.v1.AlterAclsRequest
+	(*AlterAclsResponse)(nil),         // 167: tritonmq.v1.AlterAclsResponse
+	(*RevokeRequest)(nil),             // 168: tritonmq.v1.RevokeRequest
+	(*RevokeResponse)(nil),            // 169: tritonmq.v1.RevokeResponse
+	(*RevokedRequest)(nil),            // 170: tritonmq.v1.RevokedRequest
+	(*KnownEntry)(nil),                // 171: tritonmq.v1.KnownEntry
+	(*RevokedResponse)(nil),           // 172: tritonmq.v1.RevokedResponse
+	(*CheckAclRequest)(nil),           // 173: tritonmq.v1.CheckAclRequest
+	(*CheckAclResponse)(nil),          // 174: tritonmq.v1.CheckAclResponse
+	(*ApiToken)(nil),                  // 175: tritonmq.v1.ApiToken
+	(*TokenUser)(nil),                 // 176: tritonmq.v1.TokenUser
+	(*NewApiToken)(nil),               // 177: tritonmq.v1.NewApiToken
+	(*TokensRequest)(nil),             // 178: tritonmq.v1.TokensRequest
+	(*TokensResponse)(nil),            // 179: tritonmq.v1.TokensResponse
+	(*AlterTokensRequest)(nil),        // 180: tritonmq.v1.AlterTokensRequest
+	(*AlterTokensResponse)(nil),       // 181: tritonmq.v1.AlterTokensResponse
+	(*BrokerOffer)(nil),               // 182: tritonmq.v1.BrokerOffer
+	(*SecurityFloorRequest)(nil),      // 183: tritonmq.v1.SecurityFloorRequest
+	(*SecurityFloorResponse)(nil),     // 184: tritonmq.v1.SecurityFloorResponse
+	(*AlterSecurityFloorRequest)(nil), // 185: tritonmq.v1.AlterSecurityFloorRequest
+	(*Quota)(nil),                     // 186: tritonmq.v1.Quota
+	(*QuotasRequest)(nil),             // 187: tritonmq.v1.QuotasRequest
+	(*QuotasResponse)(nil),            // 188: tritonmq.v1.QuotasResponse
+	(*AlterQuotasRequest)(nil),        // 189: tritonmq.v1.AlterQuotasRequest
+	(*AlterQuotasResponse)(nil),       // 190: tritonmq.v1.AlterQuotasResponse
+	(*EpochStartMeta)(nil),            // 191: tritonmq.v1.EpochStartMeta
+	(*BatchAttributes)(nil),           // 192: tritonmq.v1.BatchAttributes
+	(*AppendMeta)(nil),                // 193: tritonmq.v1.AppendMeta
+	(*StageMeta)(nil),                 // 194: tritonmq.v1.StageMeta
+	(*PublishMeta)(nil),               // 195: tritonmq.v1.PublishMeta
+	(*DiscardMeta)(nil),               // 196: tritonmq.v1.DiscardMeta
+	(*CursorMeta)(nil),                // 197: tritonmq.v1.CursorMeta
+	(*DecideMeta)(nil),                // 198: tritonmq.v1.DecideMeta
+	(*FinishMeta)(nil),                // 199: tritonmq.v1.FinishMeta
+	(*GiveMeta)(nil),                  // 200: tritonmq.v1.GiveMeta
+	(*AbortMeta)(nil),                 // 201: tritonmq.v1.AbortMeta
+	(*FenceMeta)(nil),                 // 202: tritonmq.v1.FenceMeta
+	(*ForgetMeta)(nil),                // 203: tritonmq.v1.ForgetMeta
+	(*ScheduleMeta)(nil),              // 204: tritonmq.v1.ScheduleMeta
+	(*DeleteGroupMeta)(nil),           // 205: tritonmq.v1.DeleteGroupMeta
+	(*TrimMeta)(nil),                  // 206: tritonmq.v1.TrimMeta
+	(*WorkMeta)(nil),                  // 207: tritonmq.v1.WorkMeta
+	(*WorkStep)(nil),                  // 208: tritonmq.v1.WorkStep
+	(*WorkBegin)(nil),                 // 209: tritonmq.v1.WorkBegin
+	(*WorkLease)(nil),                 // 210: tritonmq.v1.WorkLease
+	(*WorkAccept)(nil),                // 211: tritonmq.v1.WorkAccept
+	(*WorkDrop)(nil),                  // 212: tritonmq.v1.WorkDrop
+	(*WorkReturn)(nil),                // 213: tritonmq.v1.WorkReturn
+	(*WorkReject)(nil),                // 214: tritonmq.v1.WorkReject
+	(*WorkSend)(nil),                  // 215: tritonmq.v1.WorkSend
+	(*WorkSent)(nil),                  // 216: tritonmq.v1.WorkSent
+	(*WorkPark)(nil),                  // 217: tritonmq.v1.WorkPark
+	(*WorkReset)(nil),                 // 218: tritonmq.v1.WorkReset
+	(*WorkEnd)(nil),                   // 219: tritonmq.v1.WorkEnd
+	(*OutputLine)(nil),                // 220: tritonmq.v1.OutputLine
+	(*PlacedUuids)(nil),               // 221: tritonmq.v1.PlacedUuids
+	(*StagedBatchState)(nil),          // 222: tritonmq.v1.StagedBatchState
+	(*PublishedState)(nil),            // 223: tritonmq.v1.PublishedState
+	(*CursorState)(nil),               // 224: tritonmq.v1.CursorState
+	(*TransactionStateMeta)(nil),      // 225: tritonmq.v1.TransactionStateMeta
+	(*WorkPart)(nil),                  // 226: tritonmq.v1.WorkPart
+	(*WorkDropped)(nil),               // 227: tritonmq.v1.WorkDropped
+	(*WorkHeld)(nil),                  // 228: tritonmq.v1.WorkHeld
+	(*WorkEnded)(nil),                 // 229: tritonmq.v1.WorkEnded
+	(*WorkMark)(nil),                  // 230: tritonmq.v1.WorkMark
+	(*WorkOutgoing)(nil),              // 231: tritonmq.v1.WorkOutgoing
+	(*WorkTaken)(nil),                 // 232: tritonmq.v1.WorkTaken
+	(*SnapshotState)(nil),             // 233: tritonmq.v1.SnapshotState
+	nil,                               // 234: tritonmq.v1.PartitionInfo.UnheardMsEntry
+	nil,                               // 235: tritonmq.v1.TopicInfo.SettingsEntry
+	nil,                               // 236: tritonmq.v1.CreateTopicRequest.SettingsEntry
+	nil,                               // 237: tritonmq.v1.AlterTopicRequest.SettingsEntry
+	nil,                               // 238: tritonmq.v1.QueueInfo.SettingsEntry
+	nil,                               // 239: tritonmq.v1.AlterQueueRequest.SettingsEntry
+	nil,                               // 240: tritonmq.v1.QueuePartition.DroppedEntry
+	nil,                               // 241: tritonmq.v1.ObserveResponse.ValuesEntry
+	nil,                               // 242: tritonmq.v1.ObserveResponse.LinksEntry
+	nil,                               // 243: tritonmq.v1.ObserveResponse.LeftOutEntry
+	nil,                               // 244: tritonmq.v1.Quota.LimitsEntry
+	nil,                               // 245: tritonmq.v1.QuotasResponse.DefaultsEntry
+	nil,                               // 246: tritonmq.v1.AlterQuotasRequest.SetEntry
 }
 var file_mq_protocol_mq_proto_depIdxs = []int32{
 	0,   // 0: tritonmq.v1.Error.code:type_name -> tritonmq.v1.ErrorCode
 	1,   // 1: tritonmq.v1.Error.peer_refusal:type_name -> tritonmq.v1.PeerRefusal
-	235, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
-	236, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
+	234, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
+	235, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
 	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
 	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	237, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	236, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
 	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	17,  // 9: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
 	21,  // 10: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
 	8,   // 11: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
-	238, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	237, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
 	13,  // 13: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
 	26,  // 14: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
 	26,  // 15: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
@@ -18539,7 +18464,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 23: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
 	2,   // 24: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
 	46,  // 25: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	193, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	192, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
 	47,  // 27: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
 	8,   // 28: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
 	50,  // 29: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
@@ -18566,9 +18491,9 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	60,  // 50: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
 	43,  // 51: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
 	73,  // 52: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	239, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	238, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
 	3,   // 54: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	240, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	239, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
 	75,  // 56: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
 	75,  // 57: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
 	80,  // 58: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
@@ -18604,7 +18529,7 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	6,   // 88: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
 	6,   // 89: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
 	8,   // 90: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	241, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	240, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
 	99,  // 92: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
 	100, // 93: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
 	102, // 94: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
@@ -18631,12 +18556,12 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	10,  // 115: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
 	10,  // 116: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
 	7,   // 117: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	242, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	241, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
 	145, // 119: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
 	146, // 120: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
 	147, // 121: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	243, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	244, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	242, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	243, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
 	151, // 124: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
 	155, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
 	156, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
@@ -18644,197 +18569,193 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	159, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
 	8,   // 129: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
 	157, // 130: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
-	158, // 131: tritonmq.v1.LinkMessage.header:type_name -> tritonmq.v1.LinkHeader
-	164, // 132: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	164, // 133: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	164, // 134: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	164, // 135: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	172, // 136: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	164, // 137: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	176, // 138: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	177, // 139: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	178, // 140: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	183, // 141: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	245, // 142: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	187, // 143: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	246, // 144: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	247, // 145: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	193, // 146: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 147: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	193, // 148: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 149: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 150: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 151: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 152: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 153: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 154: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 155: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 156: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 157: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	193, // 158: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	209, // 159: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	210, // 160: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	211, // 161: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	212, // 162: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	213, // 163: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	214, // 164: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	215, // 165: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	216, // 166: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	217, // 167: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	218, // 168: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	219, // 169: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	220, // 170: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	229, // 171: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
-	221, // 172: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 173: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	193, // 174: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 175: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 176: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 177: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	228, // 178: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	229, // 179: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	231, // 180: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	232, // 181: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	233, // 182: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	229, // 183: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
-	230, // 184: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
-	229, // 185: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
-	221, // 186: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	222, // 187: tritonmq.v1.SnapshotState.uuids:type_name -> tritonmq.v1.PlacedUuids
-	223, // 188: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	224, // 189: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	225, // 190: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	226, // 191: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 192: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 193: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 194: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 195: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
-	22,  // 196: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	24,  // 197: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	27,  // 198: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	29,  // 199: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	31,  // 200: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	33,  // 201: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	39,  // 202: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	35,  // 203: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	41,  // 204: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	66,  // 205: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	68,  // 206: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	69,  // 207: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	71,  // 208: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	162, // 209: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	76,  // 210: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	78,  // 211: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	98,  // 212: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	104, // 213: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	108, // 214: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	114, // 215: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	116, // 216: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	119, // 217: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	123, // 218: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	125, // 219: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	81,  // 220: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	84,  // 221: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	88,  // 222: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	144, // 223: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	149, // 224: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	165, // 225: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	167, // 226: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	174, // 227: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	188, // 228: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	190, // 229: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	169, // 230: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	171, // 231: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	179, // 232: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	181, // 233: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	184, // 234: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	186, // 235: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	48,  // 236: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	52,  // 237: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	61,  // 238: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	63,  // 239: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	142, // 240: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 241: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	37,  // 242: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	110, // 243: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	112, // 244: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	132, // 245: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	134, // 246: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	136, // 247: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	138, // 248: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	140, // 249: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	128, // 250: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	127, // 251: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	129, // 252: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	114, // 253: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	161, // 254: tritonmq.v1.Peer.Link:input_type -> tritonmq.v1.LinkMessage
-	16,  // 255: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 256: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 257: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
-	23,  // 258: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	25,  // 259: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	28,  // 260: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	30,  // 261: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	32,  // 262: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	34,  // 263: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	40,  // 264: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	36,  // 265: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	45,  // 266: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	67,  // 267: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	74,  // 268: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	70,  // 269: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	72,  // 270: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	163, // 271: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	77,  // 272: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	79,  // 273: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	103, // 274: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	106, // 275: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	109, // 276: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	115, // 277: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	118, // 278: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	122, // 279: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	124, // 280: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 281: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	82,  // 282: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	87,  // 283: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	94,  // 284: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	148, // 285: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	150, // 286: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	166, // 287: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	168, // 288: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	175, // 289: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	189, // 290: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	191, // 291: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	170, // 292: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	173, // 293: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	180, // 294: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	182, // 295: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	185, // 296: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	185, // 297: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	51,  // 298: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	55,  // 299: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	55,  // 300: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	64,  // 301: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	143, // 302: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 303: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	38,  // 304: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	111, // 305: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	113, // 306: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	133, // 307: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	135, // 308: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	137, // 309: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	139, // 310: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	141, // 311: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	124, // 312: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 313: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	131, // 314: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	115, // 315: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	161, // 316: tritonmq.v1.Peer.Link:output_type -> tritonmq.v1.LinkMessage
-	255, // [255:317] is the sub-list for method output_type
-	193, // [193:255] is the sub-list for method input_type
-	193, // [193:193] is the sub-list for extension type_name
-	193, // [193:193] is the sub-list for extension extendee
-	0,   // [0:193] is the sub-list for field type_name
+	163, // 131: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	163, // 132: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	163, // 133: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	163, // 134: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	171, // 135: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	163, // 136: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	175, // 137: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	176, // 138: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	177, // 139: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	182, // 140: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	244, // 141: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	186, // 142: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	245, // 143: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	246, // 144: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	192, // 145: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 146: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	192, // 147: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 148: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 149: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 150: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 151: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 152: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 153: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 154: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 155: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 156: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	192, // 157: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	208, // 158: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	209, // 159: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	210, // 160: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	211, // 161: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	212, // 162: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	213, // 163: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	214, // 164: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	215, // 165: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	216, // 166: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	217, // 167: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	218, // 168: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	219, // 169: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	228, // 170: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
+	220, // 171: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 172: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	192, // 173: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 174: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 175: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 176: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	227, // 177: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	228, // 178: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	230, // 179: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	231, // 180: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	232, // 181: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	228, // 182: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
+	229, // 183: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
+	228, // 184: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
+	220, // 185: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	222, // 186: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	223, // 187: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	224, // 188: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	225, // 189: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 190: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 191: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 192: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 193: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 194: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 195: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 196: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 197: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 198: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 199: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 200: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 201: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 202: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 203: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 204: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 205: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 206: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	161, // 207: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 208: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 209: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	98,  // 210: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	104, // 211: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	108, // 212: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	114, // 213: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	116, // 214: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	119, // 215: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	123, // 216: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	125, // 217: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	81,  // 218: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	84,  // 219: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	88,  // 220: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	144, // 221: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	149, // 222: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	164, // 223: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	166, // 224: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	173, // 225: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	187, // 226: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	189, // 227: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	168, // 228: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	170, // 229: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	178, // 230: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	180, // 231: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	183, // 232: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	185, // 233: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 234: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 235: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 236: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 237: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	142, // 238: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 239: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 240: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	110, // 241: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	112, // 242: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	132, // 243: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	134, // 244: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	136, // 245: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	138, // 246: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	140, // 247: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	128, // 248: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	127, // 249: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	129, // 250: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	114, // 251: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	16,  // 252: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 253: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 254: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 255: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 256: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 257: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 258: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 259: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 260: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 261: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 262: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 263: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 264: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 265: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 266: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 267: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	162, // 268: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 269: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 270: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	103, // 271: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	106, // 272: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	109, // 273: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	115, // 274: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	118, // 275: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	122, // 276: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	124, // 277: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 278: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	82,  // 279: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	87,  // 280: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	94,  // 281: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	148, // 282: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	150, // 283: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	165, // 284: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	167, // 285: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	174, // 286: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	188, // 287: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	190, // 288: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	169, // 289: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	172, // 290: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	179, // 291: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	181, // 292: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	184, // 293: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	184, // 294: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 295: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 296: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 297: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 298: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	143, // 299: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 300: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 301: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	111, // 302: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	113, // 303: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	133, // 304: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	135, // 305: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	137, // 306: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	139, // 307: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	141, // 308: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	124, // 309: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 310: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	131, // 311: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	115, // 312: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	252, // [252:313] is the sub-list for method output_type
+	191, // [191:252] is the sub-list for method input_type
+	191, // [191:191] is the sub-list for extension type_name
+	191, // [191:191] is the sub-list for extension extendee
+	0,   // [0:191] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }
@@ -18859,8 +18780,8 @@ func file_mq_protocol_mq_proto_init() {
 	file_mq_protocol_mq_proto_msgTypes[75].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[88].OneofWrappers = []any{}
 	file_mq_protocol_mq_proto_msgTypes[124].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[185].OneofWrappers = []any{}
-	file_mq_protocol_mq_proto_msgTypes[201].OneofWrappers = []any{
+	file_mq_protocol_mq_proto_msgTypes[184].OneofWrappers = []any{}
+	file_mq_protocol_mq_proto_msgTypes[200].OneofWrappers = []any{
 		(*WorkStep_Begin)(nil),
 		(*WorkStep_Lease)(nil),
 		(*WorkStep_Accept)(nil),
@@ -18879,7 +18800,7 @@ func file_mq_protocol_mq_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_mq_protocol_mq_proto_rawDesc), len(file_mq_protocol_mq_proto_rawDesc)),
 			NumEnums:      8,
-			NumMessages:   240,
+			NumMessages:   239,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -1919,7 +1919,6 @@ const (
 	Peer_GiveKey_FullMethodName           = "/tritonmq.v1.Peer/GiveKey"
 	Peer_Fence_FullMethodName             = "/tritonmq.v1.Peer/Fence"
 	Peer_TransactionStatus_FullMethodName = "/tritonmq.v1.Peer/TransactionStatus"
-	Peer_Link_FullMethodName              = "/tritonmq.v1.Peer/Link"
 )
 
 // PeerClient is the client API for Peer service.
@@ -1941,7 +1940,6 @@ type PeerClient interface {
 	GiveKey(ctx context.Context, in *GiveKeyRequest, opts ...grpc.CallOption) (*GiveTransactionResponse, error)
 	Fence(ctx context.Context, in *FenceRequest, opts ...grpc.CallOption) (*FenceResponse, error)
 	TransactionStatus(ctx context.Context, in *TransactionStatusRequest, opts ...grpc.CallOption) (*TransactionStatusResponse, error)
-	Link(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LinkMessage, LinkMessage], error)
 }
 
 type peerClient struct {
@@ -2082,19 +2080,6 @@ func (c *peerClient) TransactionStatus(ctx context.Context, in *TransactionStatu
 	return out, nil
 }
 
-func (c *peerClient) Link(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[LinkMessage, LinkMessage], error) {
-	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	stream, err := c.cc.NewStream(ctx, &Peer_ServiceDesc.Streams[0], Peer_Link_FullMethodName, cOpts...)
-	if err != nil {
-		return nil, err
-	}
-	x := &grpc.GenericClientStream[LinkMessage, LinkMessage]{ClientStream: stream}
-	return x, nil
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Peer_LinkClient = grpc.BidiStreamingClient[LinkMessage, LinkMessage]
-
 // PeerServer is the server API for Peer service.
 // All implementations must embed UnimplementedPeerServer
 // for forward compatibility.
@@ -2114,7 +2099,6 @@ type PeerServer interface {
 	GiveKey(context.Context, *GiveKeyRequest) (*GiveTransactionResponse, error)
 	Fence(context.Context, *FenceRequest) (*FenceResponse, error)
 	TransactionStatus(context.Context, *TransactionStatusRequest) (*TransactionStatusResponse, error)
-	Link(grpc.BidiStreamingServer[LinkMessage, LinkMessage]) error
 	mustEmbedUnimplementedPeerServer()
 }
 
@@ -2163,9 +2147,6 @@ func (UnimplementedPeerServer) Fence(context.Context, *FenceRequest) (*FenceResp
 }
 func (UnimplementedPeerServer) TransactionStatus(context.Context, *TransactionStatusRequest) (*TransactionStatusResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method TransactionStatus not implemented")
-}
-func (UnimplementedPeerServer) Link(grpc.BidiStreamingServer[LinkMessage, LinkMessage]) error {
-	return status.Error(codes.Unimplemented, "method Link not implemented")
 }
 func (UnimplementedPeerServer) mustEmbedUnimplementedPeerServer() {}
 func (UnimplementedPeerServer) testEmbeddedByValue()              {}
@@ -2422,13 +2403,6 @@ func _Peer_TransactionStatus_Handler(srv interface{}, ctx context.Context, dec f
 	return interceptor(ctx, in, info, handler)
 }
 
-func _Peer_Link_Handler(srv interface{}, stream grpc.ServerStream) error {
-	return srv.(PeerServer).Link(&grpc.GenericServerStream[LinkMessage, LinkMessage]{ServerStream: stream})
-}
-
-// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
-type Peer_LinkServer = grpc.BidiStreamingServer[LinkMessage, LinkMessage]
-
 // Peer_ServiceDesc is the grpc.ServiceDesc for Peer service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -2489,13 +2463,6 @@ var Peer_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Peer_TransactionStatus_Handler,
 		},
 	},
-	Streams: []grpc.StreamDesc{
-		{
-			StreamName:    "Link",
-			Handler:       _Peer_Link_Handler,
-			ServerStreams: true,
-			ClientStreams: true,
-		},
-	},
+	Streams:  []grpc.StreamDesc{},
 	Metadata: "mq_protocol/mq.proto",
 }

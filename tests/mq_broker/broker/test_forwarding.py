@@ -163,7 +163,6 @@ def test_a_call_is_answered_by_the_broker_that_is_meant(zookeeper: str, tmp_path
                     answer = await asked.ask("Observe", pb.ObserveRequest())
                     assert answer.broker == number
                     assert (await asked.metadata("t")).answered_by == number
-                    assert (await asked.metadata("t")).forwards
                 with pytest.raises(NotLeader) as error:
                     await one.produce("t", 1)
                 assert error.value.leader == 2

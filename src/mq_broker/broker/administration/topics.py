@@ -178,7 +178,6 @@ class Admin:
             protocol=mine.protocol,
             protocol_oldest=mine.protocol_oldest,
             release=mine.release,
-            forwards=True,
         )
         for broker in sorted(self._cluster.brokers):
             registration = self._cluster.brokers[broker]
