@@ -465,7 +465,7 @@ Global___TransactionKey: _TypeAlias = TransactionKey  # noqa: Y015
 
 @_typing.final
 class BrokerInfo(_message.Message):
-    """What one end says of its version (mq_protocol/versions.py) is in fields of these names. Release 0.2.0 leaves them out."""
+    """What one end says of its version (mq_protocol/versions.py) is in fields of these names."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

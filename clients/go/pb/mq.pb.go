@@ -809,7 +809,7 @@ func (x *TransactionKey) GetSink() string {
 	return ""
 }
 
-// What one end says of its version (mq_protocol/versions.py) is in fields of these names. Release 0.2.0 leaves them out.
+// What one end says of its version (mq_protocol/versions.py) is in fields of these names.
 type BrokerInfo struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
 	Id             int32                  `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -17306,7 +17306,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x121\n" +
 	"\x05after\x18\x02 \x01(\v2\x1b.tritonmq.v1.TopicPartitionR\x05after\x12\x1f\n" +
 	"\vafter_index\x18\x03 \x01(\x04R\n" +
-	"afterIndex\"\xd1\x01\n" +
+	"afterIndex\"\xc5\x01\n" +
 	"\n" +
 	"StagedInfo\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
@@ -17315,7 +17315,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\trow_count\x18\x06 \x01(\x04R\browCount\x12!\n" +
 	"\ftimestamp_us\x18\a \x01(\x03R\vtimestampUs\x12\x14\n" +
 	"\x05query\x18\b \x01(\tR\x05query\x12\x12\n" +
-	"\x04sink\x18\t \x01(\tR\x04sinkJ\x04\b\x03\x10\x04J\x04\b\x04\x10\x05\"\xa5\x01\n" +
+	"\x04sink\x18\t \x01(\tR\x04sink\"\xa5\x01\n" +
 	"\x0eStagedResponse\x12/\n" +
 	"\x06staged\x18\x01 \x03(\v2\x17.tritonmq.v1.StagedInfoR\x06staged\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\x12/\n" +
@@ -17518,7 +17518,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x05level\x18\x02 \x01(\tR\x05level\x12\x18\n" +
 	"\aseconds\x18\x03 \x01(\rR\aseconds\"/\n" +
 	"\x13SetLogLevelResponse\x12\x18\n" +
-	"\aseconds\x18\x01 \x01(\rR\aseconds\"\xe6\x01\n" +
+	"\aseconds\x18\x01 \x01(\rR\aseconds\"\xe0\x01\n" +
 	"\tLinkHello\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x0e\n" +
@@ -17527,7 +17527,7 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\bprotocol\x18\a \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\b \x01(\x05R\x0eprotocolOldest\x12\x18\n" +
 	"\arelease\x18\t \x01(\tR\arelease\x12\x14\n" +
-	"\x05proof\x18\x06 \x01(\fR\x05proofJ\x04\b\x03\x10\x04\"y\n" +
+	"\x05proof\x18\x06 \x01(\fR\x05proof\"y\n" +
 	"\bPeerCall\x12\x16\n" +
 	"\x06broker\x18\x01 \x01(\x05R\x06broker\x12 \n" +
 	"\vincarnation\x18\x02 \x01(\x03R\vincarnation\x12\x1d\n" +

@@ -39,9 +39,8 @@ CLOCKS_APART_MAX_MS: Final = 30_000
 """How far the caller's clock may be ahead. It may be behind by as much, since a proof expires after
 `CALL_EXPIRES_MS`."""
 
-_HELLO: Final = struct.Struct(">iqi")
+_HELLO: Final = struct.Struct(">iqiii")
 _CALL: Final = struct.Struct(">iqq")
-_VERSIONS: Final = struct.Struct(">ii")
 
 
 def _now_ms() -> int:
@@ -79,11 +78,11 @@ class PeerProof:
 
     def of_dialler(self, dialler: pb.LinkHello, acceptor: pb.LinkHello) -> bytes:
         """The proof of the broker that dials, over both hellos."""
-        return self._prove(b"link dialled", _said(dialler), _said(acceptor), *_versions(dialler, acceptor))
+        return self._prove(b"link dialled", _said(dialler), _said(acceptor))
 
     def of_acceptor(self, dialler: pb.LinkHello, acceptor: pb.LinkHello) -> bytes:
         """The proof of the broker that was dialled, over both hellos."""
-        return self._prove(b"link accepted", _said(dialler), _said(acceptor), *_versions(dialler, acceptor))
+        return self._prove(b"link accepted", _said(dialler), _said(acceptor))
 
     # ------------------------------------------------------------------ other calls
 
@@ -168,13 +167,6 @@ def require(given: bytes, expected: bytes) -> None:
 
 
 def _said(hello: pb.LinkHello) -> bytes:
-    return _HELLO.pack(hello.broker, hello.incarnation, hello.to) + hello.nonce
-
-
-def _versions(dialler: pb.LinkHello, acceptor: pb.LinkHello) -> tuple[bytes, ...]:
-    """What both say of their versions, if both do: a broker of release 0.2.0 does not, and proves nothing about it."""
-    if not (dialler.protocol and acceptor.protocol):
-        return ()
-    return tuple(
-        _VERSIONS.pack(hello.protocol, hello.protocol_oldest) + hello.release.encode() for hello in (dialler, acceptor)
-    )
+    """With the nonce, which has its length, before the release, which may have any."""
+    who = _HELLO.pack(hello.broker, hello.incarnation, hello.to, hello.protocol, hello.protocol_oldest)
+    return who + hello.nonce + hello.release.encode()
