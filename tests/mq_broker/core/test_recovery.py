@@ -305,16 +305,6 @@ def test_a_snapshot_is_installed_only_once_it_is_known_which_recovery_its_leader
     assert of(behind.step(snapshot), Install)
 
 
-def test_a_log_that_acknowledged_what_a_leader_of_0_2_0_sent_is_not_put_aside() -> None:
-    """Its epoch starts name no recovery. What was acknowledged of the new life may be counted, and named."""
-    former = begins_later(entry(21, 5))
-    effects = former.step(appended(21, 5, entry(22, 6, EpochStart(2)))) + former.step(Flushed(22, 6))
-    effects += former.step(TurnEnded(0))
-    [ack] = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, AppendAck)]
-    assert ack.acknowledged_index == 22
-    assert of(former.step(NodeRead(9, RECOVERED)), StartOver, RecoveryAdopted) == [RecoveryAdopted(1)]
-
-
 def test_once_the_node_of_this_epoch_was_read_no_epoch_start_is_refused() -> None:
     """A coordination service that was restored from a backup may have counted fewer recoveries than the logs."""
     fresh = replica()
@@ -344,7 +334,6 @@ def test_who_begins_empty_goes_on_under_the_recovery_that_it_claimed() -> None:
 
 
 def test_a_late_message_takes_nothing_back_of_what_was_proved() -> None:
-    """A leader of 0.2.0 counts what this log has acknowledged; its epoch start does not name the recovery."""
     former = replica(entry(1, 5))
     former.step(appended(1, 5, entry(2, 6, EpochStart(2))))
     former.step(Flushed(2, 6))

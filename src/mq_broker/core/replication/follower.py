@@ -97,7 +97,7 @@ class Follower:
         if node is not None and node.leader_epoch >= shared.epoch and node.recovery <= shared.recovery:
             return False  # what was read has said what becomes of this log
         if node is not None and node.recovery > shared.recovery:
-            return True  # it was read while nobody led. Not every message says so, and no leader of 0.2.0
+            return True  # it was read while nobody led, and not every message says so
         starts = (entry.operation for entry in entries if isinstance(entry.operation, EpochStart))
         return any(start.recovery > shared.recovery for start in starts)
 

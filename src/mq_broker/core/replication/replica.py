@@ -513,12 +513,9 @@ class Replica:
         # What a message of this epoch proved to be the leader's too is of the recovered log, or of what came after it.
         # That stays proved when a session ends, though this replica follows nobody then. It says nothing of payloads
         # that the journal has no more: what had let it begin later may be lost.
-        # Nor is a log put aside that has acknowledged an entry of this epoch. That befalls it under a leader of 0.2.0,
-        # whose epoch start does not name the recovery.
-        counted = shared.log.last_epoch == state.leader_epoch
         epoch, index = shared.proved
         matches = epoch == state.leader_epoch and index >= shared.log.last_index
-        proved = (not shared.log.base_index or counted) and matches
+        proved = not shared.log.base_index and matches
         # Nor one whose broker alone is named: it is the log that was chosen, of another id since. No other is in sync.
         chosen = {broker for broker, _ in state.isr} == {shared.me.broker}
         if shared.my_member in state.isr or chosen or shared.log.last_index == 0 or proved:
