@@ -411,7 +411,7 @@ class Admin(
 
     def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
         """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say
-        what it would be. It is never lowered: afterwards no broker of an older release can take part.
+        what it would be. It is never lowered: afterwards no broker that does not know it can take part.
 
         Raises `IncompatibleVersion` while brokers that hold replicas are not registered, unless `force`.
         """

@@ -201,7 +201,7 @@ def test_rules_are_made_about_all_names_that_something_can_have() -> None:
         about(name="", prefix=True),
         about(name="my ", prefix=True),
         about(name="..", prefix=True),
-        about(name="zoe\u0308"),  # of a topic that an older release made
+        about(name="zoe\u0308"),
         about(name="a*b"),
         about(kind=Kind.GROUP, name="g"),
         about(kind=Kind.LOCK, operation=Operation.WRITE, name="l"),

@@ -77,6 +77,7 @@ class ZooKeeper:
         """How likely a request or its answer is lost."""
         self.latency_s = (0.0003, 0.01)
         self.cluster = "simulated"
+        self.level = LEVEL
         self.secret = loop.random.randbytes(32)
         self.lives: Counter[int] = Counter()
         self.stamps: dict[int, int] = {}
@@ -308,10 +309,15 @@ class Session:
         return await self._read(lambda: {broker: each[0] for broker, each in sorted(self._service.registered.items())})
 
     async def level(self) -> int:
-        return await self._read(lambda: LEVEL)
+        return await self._read(lambda: self._service.level)
 
     async def raise_level(self, level: int) -> int:
-        return await self._read(lambda: max(level, LEVEL))
+        def write() -> int:
+            self._service.level = max(level, self._service.level)
+            self._service.hint(CoordinationEvent.BROKERS_CHANGED)
+            return self._service.level
+
+        return await self._read(write)
 
     async def topics(self) -> dict[str, TopicSpec]:
         return await self._read(lambda: {name: spec for name, (_, spec) in sorted(self._service.topics.items())})
