@@ -429,7 +429,7 @@ async def _wait(event: asyncio.Event) -> None:
 def _check_nonce(hello: pb.LinkHello) -> None:
     if len(hello.nonce) != NONCE_BYTES:
         raise PeerRefused(
-            f"a hello has a nonce of {NONCE_BYTES} bytes: that broker is of another version", pb.PEER_NO_HELLO
+            f"a hello has a nonce of {NONCE_BYTES} bytes: it is from no broker of TritonMQ", pb.PEER_NO_HELLO
         )
 
 
