@@ -330,10 +330,11 @@ class Oracle:
         for broker, log_id in state.isr:
             journal = self.cluster.brokers[broker].journals[partition]
             if journal.lacks_up_to:
-                agrees = life.agrees_with(journal.durable_base, journal.durable)
+                agrees = min(journal.durable_end, life.agrees_with(journal.durable_base, journal.durable))
                 if agrees < min(journal.lacks_up_to, end):
                     continue  # an older copy was put back; whoever leads sends it what it lacks
-            journal.lacks_up_to = 0
+                if agrees >= journal.lacks_up_to:  # else what it was named for may be committed yet
+                    journal.lacks_up_to = 0
             if journal.log_id != log_id:
                 if not log_id:
                     raise self.violation(
