@@ -17,7 +17,7 @@ from mq_protocol.errors import CorruptBatch
 from tests.fuzz.altering import altered, message
 from tests.fuzz.telling import check_told
 from tests.mq_broker.storage.bed import PLACE
-from tests.mq_broker.storage.codec.test_snapshot import FULL, FULL_OF_VERSION_1
+from tests.mq_broker.storage.codec.test_snapshot import FULL
 from tests.mq_broker.storage.codec.test_work import snapshot_of, walked
 
 codec._let_others_run = lambda: None  # it sleeps; here nobody else wants to run
@@ -26,7 +26,6 @@ _HEADER: Final = struct.Struct("<I3sBQ")
 _PART: Final = struct.Struct("<I")
 _MAGIC: Final = b"TSn"
 _WHOLE: Final = [
-    FULL_OF_VERSION_1,
     *(
         encode_snapshot(PLACE, snapshot)
         for snapshot in (FULL, Snapshot(0, 0, 0, MachineState()), *(snapshot_of(walked(seed, 40)) for seed in range(3)))
