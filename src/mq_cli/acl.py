@@ -9,20 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import tell_of_those_that_do_not_judge, told_of_brokers
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    counted,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write,
-    write_json,
-    write_table,
-    yes_option,
-)
+from mq_cli.output import checking_what_was_typed, counted, json_option, say, write, write_json, write_table, yes_option
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
 from mq_protocol.rights import command as command_for
@@ -95,30 +84,28 @@ _principal = click.argument("principal", metavar="PRINCIPAL", callback=checked)
 @_principal
 @_rights
 @_whole_options
-@bootstrap_option
-@timeout_option
-def allow(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
+@connection_options
+def allow(principal: str, connection: Connection, **said: Any) -> int:
     """Allow PRINCIPAL (`User:NAME`, or `*` for everybody) to do something.
 
     `tritonmq acl allow User:etl --read --topic 'orders-*' --group etl`: every operation that is named, on every
     resource that is named and has it.
     """
-    return _change(bootstrap, timeout_s, add=_new_rules(principal, said, deny=False))
+    return _change(connection, add=_new_rules(principal, said, deny=False))
 
 
 @acl.command(cls=_RightsCommand)
 @_principal
 @_rights
 @_whole_options
-@bootstrap_option
-@timeout_option
-def deny(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
+@connection_options
+def deny(principal: str, connection: Connection, **said: Any) -> int:
     """Deny PRINCIPAL something, whatever other rules allow. Whoever is denied to describe is denied everything."""
     rules = _new_rules(principal, said, deny=True)
     if principal.startswith("User:"):
-        with open_admin(bootstrap, timeout_s) as admin:
+        with connection.admin() as admin:
             _warn_of_whom_it_does_not_stop(admin, principal)
-    return _change(bootstrap, timeout_s, add=rules)
+    return _change(connection, add=rules)
 
 
 @acl.command(cls=_RightsCommand)
@@ -128,11 +115,8 @@ def deny(principal: str, bootstrap: str, timeout_s: float, **said: Any) -> int:
 @click.option("--deny", "denying", is_flag=True, help="Rules that deny; else those that allow.")
 @click.option("--all", "everything", is_flag=True, help="Every rule of PRINCIPAL.")
 @yes_option
-@bootstrap_option
-@timeout_option
-def remove(
-    principal: str, denying: bool, everything: bool, yes: bool, bootstrap: str, timeout_s: float, **said: Any
-) -> int:
+@connection_options
+def remove(principal: str, denying: bool, everything: bool, yes: bool, connection: Connection, **said: Any) -> int:
     """Remove rules of PRINCIPAL: just those that the same words would make. Others are left alone.
 
     Asks first; in a script it needs --yes.
@@ -142,7 +126,7 @@ def remove(
     if everything and (any(said.values()) or denying):
         raise click.UsageError("--all removes every rule: leave out the others")
     named = [] if everything else _rules(principal, said, deny=denying)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         there = admin.acls(principal)
     if everything and not there:
         say(f"{principal} has no rules")
@@ -151,17 +135,16 @@ def remove(
     rules = there if everything else named
     what = f"the rule {rules[0]}" if len(rules) == 1 else f"{counted(len(rules), 'rule')} of {principal}"
     confirm(f"Remove {what}?", yes=yes)
-    return _change(bootstrap, timeout_s, remove=rules)
+    return _change(connection, remove=rules)
 
 
 @acl.command("list")
 @click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
 @json_option
-@bootstrap_option
-@timeout_option
-def list_rules(principal: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_rules(principal: str, as_json: bool, connection: Connection) -> None:
     """List the rules: of PRINCIPAL alone, or all."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.acls(principal)
         tell_of_those_that_do_not_judge(admin.not_judging())
     if as_json:
@@ -180,9 +163,8 @@ def list_rules(principal: str, as_json: bool, bootstrap: str, timeout_s: float) 
 @_principal
 @_rights
 @json_option
-@bootstrap_option
-@timeout_option
-def check(principal: str, as_json: bool, bootstrap: str, timeout_s: float, **said: Any) -> int:
+@connection_options
+def check(principal: str, as_json: bool, connection: Connection, **said: Any) -> int:
     """Say whether PRINCIPAL may do something, and by which rule. Exit code 1: it may not.
 
     `tritonmq acl check User:etl --read --topic orders`
@@ -191,7 +173,7 @@ def check(principal: str, as_json: bool, bootstrap: str, timeout_s: float, **sai
     asked = _rules(principal, said, deny=False)
     allowed = True
     answers = []
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         for rule in asked:
             verdict = admin.check_acl(principal, rule.operation, rule.kind, rule.name)
             allowed = allowed and verdict.allowed
@@ -288,8 +270,8 @@ def _check_company(operations: Sequence[Operation], resources: Sequence[tuple[Ki
             raise click.UsageError(f"--{kind.lower()} goes with {known}")
 
 
-def _change(bootstrap: str, timeout_s: float, add: Sequence[AclRule] = (), remove: Sequence[AclRule] = ()) -> int:
-    with open_admin(bootstrap, timeout_s) as admin:
+def _change(connection: Connection, add: Sequence[AclRule] = (), remove: Sequence[AclRule] = ()) -> int:
+    with connection.admin() as admin:
         done = admin.alter_acls(add, remove)
     if add:
         write(f"{counted(done.added, 'rule')} added" + _there(len(add) - done.added, "there already"))

@@ -17,18 +17,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import (
-    Seconds,
-    bootstrap_option,
-    bytes_text,
-    counted,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write,
-    write_json,
-)
+from mq_cli.connection import Connection, bootstrap_option, timeout_option
+from mq_cli.output import Seconds, bytes_text, counted, json_option, say, write, write_json
 from mq_cli.samples import Samples
 
 if TYPE_CHECKING:
@@ -76,11 +66,11 @@ def seconds_option(command: F) -> F:
 @click.option("--acks", type=click.Choice(["all", "leader", "none"]), default="all", show_default=True)
 @click.option("--rate", type=click.IntRange(min=1), help="Records a second. Default: as many as it can.")
 @bench_options
-def produce(seconds: float, acks: str, rate: int | None, as_json: bool, **options: Any) -> None:
+def produce(seconds: float, acks: str, rate: int | None, as_json: bool, connection: Connection, **options: Any) -> None:
     """Publish records one at a time: records a second, and how long each took to be acknowledged."""
     from mq_client import Producer
 
-    with _topic(options) as topic, Producer(options["bootstrap"], acks=acks) as producer:
+    with _topic(connection, options) as topic, Producer(**connection.for_client(), acks=acks) as producer:
         values, took, lock = _values(options["size"]), Samples(), threading.Lock()
 
         def acknowledged(due: float) -> Callable[[object], None]:
@@ -105,24 +95,24 @@ def produce(seconds: float, acks: str, rate: int | None, as_json: bool, **option
 @bench.command()
 @click.option("--records", type=click.IntRange(1, 1_000_000_000), default=1_000_000, show_default=True)
 @bench_options
-def consume(records: int, as_json: bool, **options: Any) -> None:
+def consume(records: int, as_json: bool, connection: Connection, **options: Any) -> None:
     """Fill a topic, then have one consumer take all of it: records a second."""
     from mq_client import Consumer, Producer
 
-    with _topic(options) as topic:
+    with _topic(connection, options) as topic:
         values = _values(options["size"])
-        with Producer(options["bootstrap"]) as producer:
+        with Producer(**connection.for_client()) as producer:
             for first in range(0, records, _MANY):
                 some = min(_MANY, records - first)
                 producer.publish_many(topic, [values[number % _VALUES] for number in range(some)])
         say(f"{counted(records, 'record')} published, now they are consumed")
-        with Consumer(options["bootstrap"], start="earliest") as consumer:
+        with Consumer(**connection.for_client(), start="earliest") as consumer:
             consumer.subscribe(topic)
             began, got = time.perf_counter(), 0
             while got < records:
-                if consumer.take(options["timeout_s"] * 1000) is None:
+                if consumer.take(connection.timeout_s * 1000) is None:
                     raise click.ClickException(
-                        f"{got} of {records} records came, and then none for {options['timeout_s']:g} s"
+                        f"{got} of {records} records came, and then none for {connection.timeout_s:g} s"
                     )
                 got += 1
         _tell(as_json, "consume", records, options["size"], time.perf_counter() - began, Samples(), "")
@@ -132,15 +122,15 @@ def consume(records: int, as_json: bool, **options: Any) -> None:
 @seconds_option
 @click.option("--rate", type=click.IntRange(1, 100_000), default=1_000, show_default=True, help="Records a second.")
 @bench_options
-def latency(seconds: float, rate: int, as_json: bool, **options: Any) -> None:
+def latency(seconds: float, rate: int, as_json: bool, connection: Connection, **options: Any) -> None:
     """Publish at a steady rate, and say how long each record takes until a consumer has it.
 
     Counted from the moment at which a record was due: one that had to wait for others is not let off.
     """
     from mq_client import Consumer, Producer
 
-    bootstrap, took, began = options["bootstrap"], Samples(), time.perf_counter()
-    with _topic(options) as topic, Consumer(bootstrap) as consumer, Producer(bootstrap, linger_ms=0) as producer:
+    to, took, began = connection.for_client(), Samples(), time.perf_counter()
+    with _topic(connection, options) as topic, Consumer(**to) as consumer, Producer(**to, linger_ms=0) as producer:
         consumer.subscribe(topic)
         last = threading.Event()
 
@@ -149,7 +139,7 @@ def latency(seconds: float, rate: int, as_json: bool, **options: Any) -> None:
                 record = consumer.take(500)
                 if record is not None and isinstance(record.value, bytes):
                     took.add(time.perf_counter() - _STAMP.unpack_from(record.value)[0] / 1e9)
-                elif last.is_set() and time.perf_counter() > over + options["timeout_s"]:
+                elif last.is_set() and time.perf_counter() > over + connection.timeout_s:
                     return
 
         sent, over, filling = 0, 0.0, random.randbytes(options["size"] - _STAMP.size)  # noqa: S311 - a filling
@@ -162,17 +152,17 @@ def latency(seconds: float, rate: int, as_json: bool, **options: Any) -> None:
         producer.flush()
         over = time.perf_counter()
         last.set()
-        taking.join(options["timeout_s"] + 1)
+        taking.join(connection.timeout_s + 1)
         if took.count < sent:
-            raise click.ClickException(f"{took.count} of {sent} records came within {options['timeout_s']:g} s")
+            raise click.ClickException(f"{took.count} of {sent} records came within {connection.timeout_s:g} s")
         _tell(as_json, "latency", sent, options["size"], over - began, took, "with the consumer after")
 
 
 @contextmanager
-def _topic(options: dict[str, Any]) -> Iterator[str]:
+def _topic(connection: Connection, options: dict[str, Any]) -> Iterator[str]:
     """A topic of its own, deleted afterwards, whatever happened."""
     name = f"bench-{uuid.uuid4().hex[:12]}"
-    with open_admin(options["bootstrap"], options["timeout_s"]) as admin:
+    with connection.admin() as admin:
         replicas = options["replicas"] or min(_REPLICAS_USUAL, len(admin.describe_cluster().brokers))
         admin.create_topic(name, partitions=options["partitions"], replicas=replicas, durability=options["durability"])
         try:

@@ -11,17 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import DEFAULT_BOOTSTRAP, Connection, connection_options
 from mq_cli.in_force import told_of_brokers
-from mq_cli.output import (
-    DEFAULT_BOOTSTRAP,
-    bootstrap_option,
-    checking_what_was_typed,
-    open_admin,
-    say,
-    timeout_option,
-    write_line,
-    write_table,
-)
+from mq_cli.output import checking_what_was_typed, say, write_line, write_table
 from mq_cli.principals import say_if_unknown
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.names import user_named
@@ -225,9 +217,8 @@ def renew(dir: Path, ca_key: Path, days: int, within_days: int) -> None:  # noqa
 @click.option("--undo", is_flag=True, help="Take it back.")
 @click.option("--list", "listing", is_flag=True, help="Show what is revoked.")
 @click.option("--force", is_flag=True, help="Also the beginning of a longer serial, and a broker's.")
-@bootstrap_option
-@timeout_option
-def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, connection: Connection) -> int:
     """Refuse users or certificates from now on, at every broker, and end what they have open.
 
     User:NAME is every certificate of that name, those made later as well. A serial, whole, as `tritonmq cert show`
@@ -236,7 +227,7 @@ def revoke(who: tuple[str, ...], undo: bool, listing: bool, force: bool, bootstr
     """
     if listing == bool(who):
         raise click.UsageError("name User:NAME or a serial, or give --list")
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         if listing:
             for entry in admin.revoked():
                 write_line(entry)

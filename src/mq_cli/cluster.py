@@ -9,20 +9,9 @@ import click
 
 from mq_cli.cluster_summary import ClusterSummary
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
-from mq_cli.output import (
-    Seconds,
-    bootstrap_option,
-    counted,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write_json,
-    write_line,
-    write_table,
-)
-from mq_cli.reach import check_somebody_listens
+from mq_cli.output import Seconds, counted, json_option, say, write_json, write_line, write_table
 from mq_process.patience import Patience
 
 if TYPE_CHECKING:
@@ -58,9 +47,8 @@ def cluster() -> None:
 @cluster.command()
 @click.option("--check", is_flag=True, help="Exit with 1 if something is wrong.")
 @json_option
-@bootstrap_option
-@timeout_option
-def status(check: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def status(check: bool, as_json: bool, connection: Connection) -> int:
     """The brokers that are registered, what each leads and holds, and what is missing.
 
     Brokers that keep partitions closed, because they lack a key, are told in any case. With --check, what is wrong is
@@ -69,7 +57,7 @@ def status(check: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
     """
     from mq_client.looks import kept_closed
 
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         described = admin.describe_cluster()
         observed = admin.observe("partitions")
         topics = admin.describe_topics(observed, internal=True)
@@ -114,17 +102,16 @@ def _write_status(summary: ClusterSummary, described: ClusterDescription, *, as_
     metavar="SECONDS",
     help="How long to wait.",
 )
-@bootstrap_option
-@timeout_option
-def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def wait(count: int, in_sync: bool, wait_s: float, connection: Connection) -> int:
     """Wait until the cluster is well, also for brokers that do not listen yet.
 
     What is missing is said every few seconds. Exit status 1: it is so to the end.
     """
     patience, deadline = Patience(say), time.monotonic() + wait_s
-    with open_admin(bootstrap, timeout_s, must_listen=False) as admin:
+    with connection.admin(must_listen=False) as admin:
         while True:
-            missing = _nobody_listens(bootstrap) or _missing(admin, count, in_sync=in_sync)
+            missing = _nobody_listens(connection) or _missing(admin, count, in_sync=in_sync)
             if not missing:
                 return 0
             if time.monotonic() >= deadline:
@@ -135,12 +122,10 @@ def wait(count: int, in_sync: bool, wait_s: float, bootstrap: str, timeout_s: fl
             time.sleep(min(_WAIT_LOOK_S, max(0.0, deadline - time.monotonic())))
 
 
-def _nobody_listens(bootstrap: str) -> list[str]:
+def _nobody_listens(connection: Connection) -> list[str]:
     """Why no broker can be asked yet; empty if one can."""
-    from mq_client.cluster.connection import parse_bootstrap
-
     try:
-        check_somebody_listens(parse_bootstrap(bootstrap))
+        connection.check_somebody_listens()
     except click.ClickException as error:
         return error.message.splitlines()[:1]
     return []
@@ -176,10 +161,9 @@ def _level_advice(described: ClusterDescription) -> str:
 @click.option("--plan", is_flag=True, help="Only show what would be done, and which brokers stand in the way.")
 @click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 @click.pass_context
-def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, connection: Connection) -> None:
     """Raise the cluster's level of features, once every broker runs the new release.
 
     Until then brokers write nothing that the last release cannot read, and each of them can be started with the last
@@ -187,7 +171,7 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
 
     Exit status 3: not every broker knows a higher level.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         before = admin.upgrade_cluster(plan=True).level
         found = admin.upgrade_cluster(plan=plan, force=force)
     raised = found.level > before
@@ -219,11 +203,10 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, boot
 
 @cluster.command()
 @json_option
-@bootstrap_option
-@timeout_option
-def moves(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def moves(as_json: bool, connection: Connection) -> None:
     """The partitions that are on their way to other brokers now."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.moves()
     if as_json:
         write_json([document(move) for move in found])
@@ -248,15 +231,14 @@ def moves(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @click.option("--plan", is_flag=True, help="Only show what would move.")
 @wait_options
 @json_option
-@bootstrap_option
-@timeout_option
-def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection: Connection) -> int:
     """Spread replicas and leaders evenly over the live brokers, those just added included, and over their racks.
 
     What is even already stays where it is. The coordinators' topic gets three replicas as soon as there are brokers for
     them.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         planned = admin.plan_balance()
         if plan or as_json:
             write_plan(planned, as_json=as_json)
@@ -287,16 +269,13 @@ def _check_known(admin: Admin, broker: int) -> None:
 @click.option("--plan", is_flag=True, help="Only show what would move.")
 @wait_options
 @json_option
-@bootstrap_option
-@timeout_option
-def drain(
-    broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, bootstrap: str, timeout_s: float
-) -> int:
+@connection_options
+def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection: Connection) -> int:
     """Move everything off BROKER, so that it can be stopped for good. It may be dead already.
 
     A topic that is created meanwhile may be given to it again: drain it once more then.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         _check_known(admin, broker)
         planned = admin.plan_drain(broker)
         if plan or as_json:

@@ -11,13 +11,13 @@ import logging
 import re
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import DEFAULT_BOOTSTRAP
+from mq_cli.connection import Connection
 
 if TYPE_CHECKING:
     from mq_client import Admin
@@ -85,21 +85,19 @@ def _asks_for(group: str, command: str, param: str) -> Ask | None:
 
 def _completer(ask: Ask) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
     def complete(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        names = _within_time(ask, ctx.params.get("bootstrap") or DEFAULT_BOOTSTRAP)
+        names = _within_time(ask, Connection.of(ctx.params))
         return [CompletionItem(name) for name in names if name.startswith(incomplete) and _HARMLESS.fullmatch(name)]
 
     return complete
 
 
-def _within_time(ask: Ask, bootstrap: Any) -> list[str]:
+def _within_time(ask: Ask, connection: Connection) -> list[str]:
     """What brokers say in time; nothing if they do not."""
-    from mq_client import Admin
-
     found: list[str] = []
 
     def answer() -> None:
         try:
-            with Admin(bootstrap, timeout_ms=ASK_MS) as admin:
+            with connection.admin(ASK_MS / 1000, must_listen=False) as admin:
                 found.extend(ask(admin))
         except Exception:  # noqa: BLE001 - whoever completes a word is told nothing
             found.clear()

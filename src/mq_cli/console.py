@@ -14,8 +14,9 @@ from typing import Any
 
 import click
 
+from mq_cli.connection import Connection, bootstrap_option
 from mq_cli.listening import listening_at
-from mq_cli.output import bootstrap_option, checking_what_was_typed, say
+from mq_cli.output import checking_what_was_typed, say
 from mq_cli.terminal import log_to_stderr
 from mq_protocol.addresses import is_loopback, parse_address
 
@@ -86,7 +87,7 @@ def console(
     https_key: Path | None,
     insecure: bool,
     stop_at_eof: bool,
-    bootstrap: str,
+    connection: Connection,
 ) -> int:
     """Serve pages that show the cluster to a browser: what is wrong, brokers, topics, rows, groups, queues, sinks.
 
@@ -97,14 +98,17 @@ def console(
     with checking_what_was_typed():
         host, port = parse_address(listen)
     _check_mode(host, listen, https_certificate, https_key, insecure=insecure)
-    secured = bool(os.environ.get("TRITONMQ_CERTS"))
+    secured = bool(connection.certs)
     needs_key = (secured or actions or not is_loopback(host)) and not open_to_all
     key = _key(key_file) if key_file is not None else secrets.token_urlsafe(KEY_BYTES) if needs_key else None
     if actions and key is None:
         raise click.UsageError("--actions needs a key: leave out --open-to-all")
     log_to_stderr("warning")
     with listening_at(host, port) as listener, checking_what_was_typed():
-        made = serving.Console(bootstrap, serving.Settings(hide_values=hide_values, actions=actions))
+        os.environ.update(connection.environment())  # its readers find there how brokers are reached
+        made = serving.Console(
+            connection.bootstrap, serving.Settings(hide_values=hide_values, actions=actions), connection.security
+        )
         try:
             how = serving.Serving(names, key, https_certificate, https_key)
             server = serving.Server(made, listener, how)

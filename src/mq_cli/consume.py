@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mq_cli.connection import Connection, bootstrap_option, milliseconds
 from mq_cli.messages import MessageWriter
 from mq_cli.moments import LATEST, parse_place
-from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed, counting, milliseconds, open_admin, say
+from mq_cli.output import Seconds, checking_what_was_typed, counting, say
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
 
@@ -109,7 +110,7 @@ def consume(
     as_json: bool,
     template: str | None,
     raw: bool,
-    bootstrap: str,
+    connection: Connection,
 ) -> None:
     """Write the messages of TOPIC to standard output as they come: values, a line each.
 
@@ -117,8 +118,7 @@ def consume(
     """
     from mq_client import Consumer, Reader
 
-    _check_options(start, tail, group, exit_at_end=exit_at_end)
-    _check_broadcast(broadcast, priority, start, tail, group, exit_at_end=exit_at_end)
+    _check_options(broadcast, priority, start, tail, group, exit_at_end=exit_at_end)
     if as_json and template is not None:
         raise click.UsageError("--json and --format are two ways to say the same: give one")
     ask_ms = min(milliseconds(idle_s), REQUEST_TIMEOUT_MS) if idle_s is not None else REQUEST_TIMEOUT_MS
@@ -127,22 +127,23 @@ def consume(
     writer = MessageWriter(
         as_json=as_json, template=template, flush_each=group is not None or seen, for_terminal=seen and not raw
     )
-    with open_admin(bootstrap, ask_ms / 1000) as admin, _asked_to_end() as end:
+    with connection.admin(ask_ms / 1000) as admin, _asked_to_end() as end:
+        to = {**connection.for_client(), "timeout_ms": ask_ms}
         described = admin.describe_topic(topic, auto_create=not exit_at_end)
         writer.knows(described)
         if exit_at_end and tail is not None:
-            with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+            with Reader(**to) as reader:
                 _write_last(reader, described, admin.offsets(topic), tail, writer, count_max)
         elif exit_at_end:
             if start == LATEST:
                 say("nothing is there from the end on; --from earliest reads what is there, --tail N the last N")
-            with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+            with Reader(**to) as reader:
                 _write_what_is_there(reader, described, _ranges(admin, described, start), writer, end, count_max)
         else:
             if isinstance(start, int) and group is None:
                 _check_offset(described, admin.offsets(topic), start)
             with checking_what_was_typed():
-                consumer = Consumer(bootstrap, group, start, timeout_ms=ask_ms, broadcast=broadcast, priority=priority)
+                consumer = Consumer(**to, group=group, start=start, broadcast=broadcast, priority=priority)
             consumer.subscribe(topic)
             with consumer:
                 end.gently = True
@@ -150,7 +151,7 @@ def consume(
                 if tail is not None:
                     # The consumer gets what comes from now on: what it has of these already is left out below.
                     ranges = admin.offsets(topic)
-                    with Reader(bootstrap, timeout_ms=ask_ms) as reader:
+                    with Reader(**to) as reader:
                         count = _write_last(reader, described, ranges, tail, writer, count_max)
                     written = {partition: last for partition, (_, last) in ranges.items()}
                 hint = start == LATEST and (group or broadcast or tail) is None
@@ -158,8 +159,10 @@ def consume(
         writer.flush()
 
 
-def _check_options(start: Start, tail: int | None, group: str | None, *, exit_at_end: bool) -> None:
-    """Refuse two options that both say where to begin or where to end."""
+def _check_options(
+    broadcast: str | None, priority: int, start: Start, tail: int | None, group: str | None, *, exit_at_end: bool
+) -> None:
+    """Refuse two options that both say where to begin or where to end, and what does not go with a broadcast group."""
     if exit_at_end and group is not None:
         raise click.UsageError(
             "--exit-at-end reads by offset and touches no group: leave out --group, or end with --max or --timeout"
@@ -168,6 +171,7 @@ def _check_options(start: Start, tail: int | None, group: str | None, *, exit_at
         raise click.UsageError(
             "--tail says where to begin, as --from does, and a group begins where it is: give one of them"
         )
+    _check_broadcast(broadcast, priority, start, tail, group, exit_at_end=exit_at_end)
 
 
 def _check_broadcast(

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -20,17 +21,9 @@ import click
 from click.core import ParameterSource
 
 from mq_cli import diagnosis
+from mq_cli.connection import Connection, connection_options, milliseconds
 from mq_cli.diagnosis import Line
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    json_option,
-    milliseconds,
-    say,
-    timeout_option,
-    write,
-    write_json,
-)
+from mq_cli.output import checking_what_was_typed, json_option, say, write, write_json
 from mq_protocol.errors import TritonMQError
 
 if TYPE_CHECKING:
@@ -66,23 +59,21 @@ _SYNCS_S: Final = 5.0
     help="The end of this log of a broker is to be in the bundle. May be given several times.",
 )
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def doctor(
     data: Path | None,
     here: bool,
     bundle: Path | None,
     logs: tuple[Path, ...],
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> int:
     """Look at this machine and at the cluster. What is wrong is said with what to do, and the exit status is 1 then."""
     if logs and bundle is None:
         raise click.UsageError("--log is for what --bundle writes: give --bundle FILE.zip too")
     lines, seen = list(_of_this_machine(data)), dict[str, Any]()
     if not here:
-        lines += _of_the_cluster(bootstrap, _origin(), timeout_s, seen)
+        lines += _of_the_cluster(connection, _origin(), seen)
     told = [{"kind": line.kind, "what": line.what, "cure": line.cure} for line in lines]
     if bundle is not None:
         from mq_cli.bundle import write_bundle
@@ -135,46 +126,44 @@ def _origin() -> str:
             return ""
 
 
-def _of_the_cluster(bootstrap: str, origin: str, timeout_s: float, seen: dict[str, Any]) -> list[Line]:
+def _of_the_cluster(connection: Connection, origin: str, seen: dict[str, Any]) -> list[Line]:
     """`seen` gets what brokers say of themselves."""
     from mq_client import Admin
-    from mq_client.cluster.connection import parse_bootstrap
     from mq_client.cluster.forwarding import given_way
     from mq_client.cluster.tunnels import fault_of_all
 
     with checking_what_was_typed():
-        addresses, (via, _) = parse_bootstrap(bootstrap), given_way(None, None)
+        addresses, (via, forward) = connection.addresses, given_way(connection.via or "", bool(connection.forward))
     if via and (blamed := fault_of_all(addresses, via)):
         return [Line("wrong", f"no broker was asked: {blamed}", "then run this again")]
-    reasons = {address: _why_unreachable(address, bootstrap=True) for address in addresses}
-    cluster_ids: dict[str, str] = {}
+    reasons = {address: _why_unreachable(address, via) for address in addresses}
+    cluster_ids, ask_ms = dict[str, str](), milliseconds(min(connection.timeout_s, _ASK_S))
     failed = ""
     for address, reason in reasons.items():
         if reason is None:
             try:
-                with Admin([address], timeout_ms=milliseconds(min(timeout_s, _ASK_S))) as admin:
+                with Admin(**replace(connection, bootstrap=address).for_client(), timeout_ms=ask_ms) as admin:
                     cluster_ids[address] = admin.observe("broker").cluster_id
             except TritonMQError as error:
                 failed = str(error)
     lines = list(diagnosis.of_addresses(reasons, cluster_ids, origin))
     if not cluster_ids:
         return [*lines, *([Line("note", f"it was said: {failed}")] if failed else [])]
+    answering = replace(connection, bootstrap=next(iter(cluster_ids)))
     try:
-        with Admin([next(iter(cluster_ids))], timeout_ms=milliseconds(timeout_s)) as admin:
-            lines += _of_all_brokers(admin, seen)
+        with Admin(**answering.for_client(), timeout_ms=milliseconds(connection.timeout_s)) as admin:
+            lines += _of_all_brokers(admin, seen, via, forward=forward)
     except TritonMQError as error:
         lines.append(Line("wrong", f"the cluster could not be asked: {error}", "see `tritonmq cluster status`"))
     return lines
 
 
-def _why_unreachable(address: str, *, bootstrap: bool = False) -> str | None:
-    """Of a broker, from here; None if somebody listens there, or may."""
-    from mq_client.cluster.forwarding import given_way
+def _why_unreachable(address: str, via: str, *, forward: bool = False) -> str | None:
+    """Of a broker, from here; None if somebody listens there, or may. `forward`: others pass on what is for it."""
     from mq_client.cluster.listening import why_unreachable
     from mq_client.cluster.tunnels import fault
 
-    via, forward = given_way(None, None)
-    if forward and not bootstrap:
+    if forward:
         return "it has not answered the broker that passes on"
     if via:
         found = fault(address, via)
@@ -182,10 +171,10 @@ def _why_unreachable(address: str, *, bootstrap: bool = False) -> str | None:
     return why_unreachable(address)
 
 
-def _of_all_brokers(admin: Admin, seen: dict[str, Any]) -> list[Line]:
+def _of_all_brokers(admin: Admin, seen: dict[str, Any], via: str, *, forward: bool) -> list[Line]:
     observed = admin.observe("partitions")
     now_us = time.time_ns() // 1000
-    reasons = {address: _why_unreachable(address) for address in observed.silent}
+    reasons = {address: _why_unreachable(address, via, forward=forward) for address in observed.silent}
     topics = admin.describe_topics(observed, internal=True)
     seen |= {"observation": observed, "topics": topics}
     denied: list[Line] = []

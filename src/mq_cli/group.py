@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.output import (
-    bootstrap_option,
     bytes_text,
     checking_what_was_typed,
     confirm,
     counted,
     json_option,
-    open_admin,
     say,
     time_text,
-    timeout_option,
     write_json,
     write_table,
     yes_option,
@@ -50,14 +48,13 @@ def group() -> None:
 
 @group.command("list")
 @json_option
-@bootstrap_option
-@timeout_option
-def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_groups(as_json: bool, connection: Connection) -> None:
     """List the groups that have a cursor, and the lag of each in records, bytes and seconds.
 
     The label of a Spark query's group is the query's name.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.describe_groups()
     _say_who_is_silent(found)
     if as_json:
@@ -85,12 +82,11 @@ def list_groups(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @group.command()
 @click.argument("name")
 @json_option
-@bootstrap_option
-@timeout_option
-def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def describe(name: str, as_json: bool, connection: Connection) -> None:
     """Show the cursor of the group NAME in each partition, and its lag in records, bytes and seconds. Its label will do
     where one group alone is called so."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = _named_or_labelled(admin, name)
     _say_who_is_silent([found])
     if as_json:
@@ -153,9 +149,8 @@ def _short_ids(members: set[str]) -> dict[str, str]:
     help="The largest number of messages.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")
-@bootstrap_option
-@timeout_option
-def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def peek(name: str, topic: str, count: int, as_json: bool, connection: Connection) -> None:
     """Write the next messages that GROUP will get of TOPIC. The group is not moved."""
     from mq_cli.messages import MessageWriter
 
@@ -163,7 +158,7 @@ def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeo
         check_group_name(name)
         check_topic_name(topic)
     writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         writer.knows(admin.describe_topic(topic))
         for record in admin.peek(topic, name, count):
             writer.write(record)
@@ -176,14 +171,13 @@ def peek(name: str, topic: str, count: int, as_json: bool, bootstrap: str, timeo
     "--force", is_flag=True, help="Delete the group even while it has members. Their subscriptions end with an error."
 )
 @yes_option
-@bootstrap_option
-@timeout_option
-def delete(names: tuple[str, ...], force: bool, yes: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def delete(names: tuple[str, ...], force: bool, yes: bool, connection: Connection) -> None:
     """Delete the cursors of GROUP. No message is deleted. Refused while the group has members."""
     with checking_what_was_typed():
         for name in names:
             check_group_name(name)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         for name in names:
             admin.describe_group(name)  # all or none: a name that is not there is told before any is deleted
         what = f"group {names[0]}" if len(names) == 1 else counted(len(names), "group")

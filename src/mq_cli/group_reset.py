@@ -9,18 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from mq_cli.connection import Connection, connection_options
 from mq_cli.moments import EARLIEST, LATEST, parse_place
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    counted,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write_json,
-    write_table,
-)
+from mq_cli.output import checking_what_was_typed, counted, json_option, say, write_json, write_table
 from mq_protocol.names import check_group_name, check_topic_name
 
 if TYPE_CHECKING:
@@ -67,8 +58,7 @@ def _parse_to(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
     "--force", is_flag=True, help="Move the group even while it has members. They continue from where they are."
 )
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def reset(
     name: str,
     topic: str,
@@ -78,8 +68,7 @@ def reset(
     plan: bool,
     force: bool,
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> None:
     """Move the cursors of GROUP in TOPIC. `--to earliest` reads all again, `--to latest` skips all, `--by -100` goes
     back.
@@ -91,7 +80,7 @@ def reset(
     with checking_what_was_typed():
         check_group_name(name)
         check_topic_name(topic)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         cursors, unknown_group = _cursors(admin, name, topic)
         logs = admin.offsets(topic)
         unknown = sorted(set(numbers) - logs.keys())

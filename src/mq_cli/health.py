@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mq_cli.output import Seconds, checking_what_was_typed, say, security_options
+from mq_cli.connection import Connection, security_options
+from mq_cli.output import Seconds, checking_what_was_typed, say
 from mq_process.patience import Patience
 from mq_protocol.addresses import parse_address
 
@@ -30,17 +31,16 @@ _AGAIN_S = 0.25
     help="Ask again for so long. Default: once.",
 )
 @security_options
-def health(address: str, ready: bool, wait_s: float) -> int:
+def health(address: str, ready: bool, wait_s: float, connection: Connection) -> int:
     """Ask the broker at HOST:PORT, where clients connect, for its health. Exit status 1: it does not live, or is not
     ready.
     """
     from mq_client.cluster.channels import Client
     from mq_client.cluster.tunnels import given_via
-    from mq_client.security import given
 
     with checking_what_was_typed():
         parse_address(address)
-        client = Client((address,), given(None), given_via(None))
+        client = Client((address,), connection.security, given_via(connection.via or ""))
     patience, deadline = Patience(say), time.monotonic() + wait_s
     while True:
         why = _why_not(address, client, ready=ready)

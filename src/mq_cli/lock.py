@@ -7,14 +7,14 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed
-from mq_cli.reach import check_somebody_listens
+from mq_cli.connection import Connection, bootstrap_option
+from mq_cli.output import Seconds, checking_what_was_typed
 
 if TYPE_CHECKING:
     from mq_client import Lock
@@ -40,7 +40,7 @@ _SIGNALLED: Final = 128
     help="How long to wait for the lock. 0: run the command only if the lock is free.  [default: until it is free]",
 )
 @bootstrap_option
-def lock(name: str, command: tuple[str, ...], wait_s: float | None, bootstrap: str) -> int:
+def lock(name: str, command: tuple[str, ...], wait_s: float | None, connection: Connection) -> int:
     """Run COMMAND while having the lock NAME, which one holder in the cluster has at a time.
 
     The exit code is the command's. It is 1 if the lock was not free in time, or was lost: then the command is told to
@@ -50,20 +50,18 @@ def lock(name: str, command: tuple[str, ...], wait_s: float | None, bootstrap: s
     Example: tritonmq lock nightly --wait 60 -- ./report.sh --all
     """
     from mq_client import Lock
-    from mq_client.cluster.connection import parse_bootstrap
 
     if shutil.which(command[0]) is None:  # before anybody waits for the lock
         raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")
     with checking_what_was_typed():
-        addresses = parse_bootstrap(bootstrap)
-        held = Lock(addresses, name, timeout_ms=float("inf") if wait_s is None else wait_s * 1000)
-    check_somebody_listens(addresses)
+        wait_ms = float("inf") if wait_s is None else wait_s * 1000
+        held = Lock(**connection.for_client(), name=name, timeout_ms=wait_ms)
+    connection.check_somebody_listens()
     with held:
-        return _run(command, held)
+        return _run(command, held, {**os.environ, **connection.environment(), VARIABLE: str(held.token)})
 
 
-def _run(command: Sequence[str], held: Lock) -> int:
-    environment = {**os.environ, VARIABLE: str(held.token)}
+def _run(command: Sequence[str], held: Lock, environment: Mapping[str, str]) -> int:
     try:
         child = subprocess.Popen(command, env=environment)  # noqa: S603 - to run it is what the user asks for
     except OSError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from mq_cli.output import Seconds, bootstrap_option, open_admin, say, timeout_option
+from mq_cli.connection import Connection, connection_options
+from mq_cli.output import Seconds, say
 
 
 @click.command("log-level")
@@ -12,10 +13,9 @@ from mq_cli.output import Seconds, bootstrap_option, open_admin, say, timeout_op
 @click.argument("level", type=click.Choice(["debug", "info", "warning", "error"]))
 @click.option("--logger", default="mq_broker", show_default=True, help="A part of it, e.g. mq_broker.rpc.links.")
 @click.option("--for", "seconds", type=Seconds(min=1, max=86_400), default=600.0, show_default=True, metavar="SECONDS")
-@bootstrap_option
-@timeout_option
-def log_level(broker: int, level: str, logger: str, seconds: float, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def log_level(broker: int, level: str, logger: str, seconds: float, connection: Connection) -> None:
     """Have BROKER log from LEVEL on. It goes back by itself."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         admin.set_log_level(broker, level, logger=logger, seconds=int(seconds))
     say(f"broker {broker} logs {logger} from {level} on for {seconds:g} s")

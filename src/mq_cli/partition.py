@@ -9,19 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.moving import start_and_watch, wait_options, watch
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    counted,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write,
-    write_json,
-    write_table,
-)
+from mq_cli.output import checking_what_was_typed, counted, json_option, say, write, write_json, write_table
 from mq_protocol.limits import next_life
 from mq_protocol.names import check_topic_name
 
@@ -43,11 +33,10 @@ def partition() -> None:
 @click.argument("topic")
 @_number
 @json_option
-@bootstrap_option
-@timeout_option
-def describe(topic: str, number: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def describe(topic: str, number: int, as_json: bool, connection: Connection) -> None:
     """Show a partition's replicas, leader, in-sync set and offsets, and where it moves to."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = _find(admin, topic, number)
         start, end = _offsets(admin, topic, number) if found.leader else (None, None)
         live = {broker.id for broker in admin.describe_cluster().brokers}
@@ -90,8 +79,7 @@ def _yes(answer: bool) -> str:
 )
 @click.option("--cancel", is_flag=True, help="Send the partition back to its former brokers.")
 @wait_options
-@bootstrap_option
-@timeout_option
+@connection_options
 def move(
     topic: str,
     number: int,
@@ -99,8 +87,7 @@ def move(
     cancel: bool,
     no_wait: bool,
     wait_s: float,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> int:
     """Move a partition's replicas to other brokers, while it is written to and read.
 
@@ -111,7 +98,7 @@ def move(
     from mq_client import PartitionMove
 
     brokers = _brokers(target) if target else ()
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = _find(admin, topic, number)
         if cancel:
             return 0 if _cancel(admin, topic, number, no_wait=no_wait, wait_s=wait_s) else 1
@@ -149,15 +136,14 @@ def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: flo
 @click.argument("topic")
 @_number
 @click.argument("broker", type=click.IntRange(min=1))
-@bootstrap_option
-@timeout_option
-def lead(topic: str, number: int, broker: int, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def lead(topic: str, number: int, broker: int, connection: Connection) -> None:
     """Let BROKER lead the partition. It must hold a replica that is in sync. No request fails by it.
 
     After a while the first replica leads again (`tritonmq broker --balance-leaders-ms`). To change that, `tritonmq
     partition move` another one to the front.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         _find(admin, topic, number)
         admin.transfer_leadership(topic, number, broker)
     say(f"{topic}-{number} is led by broker {broker}")
@@ -177,17 +163,14 @@ def lead(topic: str, number: int, broker: int, bootstrap: str, timeout_s: float)
     "--force", is_flag=True, help="Give up logs that are in sync, or may be. Records that only they have are lost."
 )
 @json_option
-@bootstrap_option
-@timeout_option
-def recover(
-    topic: str, number: int, source: int | None, force: bool, as_json: bool, bootstrap: str, timeout_s: float
-) -> int:
+@connection_options
+def recover(topic: str, number: int, source: int | None, force: bool, as_json: bool, connection: Connection) -> int:
     """Unclean recovery: continue without the in-sync logs, when none of them is left.
 
     Refused while an in-sync log exists on a live broker, or may exist on a broker that cannot be asked. Start that
     broker instead.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         _find(admin, topic, number)
         done = admin.recover_partition(topic, number, from_broker=source, force=force)
         leader = _wait_for_leader(admin, topic, number)

@@ -20,17 +20,9 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
+from mq_cli.connection import Connection, connection_options, milliseconds
 from mq_cli.moments import TIME, WORDS, parse_moment, parse_time
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    counted,
-    counting,
-    milliseconds,
-    open_admin,
-    say,
-    timeout_option,
-)
+from mq_cli.output import checking_what_was_typed, counted, counting, say
 from mq_protocol.names import parse_duration
 
 if TYPE_CHECKING:
@@ -168,8 +160,7 @@ def _parse_at(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
     help="Codec of sent and stored batches. gzip stands for zstd, snappy for lz4.",
 )
 @click.option("--quiet", "-q", is_flag=True, help="Do not report how many messages were sent.")
-@bootstrap_option
-@timeout_option
+@connection_options
 def produce(
     topic: str,
     key_separator: str | None,
@@ -186,8 +177,7 @@ def produce(
     gzipped: bool,
     compression: str,
     quiet: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> None:
     """Send the lines of standard input to TOPIC, a message each, as the bytes that they are.
 
@@ -203,7 +193,7 @@ def produce(
         raise click.UsageError("--key-separator and --csv are two ways to find the key: give one")
     if columns is not None and not as_csv:
         raise click.UsageError("--columns names the columns of CSV: give --csv as well")
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         described = admin.describe_topic(topic, auto_create=True)
     if described.typed and key_separator is not None:
         raise click.UsageError(
@@ -221,12 +211,12 @@ def produce(
     how = _How(separator, partition, as_csv, names, gzipped, extras, _due(delay, at, priority, ttl))
     from mq_client import Producer
 
+    timeout_s, show = connection.timeout_s, not quiet and not sys.stdin.isatty()
     with checking_what_was_typed():
-        producer = Producer(bootstrap, acks=acks, timeout_ms=milliseconds(timeout_s), compression=compression)
+        to, timeout_ms = connection.for_client(), milliseconds(timeout_s)
+        producer = Producer(**to, acks=acks, timeout_ms=timeout_ms, compression=compression)
     with producer:
-        count = _send(
-            producer, described, how, show=not quiet and not sys.stdin.isatty(), timeout_s=timeout_s, acks=acks
-        )
+        count = _send(producer, described, how, show=show, timeout_s=timeout_s, acks=acks)
     if not quiet:
         say(f"{counted(count, 'message')} {_arrived(acks)}")
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from mq_cli.connection import Connection, direct_bootstrap_option
 from mq_cli.listening import listening_at
-from mq_cli.output import checking_what_was_typed, direct_bootstrap_option, say
+from mq_cli.output import checking_what_was_typed, say
 from mq_cli.terminal import log_to_stderr
 from mq_protocol.addresses import is_loopback, parse_address
 
@@ -57,7 +58,7 @@ def proxy(
     connections_per_address_max: int | None,
     insecure: bool,
     stop_at_eof: bool,
-    bootstrap: str,
+    connection: Connection,
 ) -> int:
     """Be an HTTP CONNECT tunnel to the brokers: clients with --via HOST:PORT need to reach no other address.
 
@@ -66,12 +67,12 @@ def proxy(
     rights. TLS is between clients and brokers.
     """
     from mq_cli.tunnel import Addresses, Bounds
-    from mq_client.cluster.connection import Connection
+    from mq_client.cluster import connection as client
 
     with checking_what_was_typed():
         host, port = parse_address(listen)
-        connection = Connection(bootstrap, via="", forward=False)
-    if connection.client.security is None and not insecure and not is_loopback(host):
+        cluster = client.Connection(**connection.for_client())
+    if cluster.client.security is None and not insecure and not is_loopback(host):
         raise click.UsageError(
             f"--listen {listen} can be reached from other machines, and this tunnel speaks with the brokers in plain "
             "text: give --certs, or --insecure, with which whoever reaches it may do everything"
@@ -82,7 +83,7 @@ def proxy(
     with listening_at(host, port) as listener:
         click.echo(f"proxy {host}:{listener.getsockname()[1]}")
         sys.stdout.flush()
-        asyncio.run(_run(listener, Addresses(connection), bounds, stop_at_eof=stop_at_eof))
+        asyncio.run(_run(listener, Addresses(cluster), bounds, stop_at_eof=stop_at_eof))
     return 0
 
 

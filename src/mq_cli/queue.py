@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.moments import EARLIEST, parse_place
 from mq_cli.output import (
-    bootstrap_option,
     checking_what_was_typed,
     confirm,
     counted,
     json_option,
-    open_admin,
     say,
     time_text,
-    timeout_option,
     write,
     write_json,
     write_table,
@@ -85,8 +83,7 @@ def _parse_start(_ctx: click.Context, _param: click.Parameter, text: str) -> str
 )
 @click.option("--if-not-exists", is_flag=True, help="If the queue exists, leave it as it is and exit with 0.")
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def declare(
     topic: str,
     group: str,
@@ -94,8 +91,7 @@ def declare(
     settings: tuple[str, ...],
     if_not_exists: bool,
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> None:
     """Make the queue group GROUP of TOPIC."""
     given = parse_pairs(settings)
@@ -103,7 +99,7 @@ def declare(
         check_topic_name(topic)
         check_new_group_name(group)
         parse_queue_settings(given, topic)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         there = next((info for info in admin.list_queues(topic) if info.group == group), None)
         if there is not None and not if_not_exists:
             raise click.ClickException(
@@ -132,15 +128,14 @@ def declare(
     help="A setting to change; `NAME=` restores the default. May be repeated.",
 )
 @json_option
-@bootstrap_option
-@timeout_option
-def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, connection: Connection) -> None:
     """Change settings of GROUP while it is in use. They hold at once, for what is there already too."""
     given = parse_pairs(settings, empty=True)
     with checking_what_was_typed():
         check_names(topic, group)
         parse_queue_settings({name: value for name, value in given.items() if value}, topic, partly=True)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         info = admin.alter_queue(topic, group, **{name: value or None for name, value in given.items()})
     if as_json:
         write_json(_info_document(info))
@@ -152,9 +147,8 @@ def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, boot
 @queue.command("list")
 @click.argument("topic", required=False)
 @json_option
-@bootstrap_option
-@timeout_option
-def list_queues(topic: str | None, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_queues(topic: str | None, as_json: bool, connection: Connection) -> None:
     """List the queue groups of all topics, or of TOPIC, and how many records of each are in which state."""
     from mq_client import TritonMQError
 
@@ -162,7 +156,7 @@ def list_queues(topic: str | None, as_json: bool, bootstrap: str, timeout_s: flo
         if topic is not None:
             check_topic_name(topic)
     found: list[tuple[QueueInfo, QueueDescription | None]] = []
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         for info in admin.list_queues(topic):
             try:
                 found.append((info, admin.describe_queue(info.topic, info.group)))
@@ -199,22 +193,20 @@ def list_queues(topic: str | None, as_json: bool, bootstrap: str, timeout_s: flo
     help="With --partition: only records in this state.  [default: all that are not settled]",
 )
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def describe(
     topic: str,
     group: str,
     partition: int | None,
     state: str | None,
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> None:
     """Show what became of each partition's records in GROUP, and which members hold some."""
     if state is not None and partition is None:
         raise click.UsageError("--state is about the records of one partition: give --partition too")
     runs: list[QueueRun] = []
-    with asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, connection) as admin:
         found = admin.describe_queue(topic, group)
         if partition is not None:
             runs = admin.queue_records(topic, group, partition, state or "any")
@@ -300,11 +292,10 @@ def _write_runs(runs: list[QueueRun]) -> None:
 @click.argument("topic")
 @click.argument("group")
 @yes_option
-@bootstrap_option
-@timeout_option
-def delete(topic: str, group: str, yes: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def delete(topic: str, group: str, yes: bool, connection: Connection) -> None:
     """Delete the queue group GROUP of TOPIC. No message is deleted."""
-    with asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, connection) as admin:
         admin.describe_queue(topic, group)
         confirm(f"Delete queue {group} of topic {topic}, and forget what it has settled?", yes=yes)
         admin.delete_queue(topic, group)
@@ -330,14 +321,13 @@ _records_json_option = click.option(
 @_count_option
 @click.option("--state", type=State(STATES), default="ready", show_default=True, help="Of messages in this state.")
 @_records_json_option
-@bootstrap_option
-@timeout_option
-def peek(topic: str, group: str, count: int, state: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def peek(topic: str, group: str, count: int, state: str, as_json: bool, connection: Connection) -> None:
     """Write messages of GROUP that are ready, or in another state, by partition and offset. Nothing is lent or
     counted."""
     with checking_what_was_typed():
         check_names(topic, group)
-    _write_messages(topic, group, count, state, as_json=as_json, bootstrap=bootstrap, timeout_s=timeout_s)
+    _write_messages(topic, group, count, state, as_json=as_json, connection=connection)
 
 
 @queue.command()
@@ -352,23 +342,22 @@ def peek(topic: str, group: str, count: int, state: str, as_json: bool, bootstra
     help="The largest number of messages.",
 )
 @_records_json_option
-@bootstrap_option
-@timeout_option
-def pop(topic: str, group: str, count: int, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def pop(topic: str, group: str, count: int, as_json: bool, connection: Connection) -> None:
     """Take ready messages off the queue and write them. They are settled: no member is lent them any more."""
     with checking_what_was_typed():
         check_names(topic, group)
-    _write_messages(topic, group, count, None, as_json=as_json, bootstrap=bootstrap, timeout_s=timeout_s)
+    _write_messages(topic, group, count, None, as_json=as_json, connection=connection)
 
 
 def _write_messages(
-    topic: str, group: str, count: int, state: str | None, *, as_json: bool, bootstrap: str, timeout_s: float
+    topic: str, group: str, count: int, state: str | None, *, as_json: bool, connection: Connection
 ) -> None:
     """Those that are in a state, or that are taken (None)."""
     from mq_cli.messages import MessageWriter
 
     writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         writer.knows(admin.describe_topic(topic))
         records = (
             admin.pop_queue(topic, group, count) if state is None else admin.peek_queue(topic, group, count, state)
@@ -385,11 +374,10 @@ def _write_messages(
 @click.argument("group")
 @yes_option
 @json_option
-@bootstrap_option
-@timeout_option
-def purge(topic: str, group: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def purge(topic: str, group: str, yes: bool, as_json: bool, connection: Connection) -> None:
     """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
-    with asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, connection) as admin:
         known = admin.describe_queue(topic, group)
         waiting = known.ready + known.delayed + known.doomed + known.parked
         confirm(f"Settle {counted(waiting, 'message')} of queue {group} unworked?", yes=yes)
@@ -403,11 +391,10 @@ queue.add_command(redrive)
 @queue.command()
 @click.argument("topic")
 @click.argument("group")
-@bootstrap_option
-@timeout_option
-def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def pause(topic: str, group: str, connection: Connection) -> None:
     """Lend nothing more of GROUP. What its members hold they may still settle."""
-    with asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, connection) as admin:
         admin.pause_queue(topic, group)
     say(f"paused queue {group} of topic {topic}")
 
@@ -415,11 +402,10 @@ def pause(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
 @queue.command()
 @click.argument("topic")
 @click.argument("group")
-@bootstrap_option
-@timeout_option
-def resume(topic: str, group: str, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def resume(topic: str, group: str, connection: Connection) -> None:
     """Lend messages of GROUP again."""
-    with asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, connection) as admin:
         admin.resume_queue(topic, group)
     say(f"resumed queue {group} of topic {topic}")
 

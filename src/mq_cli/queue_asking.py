@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from mq_cli.output import checking_what_was_typed, counted, open_admin, say, write_json, write_table
+from mq_cli.connection import Connection
+from mq_cli.output import checking_what_was_typed, counted, say, write_json, write_table
 from mq_protocol.errors import TritonMQError, UnknownQueue
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
 
@@ -19,11 +20,11 @@ _PAUSED: Final = "is paused, and lends nothing until `tritonmq queue resume {top
 
 
 @contextmanager
-def asking(topic: str, group: str, bootstrap: str, timeout_s: float) -> Iterator[Admin]:
+def asking(topic: str, group: str, connection: Connection) -> Iterator[Admin]:
     """Who asks the brokers, once the names can be right."""
     with checking_what_was_typed():
         check_names(topic, group)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         yield admin
 
 

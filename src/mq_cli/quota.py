@@ -10,18 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import told_of_late
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write,
-    write_json,
-    write_table,
-)
+from mq_cli.output import checking_what_was_typed, json_option, say, write, write_json, write_table
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
@@ -61,9 +52,8 @@ def _limits(command: F) -> F:
 @quota.command("set")
 @_whose
 @_limits
-@bootstrap_option
-@timeout_option
-def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float, **said: str | None) -> int:
+@connection_options
+def set_quotas(principal: str, everybody: bool, connection: Connection, **said: str | None) -> int:
     """Set quotas of PRINCIPAL (`User:NAME`), or with --default of everybody else. Others stay as they are.
 
     `tritonmq quota set User:etl --produce 50MiB/s --fetch 200MiB/s --requests 500/s`. The word `unlimited` takes a
@@ -78,7 +68,7 @@ def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float
         _say_units(said)
     if not limits:
         raise click.UsageError("say which quota, such as --produce 50MiB/s")
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         late = admin.set_quotas(who, **limits)
         if any(limit is not None for limit in limits.values()):
             with contextlib.suppress(TritonMQError):  # it is done, whatever can be said of it
@@ -90,12 +80,11 @@ def set_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float
 
 @quota.command("delete")
 @_whose
-@bootstrap_option
-@timeout_option
-def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def delete_quotas(principal: str, everybody: bool, connection: Connection) -> int:
     """Take back all that was set for PRINCIPAL, or with --default for everybody else."""
     who = _principal(principal, everybody)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         if not any(each.principal == who and not each.built_in for each in admin.quotas()):
             say(f"{_shown(who)}: nothing was set")
             return 0
@@ -107,11 +96,10 @@ def delete_quotas(principal: str, everybody: bool, bootstrap: str, timeout_s: fl
 @quota.command("list")
 @click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
 @json_option
-@bootstrap_option
-@timeout_option
-def list_quotas(principal: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_quotas(principal: str, as_json: bool, connection: Connection) -> None:
     """List what was set: for PRINCIPAL alone, or for all. What is built in comes first."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = [each for each in admin.quotas() if principal in ("", each.principal)]
     if as_json:
         write_json(

@@ -6,17 +6,8 @@ from typing import NamedTuple
 
 import click
 
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    counted,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write_json,
-    write_table,
-)
+from mq_cli.connection import Connection, connection_options
+from mq_cli.output import checking_what_was_typed, counted, json_option, say, write_json, write_table
 from mq_cli.queue_asking import asking, check_names, write_swept
 from mq_protocol.names import check_topic_name
 
@@ -35,8 +26,7 @@ from mq_protocol.names import check_topic_name
 )
 @click.option("--declare", is_flag=True, help="Make the group of --group if it is not there: it sends every letter.")
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def redrive(
     topic: str,
     group: str | None,
@@ -46,8 +36,7 @@ def redrive(
     through: str | None,
     declare: bool,
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> None:
     """Send the dead letters of TOPIC back to the topics that they came from. Or, with GROUP: make its parked messages
     ready again, as if they had never failed.
@@ -60,11 +49,11 @@ def redrive(
     call goes on. A letter that cannot be sent stays where it is, and the command exits with 1.
     """
     if group is None:
-        _redrive_letters(Letters(topic, to, rate, limit, through or "redrive", declare), as_json, bootstrap, timeout_s)
+        _redrive_letters(Letters(topic, to, rate, limit, through or "redrive", declare), as_json, connection)
         return
     if to is not None or rate is not None or limit is not None or through is not None or declare:
         raise click.UsageError("--to, --rate, -n, --group and --declare are for a dead-letter topic: leave out GROUP")
-    with asking(topic, group, bootstrap, timeout_s) as admin:
+    with asking(topic, group, connection) as admin:
         swept = admin.redrive_queue(topic, group)
     write_swept(swept, as_json=as_json)
 
@@ -80,7 +69,7 @@ class Letters(NamedTuple):
     declare: bool
 
 
-def _redrive_letters(letters: Letters, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+def _redrive_letters(letters: Letters, as_json: bool, connection: Connection) -> None:
     from mq_client import Redriven
 
     with checking_what_was_typed():
@@ -94,7 +83,7 @@ def _redrive_letters(letters: Letters, as_json: bool, bootstrap: str, timeout_s:
         sent += records
 
     try:
-        with open_admin(bootstrap, timeout_s) as admin:
+        with connection.admin() as admin:
             found = admin.redrive_topic(
                 letters.topic,
                 to=letters.to,

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import (
-    bootstrap_option,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write_json,
-    write_line,
-    write_table,
-)
+from mq_cli.connection import Connection, connection_options
+from mq_cli.output import json_option, say, write_json, write_line, write_table
 
 if TYPE_CHECKING:
     from mq_client.floor_admin import SecurityFloor
@@ -35,11 +27,10 @@ def security() -> None:
 
 @security.command()
 @json_option
-@bootstrap_option
-@timeout_option
-def show(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def show(as_json: bool, connection: Connection) -> None:
     """Show what is demanded, and what each broker offers."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.security_floor()
     if as_json:
         write_json(
@@ -66,9 +57,8 @@ def show(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @security.command("raise")
 @click.argument("demands", nargs=-1, metavar="[tls|authorize|zk_auth]...")
 @click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
-@bootstrap_option
-@timeout_option
-def raise_(demands: tuple[str, ...], force: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def raise_(demands: tuple[str, ...], force: bool, connection: Connection) -> int:
     """Demand more of every broker: what is named, or all that every broker offers.
 
     It is refused unless every broker that is registered offers it. From then on a broker that does not offer it does
@@ -76,7 +66,7 @@ def raise_(demands: tuple[str, ...], force: bool, bootstrap: str, timeout_s: flo
 
     Exit status 3: nothing was named, and there is nothing more that every broker offers.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         named = demands or admin.security_floor().can_demand
         found = admin.raise_security_floor(*named, force=force) if named else admin.security_floor()
     _say_change(found)
@@ -90,15 +80,14 @@ def raise_(demands: tuple[str, ...], force: bool, bootstrap: str, timeout_s: flo
 @security.command()
 @click.argument("demands", nargs=-1, required=True, metavar="tls|authorize|zk_auth...")
 @click.option("--yes", is_flag=True, help="Really do it.")
-@bootstrap_option
-@timeout_option
-def lower(demands: tuple[str, ...], yes: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def lower(demands: tuple[str, ...], yes: bool, connection: Connection) -> int:
     """Demand less: brokers may be started that do not offer what is named."""
     if not yes:
         raise click.UsageError(
             f"one broker that is started without {_listed(demands)} may then open the cluster: say --yes if you mean it"
         )
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         _say_change(admin.lower_security_floor(*demands))
     return 0
 

@@ -98,7 +98,7 @@ class SettingsFile:
 def keys() -> dict[str, dict[str, Key]]:
     """All settings, by section and name."""
     from mq_cli.broker import broker
-    from mq_cli.output import bootstrap_option, timeout_option
+    from mq_cli.connection import bootstrap_option, timeout_option
 
     client = click.command()(bootstrap_option(timeout_option(lambda: None)))
     found: dict[str, dict[str, Key]] = {BROKER: {}, LOG: {}, CLIENT: {}}

@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import (
-    bytes_text,
-    counted,
-    counting,
-    json_option,
-    say,
-    time_text,
-    write,
-    write_json,
-    write_table,
-)
+from mq_cli.output import bytes_text, counted, counting, json_option, say, time_text, write, write_json, write_table
 
 if TYPE_CHECKING:
     from mq_broker.storage.inspecting.checking import Checked, Finding

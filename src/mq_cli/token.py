@@ -11,20 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import told_of_brokers, told_of_late
-from mq_cli.output import (
-    bootstrap_option,
-    checking_what_was_typed,
-    confirm,
-    json_option,
-    open_admin,
-    say,
-    timeout_option,
-    write,
-    write_json,
-    write_table,
-    yes_option,
-)
+from mq_cli.output import checking_what_was_typed, confirm, json_option, say, write, write_json, write_table, yes_option
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
 from mq_protocol.names import user_named
@@ -81,27 +70,23 @@ def user() -> None:
 @user.command("create")
 @click.argument("name", callback=_named)
 @_new_token_options
-@bootstrap_option
-@timeout_option
-def create_user(
-    name: str, days: int | None, minutes: int | None, out: Path | None, bootstrap: str, timeout_s: float
-) -> int:
+@connection_options
+def create_user(name: str, days: int | None, minutes: int | None, out: Path | None, connection: Connection) -> int:
     """Make a user, and show its first token. It is shown once: brokers keep no more than its SHA-256.
 
     `tritonmq acl allow User:NAME …` gives it rights.
     """
     valid_s = _valid_s(days, minutes)
-    with _Out(out) as keep, open_admin(bootstrap, timeout_s) as admin:
+    with _Out(out) as keep, connection.admin() as admin:
         return keep(admin.create_user(name, valid_s))
 
 
 @user.command("list")
 @json_option
-@bootstrap_option
-@timeout_option
-def list_users(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_users(as_json: bool, connection: Connection) -> None:
     """Show the users, and how many tokens of each are valid."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         users = admin.token_users()
     if as_json:
         write_json([_document(each) for each in users])
@@ -116,14 +101,13 @@ def list_users(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @user.command("delete")
 @click.argument("name", callback=_named)
 @yes_option
-@bootstrap_option
-@timeout_option
-def delete_user(name: str, yes: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def delete_user(name: str, yes: bool, connection: Connection) -> int:
     """Delete a user with all tokens, and end what it has open. Asks first; in a script it needs --yes.
 
     Certificates in its name stay good, and its rules stay.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         rules = admin.acls(f"User:{name}")
         confirm(f"Delete user {name} and all its tokens?", yes=yes)
         done = admin.delete_user(name)
@@ -146,25 +130,21 @@ def token() -> None:
 @token.command("create")
 @click.argument("name", metavar="USER", callback=_named)
 @_new_token_options
-@bootstrap_option
-@timeout_option
-def create_token(
-    name: str, days: int | None, minutes: int | None, out: Path | None, bootstrap: str, timeout_s: float
-) -> int:
+@connection_options
+def create_token(name: str, days: int | None, minutes: int | None, out: Path | None, connection: Connection) -> int:
     """Make a further token of a user. It is shown once: brokers keep no more than its SHA-256."""
     valid_s = _valid_s(days, minutes)
-    with _Out(out) as keep, open_admin(bootstrap, timeout_s) as admin:
+    with _Out(out) as keep, connection.admin() as admin:
         return keep(admin.create_token(name, valid_s))
 
 
 @token.command("list")
 @click.argument("name", metavar="[USER]", default="", callback=_named)
 @json_option
-@bootstrap_option
-@timeout_option
-def list_tokens(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_tokens(name: str, as_json: bool, connection: Connection) -> None:
     """Show the tokens of a user, or of all: their ids, and until when they are valid."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         users = admin.token_users(name)
     if as_json:
         write_json([_document(each) for each in users])
@@ -180,16 +160,15 @@ def list_tokens(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> N
 
 @token.command("revoke")
 @click.argument("number", metavar="ID")
-@bootstrap_option
-@timeout_option
-def revoke_token(number: str, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def revoke_token(number: str, connection: Connection) -> int:
     """Refuse a token from now on, at every broker, and end what it has open.
 
     `tritonmq token list` shows ids. A whole token is taken for its id, and is not shown.
     """
     with checking_what_was_typed():
         number = api_token_id_in(number)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         done = admin.revoke_token(number)
     write(f"{number}: revoked")
     return told_of_brokers(done)

@@ -21,16 +21,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mq_cli.output import (
-    Seconds,
-    bootstrap_option,
-    bytes_text,
-    duration_text,
-    open_admin,
-    timeout_option,
-    write,
-    write_table,
-)
+from mq_cli.connection import Connection, connection_options
+from mq_cli.output import Seconds, bytes_text, duration_text, write, write_table
 from mq_cli.terminal import printable
 
 if TYPE_CHECKING:
@@ -142,15 +134,14 @@ def groups(look: Look, wish: Wish) -> Rows:
     metavar="SECONDS",
     help="How often to look.",
 )
-@bootstrap_option
-@timeout_option
-def top(once: bool, every_s: float, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def top(once: bool, every_s: float, connection: Connection) -> None:
     """Brokers, topics by traffic, groups by how far they are behind, drawn anew every second.
 
     q ends, s sorts topics by the next column, / shows only the topics and groups that have a text in their names, Esc
     all again.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         if once or not (sys.stdin.isatty() and sys.stdout.isatty()):
             before = _look(admin)
             time.sleep(every_s)

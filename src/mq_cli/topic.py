@@ -8,19 +8,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
+from mq_cli.connection import Connection, connection_options
 from mq_cli.moments import WORDS, parse_place
 from mq_cli.moving import not_over, wait_options, watch
 from mq_cli.output import (
-    bootstrap_option,
     bytes_text,
     checking_what_was_typed,
     confirm,
     counted,
     json_option,
-    open_admin,
     say,
     time_text,
-    timeout_option,
     write,
     write_json,
     write_table,
@@ -83,8 +81,7 @@ def topic() -> None:
 )
 @click.option("--if-not-exists", is_flag=True, help="If the topic exists, leave it as it is and exit with 0.")
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def create(
     names: tuple[str, ...],
     partitions: int,
@@ -94,8 +91,7 @@ def create(
     broadcast: bool,
     if_not_exists: bool,
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> None:
     """Create the topic NAME, or several that are alike. One that is refused keeps no other back."""
     from mq_client import TopicExists
@@ -110,7 +106,7 @@ def create(
             check_new_topic_name(name)
         parse_settings(given, replicas or REPLICAS_MAX)
         columns = None if schema is None else parse_schema(schema)
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         copies = replicas or min(3, len(admin.describe_cluster().brokers))
         if len(names) > 1:
             made_of = admin.create_topics(
@@ -159,11 +155,10 @@ def _tell_made(made: list[TopicMade], *, as_json: bool) -> None:
 
 @topic.command("list")
 @json_option
-@bootstrap_option
-@timeout_option
-def list_topics(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_topics(as_json: bool, connection: Connection) -> None:
     """List the topics."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.describe_topics()
     if as_json:
         write_json([_document(topic) for topic in found])
@@ -186,13 +181,12 @@ def list_topics(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @topic.command()
 @click.argument("name")
 @json_option
-@bootstrap_option
-@timeout_option
-def describe(name: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def describe(name: str, as_json: bool, connection: Connection) -> None:
     """A topic's schema, settings, partitions and offsets. Partitions without a leader have no offsets to show."""
     from mq_client import TritonMQError
 
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.describe_topic(name)
         offsets: dict[int, tuple[int, int]] = {}
         stored: dict[int, int] = {}
@@ -283,8 +277,7 @@ def _live_settings() -> str:
 )
 @wait_options
 @json_option
-@bootstrap_option
-@timeout_option
+@connection_options
 def alter(
     name: str,
     partitions: int | None,
@@ -294,8 +287,7 @@ def alter(
     no_wait: bool,
     wait_s: float,
     as_json: bool,
-    bootstrap: str,
-    timeout_s: float,
+    connection: Connection,
 ) -> int:
     """Change the topic NAME while it is in use.
 
@@ -314,7 +306,7 @@ def alter(
         check_topic_name(name)
         added = parse_schema(", ".join(columns)) if columns else None
     in_time = True
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         changed = admin.alter_topic(name, partitions=partitions, replicas=replicas, add_columns=added, **given)
         if replicas and not no_wait:
             moving = sum(bool(partition.moving_to) for partition in changed.partitions)
@@ -340,11 +332,10 @@ def alter(
     "--if-empty", is_flag=True, help="Delete it only if it holds no message, and without asking. Else exit with 1."
 )
 @yes_option
-@bootstrap_option
-@timeout_option
-def delete(name: str, if_empty: bool, yes: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def delete(name: str, if_empty: bool, yes: bool, connection: Connection) -> None:
     """Delete the topic NAME and everything in it. Asks first; in a script it needs --yes."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         admin.describe_topic(name)  # nobody is asked about a topic that is not there
         if not if_empty:
             confirm(f"Delete topic {name} and everything in it?", yes=yes)
@@ -369,13 +360,10 @@ def _parse_before(_ctx: click.Context, _param: click.Parameter, text: str | None
 @click.option("--before", callback=_parse_before, metavar="OFFSET|TIME", help="Only messages before it. Default: all.")
 @click.option("--partition", "-p", type=click.IntRange(min=0), help="Only this partition.")
 @yes_option
-@bootstrap_option
-@timeout_option
-def purge(
-    name: str, before: int | datetime | None, partition: int | None, yes: bool, bootstrap: str, timeout_s: float
-) -> None:
+@connection_options
+def purge(name: str, before: int | datetime | None, partition: int | None, yes: bool, connection: Connection) -> None:
     """Drop messages of the topic NAME now. The topic stays, and its offsets are never given again."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         admin.describe_topic(name)
         which = "all messages" if before is None else f"the messages before {before}"
         where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"

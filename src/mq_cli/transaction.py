@@ -10,18 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import (
-    bootstrap_option,
-    bytes_text,
-    json_option,
-    open_admin,
-    say,
-    time_text,
-    timeout_option,
-    write,
-    write_json,
-    write_table,
-)
+from mq_cli.connection import Connection, connection_options
+from mq_cli.output import bytes_text, json_option, say, time_text, write, write_json, write_table
 from mq_protocol.errors import TritonMQError
 
 if TYPE_CHECKING:
@@ -41,12 +31,11 @@ def transaction() -> None:
 
 @transaction.command("list")
 @json_option
-@bootstrap_option
-@timeout_option
-def list_transactions(as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def list_transactions(as_json: bool, connection: Connection) -> None:
     """List the queries that have written: what they decided last, what they have staged, and which of them pin a
     journal."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.transactions()
     _say_what_is_missing(found)
     if as_json:
@@ -75,11 +64,10 @@ def list_transactions(as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @transaction.command()
 @_key
 @json_option
-@bootstrap_option
-@timeout_option
-def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def show(key: str, as_json: bool, connection: Connection) -> None:
     """What the query KEY has decided, and what it has staged in each partition."""
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         found = admin.transactions(key)
     _say_what_is_missing(found)
     if not found:
@@ -115,9 +103,8 @@ def show(key: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
 @_key
 @click.option("--to", "owner", required=True, metavar="User:NAME", help="Whose it is from then on.")
 @json_option
-@bootstrap_option
-@timeout_option
-def give(key: str, owner: str, as_json: bool, bootstrap: str, timeout_s: float) -> None:
+@connection_options
+def give(key: str, owner: str, as_json: bool, connection: Connection) -> None:
     """Give the query KEY to another user, who alone writes under it from then on.
 
     For a query that goes on under a new user name: stop it, give its key, and start it as the new user with its
@@ -126,7 +113,7 @@ def give(key: str, owner: str, as_json: bool, bootstrap: str, timeout_s: float) 
     May be given again. Needs the right to alter the transaction. A user whom no broker has seen since it started is
     given it too, with a warning, if you have the right `acls` on the cluster.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         done = admin.give_transaction(key, owner)
         _warn_of_unknown(admin, done.owner)
     if as_json:
@@ -141,9 +128,8 @@ def give(key: str, owner: str, as_json: bool, bootstrap: str, timeout_s: float) 
 @_key
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @json_option
-@bootstrap_option
-@timeout_option
-def abort(key: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) -> int:
+@connection_options
+def abort(key: str, yes: bool, as_json: bool, connection: Connection) -> int:
     """Fence the query KEY for ever, and remove what it has staged and not decided.
 
     For a query that is dead. Nothing is written under its key any more: one that still runs fails at its next
@@ -151,7 +137,7 @@ def abort(key: str, yes: bool, as_json: bool, bootstrap: str, timeout_s: float) 
 
     May be given again. Exits with 1 if some of it could not be done yet: the brokers do that later by themselves.
     """
-    with open_admin(bootstrap, timeout_s) as admin:
+    with connection.admin() as admin:
         if not yes:
             _ask_back(admin.transactions(key), key)
         done = admin.abort_transaction(key)

@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import FrameType
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
+from mq_cli.connection import Connection, bootstrap_option
 from mq_cli.messages import value_bytes
-from mq_cli.output import Seconds, bootstrap_option, checking_what_was_typed, counted, open_admin, say
+from mq_cli.output import Seconds, checking_what_was_typed, counted, say
 from mq_cli.queue_asking import check_declared, say_what_waits
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def work(
     count_max: int | None,
     idle_s: float | None,
     declare: bool,
-    bootstrap: str,
+    connection: Connection,
 ) -> None:
     """Run COMMAND for each record of the queue group GROUP of TOPIC, with the record's value on its standard input.
 
@@ -106,28 +107,26 @@ def work(
     Example: tritonmq work thumbnails workers --concurrency 4 -- ./make-thumbnail
     """
     from mq_client import Queue
-    from mq_client.cluster.connection import parse_bootstrap
 
     if shutil.which(command[0]) is None:  # before any record is lent
         raise click.UsageError(f"there is no command {command[0]!r} to run: check its name and PATH")
     with checking_what_was_typed():
-        addresses = parse_bootstrap(bootstrap)
         queue = Queue(
-            addresses,
-            topic,
-            group,
+            **connection.for_client(),
+            topic=topic,
+            group=group,
             in_flight_max=concurrency,
             working=concurrency,
             priority=priority,
             filter=filter_text,
             lease_ms=None if lease_s is None else int(lease_s * 1000),
         )
-    with open_admin(bootstrap, 30) as admin:
+    with connection.admin() as admin:
         described = admin.describe_topic(topic)
         check_declared(admin, topic, group, declare=declare)
-    with open_admin(bootstrap, _LINE_S) as admin:
+    with connection.admin(_LINE_S) as admin:
         say_what_waits(admin, topic, group)
-    workers = _Workers(queue, command, _shape(described), count_max, idle_s)
+    workers = _Workers(queue, command, _shape(described), count_max, idle_s, connection.environment())
     try:
         workers.run(concurrency)
     finally:
@@ -154,10 +153,12 @@ class _Workers:
         shape: Callable[[Any], Any] | None,
         count_max: int | None,
         idle_s: float | None,
+        environment: Mapping[str, str],
     ) -> None:
         self._queue = queue
         self._command = command
         self._shape = shape
+        self._environment = environment
         self._left = count_max
         self._idle_ms = None if idle_s is None else idle_s * 1000
         self._lock = threading.Lock()
@@ -278,7 +279,7 @@ class _Workers:
             self._command,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **_variables(record)},
+            env={**os.environ, **self._environment, **_variables(record)},
             start_new_session=True,  # a Ctrl-C is for us
         )
         with self._lock:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import sys
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from mq_cli import output
 
@@ -104,45 +102,3 @@ def test_names_from_outside_command_no_terminal(capsys: pytest.CaptureFixture[st
     document = capsys.readouterr().out
     assert json.loads(document) == [{"name": evil}]
     assert all(line.isprintable() for line in document.split("\n"))
-
-
-def test_certificates_of_one_command_are_not_those_of_the_next_in_the_same_process(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TRITONMQ_USER", "before")
-    monkeypatch.delenv("TRITONMQ_CERTS", raising=False)
-    seen = []
-
-    @click.command()
-    @output.security_options
-    def command() -> None:
-        seen.append((os.environ.get("TRITONMQ_CERTS"), os.environ.get("TRITONMQ_USER")))
-
-    CliRunner().invoke(command, ["--certs", "some", "--user", "ann"], catch_exceptions=False)
-    CliRunner().invoke(command, [], catch_exceptions=False)
-    assert seen == [("some", "ann"), (None, "before")]
-
-
-@pytest.mark.parametrize(
-    ("words", "variables", "told"),
-    [
-        ("--user etl --certs c --token-file t", {}, "--user belongs to a certificate, and a token is given"),
-        ("--user etl --certs c", {"TOKEN_FILE": "t"}, "--user belongs to a certificate, and a token is given"),
-        ("--token-file t --user etl", {"CERTS": "c"}, "--user belongs to a certificate, and a token is given"),
-        ("--user etl", {}, "--user chooses among the certificates in a directory: give --certs"),
-        ("--user etl", {"CERTS": "c"}, ""),
-        ("--user etl --certs c", {}, ""),
-        ("--user '' --token-file t --certs c", {}, ""),
-        ("--token-file t", {"CERTS": "c", "USER": "etl"}, ""),
-        ("", {"USER": "etl"}, ""),
-    ],
-)
-def test_a_user_that_was_typed_and_would_not_count_is_refused(words: str, variables: dict[str, str], told: str) -> None:
-    command = click.command()(output.security_options(lambda: None))
-    environment = {f"TRITONMQ_{name}": variables.get(name) for name in ("CERTS", "USER", "TOKEN_FILE")}
-    said = CliRunner().invoke(command, shlex.split(words), standalone_mode=False, env=environment)
-    if told:
-        assert isinstance(said.exception, click.UsageError)
-        assert told in said.exception.message
-    else:
-        assert said.exception is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import socket
 from pathlib import Path
@@ -13,8 +12,8 @@ import click
 import pytest
 
 from mq_cli.broker import broker
+from mq_cli.connection import bootstrap_option, timeout_option
 from mq_cli.main import DONE, MISUSED, REFUSED, run
-from mq_cli.output import bootstrap_option, timeout_option
 from mq_cli.settings_file import Key, SettingsFault, keys, load
 from mq_cli.sizes import SIZE
 
@@ -63,11 +62,7 @@ def parsed(command: click.Command, *arguments: str) -> click.Context:
 
 def value_of(key: Key, *arguments: str) -> Any:
     context = parsed(client if key.section == "client" else broker, *arguments)
-    name = str(key.option.name)
-    if name in context.params:
-        return context.params[name]
-    handed_on = os.environ.get(key.environment)  # `--certs` and `--user` of clients are handed on there
-    return None if handed_on is None else key.option.type.convert(handed_on, key.option, None)
+    return context.params[str(key.option.name)]
 
 
 def toml(value: Any) -> str:
@@ -164,9 +159,14 @@ def test_a_profile_goes_before_the_clients_settings(
 ) -> None:
     path = tmp_path / "tritonmq.toml"
     path.write_text('[client]\nbootstrap = "127.0.0.1:1"\ntimeout_s = 7\n[profiles.prod]\nbootstrap = "127.0.0.1:2"\n')
-    assert parsed(client, "--config", str(path)).params == {"bootstrap": "127.0.0.1:1", "timeout_s": 7.0}
+
+    def taken(*words: str) -> tuple[Any, Any]:
+        given = parsed(client, *words).params
+        return given["bootstrap"], given["timeout_s"]
+
+    assert taken("--config", str(path)) == ("127.0.0.1:1", 7.0)
     for words in (["--config", str(path), "--profile", "prod"], ["--profile", "prod", "--config", str(path)]):
-        assert parsed(client, *words).params == {"bootstrap": "127.0.0.1:2", "timeout_s": 7.0}
+        assert taken(*words) == ("127.0.0.1:2", 7.0)
     monkeypatch.setenv("TRITONMQ_PROFILE", "prod")
     monkeypatch.setenv("TRITONMQ_CONFIG", str(path))
     assert parsed(client).params["bootstrap"] == "127.0.0.1:2"
