@@ -19,7 +19,7 @@ from mq_broker.broker.metrics.observing import _COUNTED
 from mq_cli import group as group_command
 from mq_cli import topic as topic_command
 from mq_cli.cluster_summary import ClusterSummary
-from mq_client import ClusterDescription, GroupCursor, GroupDescription, PartitionDescription, TopicDescription
+from mq_client import ClusterDescription, PartitionDescription, TopicDescription
 from mq_client.observation import GroupObservation, PartitionObservation, TopicObservation
 from mq_console import views
 from mq_protocol import mq_pb2 as pb
@@ -120,16 +120,12 @@ def columns(kind: str) -> set[str]:
 
 def documents(kind: str) -> set[str]:
     """The keys of what commands write as JSON of such a thing."""
-    partition = PartitionDescription(0, 1, 1, (1,), (1,))
-    topic: Any = TopicDescription("t", "id", None, False, {}, (partition,))  # type: ignore[arg-type]
-    cursor = GroupCursor("t", 0, 1, 2, 3, 4, 5, (), "spark")
-    group = GroupDescription("g", (cursor,))
     found = {
-        "topic": topic_command._document(topic),
-        "partition": topic_command._document(topic)["partitions"][0],
-        "group": {**group_command._summary(group), **group_command._document(cursor)},
+        "topic": topic_command.COLUMNS,
+        "partition": topic_command.PARTITION_COLUMNS,
+        "group": (*group_command.COLUMNS, *group_command.cursor_columns({})),
     }[kind]
-    return {base(name) for name in found}
+    return {base(column.name) for column in found if column.name}
 
 
 FACES = {"metrics": metrics, "console": console, "console's page": columns, "command": documents}

@@ -11,13 +11,25 @@ import click
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import tell_of_those_that_do_not_judge, told_of_brokers
-from mq_cli.output import checking_what_was_typed, counted, json_option, say, write, write_json, write_table, yes_option
+from mq_cli.output import (
+    Column,
+    checking_what_was_typed,
+    confirm,
+    counted,
+    document,
+    json_option,
+    say,
+    show,
+    write,
+    write_json,
+    yes_option,
+)
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.rights import CLUSTER_NAME, OPERATIONS, Kind, Operation, shown_name
 from mq_protocol.rights import command as command_for
 
 if TYPE_CHECKING:
-    from mq_client import AclRule, Admin
+    from mq_client import AclRule, AclVerdict, Admin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,6 +48,21 @@ def acl() -> None:
     A rule allows, or denies, a user one operation on one resource. A name that ends with `*` stands for all names that
     begin so. What no rule allows is denied, and what a rule denies no other allows. Superusers may do everything.
     """
+
+
+def _shown(rule: AclRule) -> str:
+    return "" if rule.kind == Kind.CLUSTER else shown_name(rule.name, prefix=rule.prefix)
+
+
+_COLUMNS = (
+    Column("principal", "principal"),
+    Column("effect", "effect", lambda rule: "deny" if rule.deny else "allow"),
+    Column("operation", "operation"),
+    Column("kind", "kind", lambda rule: rule.kind.lower()),
+    Column("name"),
+    Column("", "name", _shown),
+    Column("prefix"),
+)
 
 
 class _RightsCommand(click.Command):
@@ -121,7 +148,6 @@ def remove(principal: str, denying: bool, everything: bool, yes: bool, connectio
 
     Asks first; in a script it needs --yes.
     """
-    from mq_cli.output import confirm
 
     if everything and (any(said.values()) or denying):
         raise click.UsageError("--all removes every rule: leave out the others")
@@ -147,16 +173,7 @@ def list_rules(principal: str, as_json: bool, connection: Connection) -> None:
     with connection.admin() as admin:
         found = admin.acls(principal)
         tell_of_those_that_do_not_judge(admin.not_judging())
-    if as_json:
-        write_json([_document(rule) for rule in found])
-        return
-    write_table(
-        ["principal", "effect", "operation", "kind", "name"],
-        [
-            (rule.principal, "deny" if rule.deny else "allow", rule.operation, rule.kind.lower(), _shown(rule))
-            for rule in found
-        ],
-    )
+    show(found, _COLUMNS, as_json=as_json)
 
 
 @acl.command(cls=_RightsCommand)
@@ -180,19 +197,8 @@ def check(principal: str, as_json: bool, connection: Connection, **said: Any) ->
             answers.append((rule, verdict))
         tell_of_those_that_do_not_judge(admin.not_judging())
     if as_json:
-        write_json(
-            [
-                {
-                    "operation": rule.operation,
-                    "kind": rule.kind.lower(),
-                    "name": rule.name,
-                    "allowed": verdict.allowed,
-                    "why": verdict.why,
-                    "rule": None if verdict.rule is None else _document(verdict.rule),
-                }
-                for rule, verdict in answers
-            ]
-        )
+        asked_columns = [column for column in _COLUMNS if column.name in ("operation", "kind", "name")]
+        write_json([document(rule, asked_columns) | _answer(verdict) for rule, verdict in answers])
     else:
         for rule, verdict in answers:
             because = f"{verdict.why}: {verdict.rule}" if verdict.rule is not None else verdict.why
@@ -296,20 +302,10 @@ def _there(count: int, words: str) -> str:
     return f", {count:,} {'was' if count == 1 else 'were'} {words}" if count > 0 else ""
 
 
-def _shown(rule: AclRule) -> str:
-    return "" if rule.kind == Kind.CLUSTER else shown_name(rule.name, prefix=rule.prefix)
-
-
 def _resource(rule: AclRule) -> str:
     return "the cluster" if rule.kind == Kind.CLUSTER else f"{rule.kind.lower()} {rule.name}"
 
 
-def _document(rule: AclRule) -> dict[str, object]:
-    return {
-        "principal": rule.principal,
-        "effect": "deny" if rule.deny else "allow",
-        "operation": rule.operation,
-        "kind": rule.kind.lower(),
-        "name": rule.name,
-        "prefix": rule.prefix,
-    }
+def _answer(verdict: AclVerdict) -> dict[str, object]:
+    rule = None if verdict.rule is None else document(verdict.rule, _COLUMNS)
+    return {"allowed": verdict.allowed, "why": verdict.why, "rule": rule}

@@ -10,8 +10,20 @@ import click
 from mq_cli.cluster_summary import ClusterSummary
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
-from mq_cli.moving import document, not_over, start_and_watch, wait_options, watch, write_plan
-from mq_cli.output import Seconds, counted, json_option, say, write_json, write_line, write_table
+from mq_cli.moving import MOVES, PLAN, not_over, start_and_watch, wait_options, watch
+from mq_cli.output import (
+    Column,
+    Seconds,
+    counted,
+    documents,
+    json_option,
+    say,
+    show,
+    write_json,
+    write_line,
+    write_rows,
+    write_table,
+)
 from mq_process.patience import Patience
 
 if TYPE_CHECKING:
@@ -25,6 +37,7 @@ _ACCESS = {
 }
 """What is said of who may read and write in ZooKeeper."""
 
+_RELEASES = (Column("id", "#broker"), Column("release", "release"), Column("level", "#knows level"))
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
 
@@ -176,17 +189,11 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, conn
         found = admin.upgrade_cluster(plan=plan, force=force)
     raised = found.level > before
     if as_json:
-        write_json(
-            {
-                "level": found.level,
-                "target": found.target,
-                "raised": raised,
-                "brokers": [{"id": each.id, "release": each.release, "level": each.level} for each in found.brokers],
-                "absent_brokers": list(found.absent),
-            }
-        )
+        brokers = documents(found.brokers, _RELEASES)
+        document = {"level": found.level, "target": found.target, "raised": raised, "brokers": brokers}
+        write_json({**document, "absent_brokers": list(found.absent)})
     else:
-        write_table(["#broker", "release", "#knows level"], [(b.id, b.release, b.level) for b in found.brokers])
+        write_rows(found.brokers, _RELEASES)
         click.echo()
         if found.absent:
             write_line(f"brokers {list(found.absent)} hold replicas and are not registered: nobody knows their release")
@@ -208,23 +215,7 @@ def moves(as_json: bool, connection: Connection) -> None:
     """The partitions that are on their way to other brokers now."""
     with connection.admin() as admin:
         found = admin.moves()
-    if as_json:
-        write_json([document(move) for move in found])
-        return
-    write_table(
-        ["topic", "#partition", "from", "to", "#leader", "in sync"],
-        [
-            (
-                move.topic,
-                move.partition,
-                " ".join(map(str, move.origin)),
-                " ".join(map(str, move.target)),
-                move.leader or "none",
-                " ".join(map(str, sorted(move.isr))),
-            )
-            for move in found
-        ],
-    )
+    show(found, MOVES, as_json=as_json)
 
 
 @cluster.command()
@@ -241,7 +232,7 @@ def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection:
     with connection.admin() as admin:
         planned = admin.plan_balance()
         if plan or as_json:
-            write_plan(planned, as_json=as_json)
+            show(planned, PLAN, as_json=as_json)
         if plan:
             return 0
         if not planned:
@@ -279,7 +270,7 @@ def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, 
         _check_known(admin, broker)
         planned = admin.plan_drain(broker)
         if plan or as_json:
-            write_plan(planned, as_json=as_json)
+            show(planned, PLAN, as_json=as_json)
         if plan:
             return 0
         if planned and not start_and_watch(admin, planned, no_wait=no_wait, wait_s=wait_s):

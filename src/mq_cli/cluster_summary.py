@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mq_cli.output import counted, duration_text
+from mq_cli.output import counted, document, duration_text, json_only
 from mq_protocol.names import INTERNAL_PREFIX
 
 if TYPE_CHECKING:
@@ -110,17 +110,8 @@ class ClusterSummary:
             "insecure": bool(self._described.insecure_brokers),
             "insecure_brokers": list(self._described.insecure_brokers),
             "brokers": [
-                {
-                    "id": broker.id,
-                    "address": broker.address,
-                    "rack": broker.rack,
-                    "release": broker.release,
-                    "level": broker.level,
-                    "incarnation": broker.incarnation,
-                    "leads": self._leads[broker.id],
-                    "replicas": self._holds[broker.id],
-                    "in_sync": self._in_sync[broker.id],
-                }
+                document(broker, json_only("id", "address", "rack", "release", "level", "incarnation"))
+                | dict(zip(("leads", "replicas", "in_sync"), self._share(broker.id), strict=True))
                 for broker in self._described.brokers
             ],
             "absent_brokers": self._absent,

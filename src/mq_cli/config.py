@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import counted, json_option, say, write_json, write_table
+from mq_cli.output import Column, both, counted, json_option, say, show
 from mq_cli.settings_file import (
     CLIENT,
     CONFIG_ENVIRONMENT,
@@ -22,12 +23,24 @@ from mq_cli.settings_file import (
 )
 
 
+def _text(value: Any) -> str:
+    return json.dumps(value) if isinstance(value, bool) else "" if value is None else str(value)
+
+
+_COLUMNS = (
+    *both("setting"),
+    Column("value", "value", text=_text),
+    *both("from", "option"),
+    Column("environment", "variable"),
+)
+
+
 @click.group(cls=CommandGroup)
 def config() -> None:
     """Settings come from options, then from the environment, then from a file, then there is a default."""
 
 
-@config.command()
+@config.command("show")
 @click.option(
     "--config",
     "path",
@@ -41,22 +54,16 @@ def config() -> None:
     "--profile", envvar=PROFILE_ENVIRONMENT, show_envvar=True, metavar="NAME", help="With those of [profiles.NAME]."
 )
 @json_option
-def show(path: Path | None, profile: str | None, as_json: bool) -> None:
+def show_settings(path: Path | None, profile: str | None, as_json: bool) -> None:
     """Show every setting with its value and where it is from: a variable of the environment, the file, or the default.
 
     An option that is given to a command goes before all of them. No secret is shown, for none is a setting: secrets are
     in files, and settings name those.
     """
     rows = rows_of(path, profile)
-    if as_json:
-        write_json(rows)
-        return
-    if path is None and users_file() is None:
+    if not as_json and path is None and users_file() is None:
         say("no file: --config, TRITONMQ_CONFIG and ~/.config/tritonmq/config.toml name none")
-    write_table(
-        ["setting", "value", "from", "option", "variable"],
-        [(row["setting"], _text(row["value"]), row["from"], row["option"], row["environment"]) for row in rows],
-    )
+    show(rows, _COLUMNS, as_json=as_json)
 
 
 @config.command()
@@ -110,9 +117,3 @@ def _row(key: Key, value: Any, source: str) -> dict[str, Any]:
         "option": key.flag,
         "environment": key.environment,
     }
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return "" if value is None else str(value)

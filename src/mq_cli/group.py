@@ -4,23 +4,29 @@ them."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.output import (
+    Column,
+    both,
     bytes_text,
     checking_what_was_typed,
     confirm,
     counted,
+    document,
+    documents,
+    json_only,
     json_option,
     say,
+    show,
     time_text,
     write_json,
-    write_table,
+    write_rows,
     yes_option,
 )
 from mq_protocol.names import check_group_name, check_topic_name
@@ -46,6 +52,54 @@ def group() -> None:
     """List, describe, reset, peek and delete groups."""
 
 
+def _topics(group: GroupDescription) -> list[str]:
+    return sorted({cursor.topic for cursor in group.cursors})
+
+
+def _kinds(group: GroupDescription) -> list[str]:
+    return sorted({cursor.kind for cursor in group.cursors})
+
+
+def _members(group: GroupDescription) -> int:
+    return len({member for cursor in group.cursors for member in cursor.members})
+
+
+_LAG = (
+    Column("lag", "#lag"),
+    Column("lag_bytes", "#lag bytes", text=bytes_text),
+    Column("lag_us", "#lag seconds", text=lambda lag_us: f"{lag_us / 1e6:.1f}"),
+)
+COLUMNS = (
+    Column("name", "group"),
+    Column("label", "label", lambda group: group.label or None, lambda label: label or ""),
+    Column("", "reads as", _kinds, ", ".join),
+    Column("topics", "topics", _topics, ", ".join),
+    Column("reads_as", value=_kinds),
+    Column("", "#partitions", lambda group: len(group.cursors)),
+    Column("", "#members", _members),
+    *_LAG,
+    Column("silent"),
+)
+
+
+def _reads_as(cursor: GroupCursor) -> str:
+    return cursor.kind if cursor.leads else f"{cursor.kind} (no leader answers; as a follower knows it)"
+
+
+def cursor_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
+    """`short`: what members are called in a table."""
+    return (
+        *both("topic", "#partition", "#offset"),
+        Column("log_end_offset", "#end"),
+        *_LAG,
+        Column("moved_us", "moved", text=time_text),
+        Column("", "member", lambda cursor: short.get(cursor.member, "none")),
+        Column("member", value=lambda cursor: cursor.member or None),
+        *json_only("members", "kind", "leads"),
+        Column("", "reads as", _reads_as),
+    )
+
+
 @group.command("list")
 @json_option
 @connection_options
@@ -57,26 +111,7 @@ def list_groups(as_json: bool, connection: Connection) -> None:
     with connection.admin() as admin:
         found = admin.describe_groups()
     _say_who_is_silent(found)
-    if as_json:
-        write_json([_summary(group) for group in found])
-        return
-    write_table(
-        ["group", "label", "reads as", "topics", "#partitions", "#members", "#lag", "#lag bytes", "#lag seconds"],
-        [
-            (
-                g.name,
-                g.label,
-                ", ".join(_kinds(g)),
-                ", ".join(_topics(g)),
-                len(g.cursors),
-                len({member for c in g.cursors for member in c.members}),
-                g.lag,
-                bytes_text(g.lag_bytes),
-                _seconds(g.lag_us),
-            )
-            for g in found
-        ],
-    )
+    show(found, COLUMNS, as_json=as_json)
 
 
 @group.command()
@@ -90,28 +125,10 @@ def describe(name: str, as_json: bool, connection: Connection) -> None:
         found = _named_or_labelled(admin, name)
     _say_who_is_silent([found])
     if as_json:
-        write_json(_summary(found) | {"cursors": [_document(cursor) for cursor in found.cursors]})
+        write_json(document(found, COLUMNS) | {"cursors": documents(found.cursors, cursor_columns({}))})
         return
     short = _short_ids({member for cursor in found.cursors for member in cursor.members})
-    write_table(
-        ["topic", "#partition", "#offset", "#end", "#lag", "#lag bytes", "#lag seconds", "moved", "member", "reads as"],
-        [
-            (
-                c.topic,
-                c.partition,
-                c.offset,
-                c.log_end_offset,
-                c.lag,
-                bytes_text(c.lag_bytes),
-                _seconds(c.lag_us),
-                time_text(c.moved_us),
-                short.get(c.member, "none"),
-                c.kind if c.leads else f"{c.kind} (no leader answers; as a follower knows it)",
-            )
-            for c in found.cursors
-        ],
-    )
-
+    write_rows(found.cursors, cursor_columns(short))
     if found.label:
         say(f"group {found.name}, label {found.label}")
     for member in sorted(short):
@@ -187,49 +204,7 @@ def delete(names: tuple[str, ...], force: bool, yes: bool, connection: Connectio
             say(f"deleted group {name}")
 
 
-def _topics(group: GroupDescription) -> list[str]:
-    return sorted({cursor.topic for cursor in group.cursors})
-
-
-def _kinds(group: GroupDescription) -> list[str]:
-    return sorted({cursor.kind for cursor in group.cursors})
-
-
-def _seconds(microseconds: int) -> str:
-    return f"{microseconds / 1e6:.1f}"
-
-
 def _say_who_is_silent(groups: Sequence[GroupDescription]) -> None:
     silent = sorted({address for group in groups for address in group.silent})
     if silent:
         say(f"no answer from {', '.join(silent)}: partitions that only they keep are missing here")
-
-
-def _summary(group: GroupDescription) -> dict[str, Any]:
-    return {
-        "name": group.name,
-        "label": group.label or None,
-        "topics": _topics(group),
-        "reads_as": _kinds(group),
-        "lag": group.lag,
-        "lag_bytes": group.lag_bytes,
-        "lag_us": group.lag_us,
-        "silent": list(group.silent),
-    }
-
-
-def _document(cursor: GroupCursor) -> dict[str, Any]:
-    return {
-        "topic": cursor.topic,
-        "partition": cursor.partition,
-        "offset": cursor.offset,
-        "log_end_offset": cursor.log_end_offset,
-        "lag": cursor.lag,
-        "lag_bytes": cursor.lag_bytes,
-        "lag_us": cursor.lag_us,
-        "moved_us": cursor.moved_us,
-        "member": cursor.member or None,
-        "members": list(cursor.members),
-        "kind": cursor.kind,
-        "leads": cursor.leads,
-    }

@@ -11,7 +11,7 @@ import click
 
 from mq_cli.connection import Connection, connection_options
 from mq_cli.moments import EARLIEST, LATEST, parse_place
-from mq_cli.output import checking_what_was_typed, counted, json_option, say, write_json, write_table
+from mq_cli.output import Column, checking_what_was_typed, counted, json_option, say, show
 from mq_protocol.names import check_group_name, check_topic_name
 
 if TYPE_CHECKING:
@@ -164,19 +164,11 @@ def planned(
 
 
 def _write(topic: str, moves: list[Move], *, as_json: bool) -> None:
-    if as_json:
-        write_json([{"topic": topic, "partition": m.partition, "from": m.place, "to": m.goal} for m in moves])
-        return
-    write_table(
-        ["topic", "#partition", "#from", "#to", "#by"],
-        [
-            (
-                topic,
-                m.partition,
-                "none" if m.place is None else m.place,
-                m.goal,
-                "" if m.place is None else f"{m.goal - m.place:+d}",
-            )
-            for m in moves
-        ],
+    columns = (
+        Column("topic", "topic", lambda _move: topic),
+        Column("partition", "#partition"),
+        Column("from", "#from", "place"),
+        Column("to", "#to", "goal"),
+        Column("", "#by", lambda move: "" if move.place is None else f"{move.goal - move.place:+d}"),
     )
+    show(moves, columns, as_json=as_json)

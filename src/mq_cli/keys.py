@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import json_option, say, write_json, write_table
+from mq_cli.output import Column, both, json_option, say, show
 
 if TYPE_CHECKING:
     from mq_broker.storage.key_file import KeyFile
@@ -99,20 +99,14 @@ def list_keys(encrypt: str, directories: tuple[Path, ...], as_json: bool) -> Non
         }
         for key_id in sorted({*content.keys, *used})
     ]
-    if as_json:
-        write_json(rows)
-        return
-    write_table(
-        ["key", "newest called", "#files"],
-        [
-            (
-                row["key"],
-                "ABSENT from the file" if row["absent"] else row["newest_of"],
-                row["files"] if directories else "",
-            )
-            for row in rows
-        ],
+    columns = (
+        *both("key"),
+        Column("newest_of"),
+        Column("", "newest called", lambda row: "ABSENT from the file" if row["absent"] else row["newest_of"]),
+        Column("files", "#files", text=lambda files: files if directories else ""),
+        Column("absent"),
     )
+    show(rows, columns, as_json=as_json)
 
 
 @keys.command()

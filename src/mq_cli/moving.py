@@ -10,12 +10,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from rich.console import Console
 
-from mq_cli.output import Seconds, counted, say, write_json, write_table
+from mq_cli.output import Column, Seconds, both, counted, say
 from mq_process.patience import Patience
 
 if TYPE_CHECKING:
@@ -45,30 +45,6 @@ def wait_options(command: F) -> F:
     )
 
 
-def document(move: PartitionMove) -> dict[str, Any]:
-    return {
-        "topic": move.topic,
-        "partition": move.partition,
-        "from": list(move.origin),
-        "to": list(move.target),
-        "leader": move.leader or None,
-        "isr": sorted(move.isr),
-    }
-
-
-def write_plan(moves: Sequence[PartitionMove], *, as_json: bool) -> None:
-    """What would be done, as a table or as JSON."""
-    if as_json:
-        write_json(
-            [{key: document(move)[key] for key in ("topic", "partition", "from", "to", "leader")} for move in moves]
-        )
-        return
-    write_table(
-        ["topic", "#partition", "replicas", "#leader", "change"],
-        [(m.topic, m.partition, _brokers(m.origin), m.leader or "none", change(m)) for m in moves],
-    )
-
-
 def change(move: PartitionMove) -> str:
     """What the move does to its partition."""
     came = [broker for broker in move.target if broker not in move.origin]
@@ -82,6 +58,27 @@ def change(move: PartitionMove) -> str:
 
 def _brokers(members: Sequence[int]) -> str:
     return " ".join(map(str, members))
+
+
+_PLACE = both("topic", "#partition")
+_LEADER = Column("leader", "#leader", lambda move: move.leader or None)
+MOVES: Final = (
+    *_PLACE,
+    Column("from", "from", "origin"),
+    Column("to", "to", "target"),
+    _LEADER,
+    Column("isr", "in sync", lambda move: sorted(move.isr)),
+)
+"""Of moves that are on their way."""
+
+PLAN: Final = (
+    *_PLACE,
+    Column("from", "replicas", "origin"),
+    Column("to", value="target"),
+    _LEADER,
+    Column("", "change", change),
+)
+"""Of moves that would be made."""
 
 
 def watch(admin: Admin, wait_s: float, remaining: Callable[[], int], total: int) -> bool:

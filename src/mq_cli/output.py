@@ -9,9 +9,9 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import click
 from rich.console import Console
@@ -87,6 +87,74 @@ def write_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(str(cell))) for cell in row))
     Console(file=sys.stdout, highlight=False).print(table)
+
+
+def cell(value: Any) -> object:
+    """How a table has a value, if its column does not say otherwise."""
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return " ".join(map(str, value))
+        case _:
+            return value
+
+
+class Column(NamedTuple):
+    """What is shown of each row: as `name` in JSON, and under `heading` in a table; empty: not there.
+
+    `value`: what makes it of the row, or which attribute (or key) of the row it is; left out: `name`. `text`: how a
+    person is shown it.
+    """
+
+    name: str
+    heading: str = ""
+    value: str | Callable[[Any], Any] = ""
+    text: Callable[[Any], object] = cell
+
+    def of(self, row: Any) -> Any:
+        if callable(self.value):
+            return self.value(row)
+        key = self.value or self.name
+        return row[key] if isinstance(row, Mapping) else getattr(row, key)
+
+
+def yes_or_blank(value: bool) -> str:
+    return "yes" if value else ""
+
+
+def both(*headings: str) -> tuple[Column, ...]:
+    """Columns that are called in JSON as they are in a table."""
+    return tuple(Column(heading.removeprefix("#"), heading) for heading in headings)
+
+
+def json_only(*names: str) -> tuple[Column, ...]:
+    return tuple(map(Column, names))
+
+
+def document(row: Any, columns: Iterable[Column]) -> dict[str, Any]:
+    """The row in JSON."""
+    return {column.name: column.of(row) for column in columns if column.name}
+
+
+def documents(rows: Iterable[Any], columns: Sequence[Column]) -> list[dict[str, Any]]:
+    return [document(row, columns) for row in rows]
+
+
+def write_rows(rows: Iterable[Any], columns: Iterable[Column]) -> None:
+    """A table for people."""
+    shown = [column for column in columns if column.heading]
+    write_table([each.heading for each in shown], [[each.text(each.of(row)) for each in shown] for row in rows])
+
+
+def show(rows: Iterable[Any], columns: Sequence[Column], *, as_json: bool) -> None:
+    """All that a command says that only asks: JSON, or a table."""
+    if as_json:
+        write_json(documents(rows, columns))
+    else:
+        write_rows(rows, columns)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -4,14 +4,25 @@ lost."""
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.moving import start_and_watch, wait_options, watch
-from mq_cli.output import checking_what_was_typed, counted, json_option, say, write, write_json, write_table
+from mq_cli.output import (
+    Column,
+    checking_what_was_typed,
+    counted,
+    document,
+    json_only,
+    json_option,
+    say,
+    write,
+    write_json,
+    write_rows,
+)
 from mq_protocol.limits import next_life
 from mq_protocol.names import check_topic_name
 
@@ -20,6 +31,14 @@ if TYPE_CHECKING:
 
 LEADER_WAIT_S = 15.0
 _LOOK_S = 0.2
+
+_COLUMNS = (
+    Column("partition"),
+    Column("leader", value=lambda found: found.leader or None),
+    *json_only("leader_epoch", "replicas"),
+    Column("isr", value=lambda found: sorted(found.isr)),
+    Column("moving_to"),
+)
 
 _number = click.argument("number", metavar="PARTITION", type=click.IntRange(min=0))
 
@@ -41,7 +60,7 @@ def describe(topic: str, number: int, as_json: bool, connection: Connection) -> 
         start, end = _offsets(admin, topic, number) if found.leader else (None, None)
         live = {broker.id for broker in admin.describe_cluster().brokers}
     if as_json:
-        write_json({"topic": topic, **_document(found), "log_start_offset": start, "log_end_offset": end})
+        write_json({"topic": topic, **document(found, _COLUMNS), "log_start_offset": start, "log_end_offset": end})
         return
     write(f"{topic}-{number}: " + (f"led by broker {found.leader}" if found.leader else "no leader"))
     if start is not None:
@@ -49,23 +68,14 @@ def describe(topic: str, number: int, as_json: bool, connection: Connection) -> 
     if found.moving_to:
         click.echo(f"  moving to brokers {' '.join(map(str, found.moving_to))}")
     click.echo()
-    write_table(
-        ["#broker", "live", "in sync", "leads", "stays"],
-        [
-            (
-                broker,
-                _yes(broker in live),
-                _yes(broker in found.isr),
-                _yes(broker == found.leader),
-                _yes(not found.moving_to or broker in found.moving_to),
-            )
-            for broker in dict.fromkeys((*found.replicas, *found.isr))
-        ],
+    columns = (
+        Column("", "#broker", int),
+        Column("", "live", live.__contains__),
+        Column("", "in sync", found.isr.__contains__),
+        Column("", "leads", lambda broker: broker == found.leader),
+        Column("", "stays", lambda broker: not found.moving_to or broker in found.moving_to),
     )
-
-
-def _yes(answer: bool) -> str:
-    return "yes" if answer else "no"
+    write_rows(dict.fromkeys((*found.replicas, *found.isr)), columns)
 
 
 @partition.command()
@@ -247,14 +257,3 @@ def _offsets(admin: Admin, topic: str, number: int) -> tuple[int | None, int | N
     except TritonMQError as error:  # another partition of the topic may have no leader
         say(f"offsets are not known: {error}")
         return None, None
-
-
-def _document(found: PartitionDescription) -> dict[str, Any]:
-    return {
-        "partition": found.partition,
-        "leader": found.leader or None,
-        "leader_epoch": found.leader_epoch,
-        "replicas": list(found.replicas),
-        "isr": sorted(found.isr),
-        "moving_to": list(found.moving_to),
-    }

@@ -22,7 +22,7 @@ import click
 
 from mq_cli.connection import Connection, connection_options, milliseconds
 from mq_cli.moments import TIME, WORDS, parse_moment, parse_time
-from mq_cli.output import checking_what_was_typed, counted, counting, say
+from mq_cli.output import Progress, checking_what_was_typed, counted, counting, say
 from mq_protocol.names import parse_duration
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -13,14 +13,20 @@ from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.moments import EARLIEST, parse_place
 from mq_cli.output import (
+    Column,
+    both,
     checking_what_was_typed,
     confirm,
     counted,
+    document,
+    documents,
+    json_only,
     json_option,
     say,
     time_text,
     write,
     write_json,
+    write_rows,
     write_table,
     yes_option,
 )
@@ -31,9 +37,44 @@ from mq_protocol.names import check_new_group_name, check_topic_name
 from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 if TYPE_CHECKING:
-    from mq_client import QueueDescription, QueueInfo, QueuePartition, QueueRun
+    from mq_client import QueueDescription, QueueInfo, QueueRun
 
 STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
+
+
+_STATES = both(*(f"#{state}" for state in STATES))
+_INFO = (*json_only("topic", "group"), Column("settings", value=lambda info: dict(info.settings)))
+_SUMS = (
+    *_STATES,
+    *both("#accepted"),
+    Column("charged"),
+    *both("#dead"),
+    Column("outbox"),
+    Column("members", "#members", text=len),
+)
+_PARTITION = (
+    *both("#partition", "#base"),
+    Column("frontier"),
+    Column("log_end_offset", "#end"),
+    *_STATES,
+    Column("oldest_ready_us"),
+    *both("#accepted"),
+    Column("", "#dead", "dead"),
+    Column("dropped", value=lambda each: dict(each.dropped)),
+    *both("#returned", "#charged"),
+    Column("", "dropped", lambda each: ", ".join(f"{why} {count}" for why, count in each.dropped.items()) or "none"),
+    Column("", "oldest ready", lambda each: time_text(each.oldest_ready_us) or "none"),
+    Column("members", value=lambda each: documents(each.members, json_only("member", "records"))),
+    *json_only("more_members", "runs_kept", "dead", "outbox", "alarm", "blocked_by", "blocked_by_key"),
+)
+_RUN = (
+    *both("#first"),
+    Column("end", "#last", text=lambda end: end - 1),
+    *both("state", "#deliveries", "#failures"),
+    Column("due_us", "not before", text=time_text),
+    Column("member", "member", lambda run: run.member or None, lambda member: member or ""),
+    Column("error", "error", lambda run: run.error or None, lambda error: error or ""),
+)
 
 
 class State(click.Choice[str]):
@@ -108,7 +149,7 @@ def declare(
             )
         info = there or admin.declare_queue(topic, group, start, **given)
     if as_json:
-        write_json(_info_document(info))
+        write_json(document(info, _INFO))
     elif there is not None:
         say(f"queue {group} of topic {topic} is there already; nothing was changed")
     else:
@@ -138,7 +179,7 @@ def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, conn
     with connection.admin() as admin:
         info = admin.alter_queue(topic, group, **{name: value or None for name, value in given.items()})
     if as_json:
-        write_json(_info_document(info))
+        write_json(document(info, _INFO))
     else:
         say(f"queue {group} of topic {topic}")
         _say_settings(info)
@@ -164,23 +205,14 @@ def list_queues(topic: str | None, as_json: bool, connection: Connection) -> Non
                 say(f"queue {info.group} of topic {info.topic}: {error}")
                 found.append((info, None))
     if as_json:
-        write_json([_info_document(info) | (_sums(known) if known else {}) for info, known in found])
+        write_json([document(info, _INFO) | (document(known, _SUMS) if known else {}) for info, known in found])
         return
-    write_table(
-        ["topic", "group", *(f"#{state}" for state in STATES), "#accepted", "#dead", "#members", "paused"],
-        [
-            (
-                info.topic,
-                info.group,
-                *([getattr(known, state) for state in STATES] if known else ["?"] * len(STATES)),
-                known.accepted if known else "?",
-                known.dead if known else "?",
-                len(known.members) if known else "?",
-                "yes" if _paused(info) else "no",
-            )
-            for info, known in found
-        ],
-    )
+    sums = [column for column in _SUMS if column.heading]
+    rows = [
+        (info.topic, info.group, *(each.text(each.of(known)) if known else "?" for each in sums), _paused(info))
+        for info, known in found
+    ]
+    write_table(["topic", "group", *(each.heading for each in sums), "paused"], rows)
 
 
 @queue.command()
@@ -211,18 +243,18 @@ def describe(
         if partition is not None:
             runs = admin.queue_records(topic, group, partition, state or "any")
     if as_json:
-        document = _info_document(found.info) | _sums(found)
-        document["partitions"] = [_partition_document(each) for each in found.partitions]
+        described = document(found.info, _INFO) | document(found, _SUMS)
+        described["partitions"] = documents(found.partitions, _PARTITION)
         if partition is not None:
-            document["records"] = [_run_document(run) for run in runs]
-        write_json(document)
+            described["records"] = documents(runs, _RUN)
+        write_json(described)
         return
     write(f"queue {group} of topic {topic}")
     for setting, value, is_default in _effective(found.info):
         if value:
             write(f"  {setting} = {value}{' (default)' if is_default else ''}")
     click.echo()
-    _write_partitions(found)
+    write_rows(found.partitions, _PARTITION)
     for each in found.partitions:
         for member in each.members:
             held = counted(member.records, "record")
@@ -239,53 +271,7 @@ def describe(
             say(f"partition {each.partition}: records wait for offset {each.blocked_by}{key}")
     if partition is not None:
         click.echo()
-        _write_runs(runs)
-
-
-def _write_partitions(found: QueueDescription) -> None:
-    totals = ("accepted", "dead", "returned", "charged")
-    write_table(
-        [
-            "#partition",
-            "#base",
-            "#end",
-            *(f"#{state}" for state in STATES),
-            *(f"#{total}" for total in totals),
-            "dropped",
-            "oldest ready",
-        ],
-        [
-            (
-                each.partition,
-                each.base,
-                each.log_end_offset,
-                *(getattr(each, state) for state in STATES),
-                *(getattr(each, total) for total in totals),
-                ", ".join(f"{reason} {count}" for reason, count in each.dropped.items()) or "none",
-                time_text(each.oldest_ready_us) or "none",
-            )
-            for each in found.partitions
-        ],
-    )
-
-
-def _write_runs(runs: list[QueueRun]) -> None:
-    write_table(
-        ["#first", "#last", "state", "#deliveries", "#failures", "not before", "member", "error"],
-        [
-            (
-                run.first,
-                run.end - 1,
-                run.state,
-                run.deliveries,
-                run.failures,
-                time_text(run.due_us),
-                run.member,
-                run.error,
-            )
-            for run in runs
-        ],
-    )
+        write_rows(runs, _RUN)
 
 
 @queue.command()
@@ -423,56 +409,5 @@ def _effective(info: QueueInfo) -> list[tuple[str, str, bool]]:
     return [(name, effective[name], name not in info.settings or effective[name] == usual[name]) for name in usual]
 
 
-def _paused(info: QueueInfo) -> bool:
-    return info.settings.get("paused") == "true"
-
-
-def _sums(found: QueueDescription) -> dict[str, Any]:
-    return {
-        **{state: getattr(found, state) for state in STATES},
-        "accepted": found.accepted,
-        "charged": found.charged,
-        "dead": found.dead,
-        "outbox": found.outbox,
-        "members": found.members,
-    }
-
-
-def _info_document(info: QueueInfo) -> dict[str, Any]:
-    return {"topic": info.topic, "group": info.group, "settings": dict(info.settings)}
-
-
-def _partition_document(each: QueuePartition) -> dict[str, Any]:
-    return {
-        "partition": each.partition,
-        "base": each.base,
-        "frontier": each.frontier,
-        "log_end_offset": each.log_end_offset,
-        **{state: getattr(each, state) for state in STATES},
-        "oldest_ready_us": each.oldest_ready_us,
-        "accepted": each.accepted,
-        "dropped": dict(each.dropped),
-        "returned": each.returned,
-        "charged": each.charged,
-        "members": [{"member": member.member, "records": member.records} for member in each.members],
-        "more_members": each.more_members,
-        "runs_kept": each.runs_kept,
-        "dead": each.dead,
-        "outbox": each.outbox,
-        "alarm": each.alarm,
-        "blocked_by": each.blocked_by,
-        "blocked_by_key": each.blocked_by_key,
-    }
-
-
-def _run_document(run: QueueRun) -> dict[str, Any]:
-    return {
-        "first": run.first,
-        "end": run.end,
-        "state": run.state,
-        "deliveries": run.deliveries,
-        "failures": run.failures,
-        "due_us": run.due_us,
-        "member": run.member or None,
-        "error": run.error or None,
-    }
+def _paused(info: QueueInfo) -> str:
+    return "yes" if info.settings.get("paused") == "true" else "no"

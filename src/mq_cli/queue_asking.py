@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from mq_cli.connection import Connection
-from mq_cli.output import checking_what_was_typed, counted, say, write_json, write_table
+from mq_cli.output import Column, checking_what_was_typed, counted, say, show
 from mq_protocol.errors import TritonMQError, UnknownQueue
 from mq_protocol.names import check_group_name, check_new_group_name, check_topic_name
 
@@ -35,10 +36,8 @@ def check_names(topic: str, group: str) -> None:
 
 def write_swept(swept: Mapping[int, int], *, as_json: bool) -> None:
     """`{partition: records}`."""
-    if as_json:
-        write_json([{"partition": number, "records": records} for number, records in swept.items()])
-    else:
-        write_table(["#partition", "#messages"], list(swept.items()))
+    columns = Column("partition", "#partition", itemgetter(0)), Column("records", "#messages", itemgetter(1))
+    show(swept.items(), columns, as_json=as_json)
 
 
 def check_declared(admin: Admin, topic: str, group: str, *, declare: bool) -> None:

@@ -12,7 +12,7 @@ import click
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import told_of_late
-from mq_cli.output import checking_what_was_typed, json_option, say, write, write_json, write_table
+from mq_cli.output import Column, checking_what_was_typed, json_option, say, show, write
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
@@ -23,6 +23,27 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNSET = "default"
+
+
+def _shown(principal: str) -> str:
+    return "(everybody else)" if principal == EVERYBODY else principal
+
+
+def _whose_row(found: QuotaDescription) -> str:
+    return "(built in)" if found.built_in else _shown(found.principal)
+
+
+def _limit(quota: Quota) -> Callable[[QuotaDescription], str]:
+    return lambda found: limit_text(quota, found.limits[quota]) if quota in found.limits else ""
+
+
+_COLUMNS = (
+    Column("principal"),
+    Column("", "principal", _whose_row),
+    Column("limits", value=lambda found: dict(found.limits)),
+    Column("built_in"),
+    *(Column("", str(each), _limit(each)) for each in Quota),
+)
 
 
 @click.group(cls=CommandGroup)
@@ -101,12 +122,7 @@ def list_quotas(principal: str, as_json: bool, connection: Connection) -> None:
     """List what was set: for PRINCIPAL alone, or for all. What is built in comes first."""
     with connection.admin() as admin:
         found = [each for each in admin.quotas() if principal in ("", each.principal)]
-    if as_json:
-        write_json(
-            [{"principal": each.principal, "limits": dict(each.limits), "built_in": each.built_in} for each in found]
-        )
-        return
-    write_table(["principal", *map(str, Quota)], [_row(each) for each in found])
+    show(found, _COLUMNS, as_json=as_json)
 
 
 _IN_TENS = re.compile(r"[0-9_ ]+[kmg]b(/s)?", re.IGNORECASE)
@@ -152,19 +168,10 @@ def _warn_of_who_is_not_bounded(admin: Admin, principal: str) -> None:
         )
 
 
-def _row(found: QuotaDescription) -> tuple[str, ...]:
-    limits = [limit_text(each, found.limits[each]) if each in found.limits else "" for each in Quota]
-    return ("(built in)" if found.built_in else _shown(found.principal), *limits)
-
-
 def _principal(principal: str, everybody: bool) -> str:
     if everybody == bool(principal):
         raise click.UsageError("name one user, such as User:etl, or give --default")
     return EVERYBODY if everybody else principal
-
-
-def _shown(principal: str) -> str:
-    return "(everybody else)" if principal == EVERYBODY else principal
 
 
 def _said(name: str, limit: int | None) -> str:

@@ -8,7 +8,7 @@ import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
-from mq_cli.output import json_option, say, write_json, write_line, write_table
+from mq_cli.output import cell, json_option, say, write_json, write_line, write_table
 
 if TYPE_CHECKING:
     from mq_client.floor_admin import SecurityFloor
@@ -100,9 +100,7 @@ def _say_change(found: SecurityFloor) -> None:
 
 
 def _write_offers(found: SecurityFloor) -> None:
-    rows = [
-        (broker, *("yes" if each in offers else "no" for each in _DEMANDS)) for broker, offers in found.offers.items()
-    ]
+    rows = [(broker, *(cell(each in offers) for each in _DEMANDS)) for broker, offers in found.offers.items()]
     write_table(["#broker", *_DEMANDS], rows)
 
 

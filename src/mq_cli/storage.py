@@ -10,7 +10,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import bytes_text, counted, counting, json_option, say, time_text, write, write_json, write_table
+from mq_cli.output import (
+    Column,
+    both,
+    bytes_text,
+    counted,
+    counting,
+    document,
+    documents,
+    json_only,
+    json_option,
+    say,
+    time_text,
+    write,
+    write_json,
+    write_rows,
+    write_table,
+    yes_or_blank,
+)
 
 if TYPE_CHECKING:
     from mq_broker.storage.inspecting.checking import Checked, Finding
@@ -69,35 +86,7 @@ def list_partitions(data: Path, encrypt: str, as_json: bool) -> None:
     say(f"broker {broker}, cluster {directory.cluster_id or 'none yet'}")
     if directory.wrong:
         say(directory.wrong)
-    write_table(
-        [
-            "topic",
-            "#partition",
-            "topic id",
-            "#segments",
-            "#bytes",
-            "#first",
-            "#flushed",
-            "snapshot",
-            "stopped",
-            "aside",
-        ],
-        [
-            (
-                row["topic"] or "?",
-                row["partition"],
-                row["topic_id"],
-                row["segments"],
-                bytes_text(row["bytes"]),
-                row["first_index"],
-                "?" if row["flushed"] is None else row["flushed"],
-                "yes" if row["snapshot"] else "",
-                row["wrong"] or ("cleanly" if row["clean"] else "not cleanly"),
-                bytes_text(row["aside_bytes"]) if row["aside"] else "",
-            )
-            for row in rows
-        ],
-    )
+    write_rows(rows, _PARTITIONS)
 
 
 @storage.command()
@@ -160,24 +149,7 @@ def entries(topic: str, partition: int, first: int, count_max: int, data: Path, 
     if as_json:
         write_json(rows)
     else:
-        write_table(
-            ["#entry", "#segment", "#byte", "#bytes", "#epoch", "time", "kind", "#records", "#offset", "uuid"],
-            [
-                (
-                    row["index"],
-                    row["segment"],
-                    row["position"],
-                    row["bytes"],
-                    row["leader_epoch"],
-                    time_text(row["timestamp_us"]),
-                    row["kind"],
-                    row["records"] or "",
-                    "" if not row["offsets"] else row["offsets"][0][0],
-                    row["uuid"],
-                )
-                for row in rows
-            ],
-        )
+        write_rows(rows, _ENTRIES)
     if bad is not None:
         _say_bad(bad.next_index, bad.position, bad.segment, bad.reason)
     return 0 if bad is None else 1
@@ -299,6 +271,32 @@ def _chosen(directory: InspectedDirectory, topic: str | None, partition: int | N
 # ------------------------------------------------------------------ what is told
 
 
+_PARTITIONS = (
+    Column("", "topic", lambda row: row["topic"] or "?"),
+    *both("#partition"),
+    Column("", "topic id", "topic_id"),
+    *both("#segments"),
+    Column("bytes", "#bytes", text=bytes_text),
+    Column("", "#first", "first_index", str),
+    Column("", "#flushed", lambda row: "?" if row["flushed"] is None else row["flushed"]),
+    Column("snapshot", "snapshot", text=yes_or_blank),
+    Column("", "stopped", lambda row: row["wrong"] or ("cleanly" if row["clean"] else "not cleanly")),
+    Column("", "aside", lambda row: bytes_text(row["aside_bytes"]) if row["aside"] else ""),
+)
+_ENTRIES = (
+    Column("", "#entry", "index"),
+    *both("#segment"),
+    Column("", "#byte", "position"),
+    *both("#bytes"),
+    Column("", "#epoch", "leader_epoch"),
+    Column("", "time", "timestamp_us", time_text),
+    *both("kind"),
+    Column("", "#records", lambda row: row["records"] or ""),
+    Column("", "#offset", lambda row: row["offsets"][0][0] if row["offsets"] else ""),
+    *both("uuid"),
+)
+
+
 def _partition_row(files: PartitionFiles) -> dict[str, Any]:
     from mq_protocol.errors import StorageFailed
 
@@ -328,6 +326,18 @@ def _partition_row(files: PartitionFiles) -> dict[str, Any]:
     }
 
 
+_STAGED = (
+    Column("uuid", value=lambda batch: batch.uuid.hex()),
+    Column("query", value=lambda batch: batch.key.query_id),
+    Column("sink", value=lambda batch: batch.key.sink),
+    *json_only("batch_id", "run_id"),
+    Column("records", value="row_count"),
+    Column("bytes", value="payload_bytes"),
+    Column("entry", value="index"),
+    *json_only("timestamp_us", "due_us"),
+)
+
+
 def _shown(files: PartitionFiles, contents: Contents) -> dict[str, Any]:
     snapshot, bad = contents.snapshot, contents.bad
     return {
@@ -342,21 +352,7 @@ def _shown(files: PartitionFiles, contents: Contents) -> dict[str, Any]:
         "timestamp_us": contents.timestamp_us,
         "offsets": {"start": contents.log_start_offset, "end": contents.log_end_offset},
         "batches": contents.batches,
-        "staged": [
-            {
-                "uuid": batch.uuid.hex(),
-                "query": batch.key.query_id,
-                "sink": batch.key.sink,
-                "batch_id": batch.batch_id,
-                "run_id": batch.run_id,
-                "records": batch.row_count,
-                "bytes": batch.payload_bytes,
-                "entry": batch.index,
-                "timestamp_us": batch.timestamp_us,
-                "due_us": batch.due_us,
-            }
-            for batch in contents.staged
-        ],
+        "staged": documents(contents.staged, _STAGED),
         "groups": [
             {"group": group, "offset": cursor.offset, "kind": cursor.kind, "moved_us": cursor.moved_us}
             for group, cursor in contents.cursors
@@ -455,14 +451,9 @@ def _verified(directory: InspectedDirectory, checked: list[Checked], findings: l
         "findings": [
             {
                 "kind": each.kind,
-                "topic": _whose(checked, each)[0],
-                "partition": _whose(checked, each)[1],
+                **dict(zip(("topic", "partition"), _whose(checked, each), strict=True)),
                 "file": str(each.path),
-                "position": each.position,
-                "end": each.end,
-                "entries": each.entries,
-                "what": each.what,
-                "repair": each.repair,
+                **document(each, json_only("position", "end", "entries", "what", "repair")),
             }
             for each in findings
         ],
@@ -474,20 +465,11 @@ def _write_verified(checked: list[Checked], findings: list[Finding]) -> None:
     from mq_broker.storage.inspecting.checking import UNCOVERED, is_damage
 
     if findings:
-        write_table(
-            ["", "topic", "#partition", "file", "#byte", "entries", "what"],
-            [
-                (
-                    each.kind,
-                    *_whose(checked, each),
-                    each.path,
-                    "" if each.position is None else each.position,
-                    _entries_text(each),
-                    each.what,
-                )
-                for each in findings
-            ],
-        )
+        rows = [
+            (each.kind, *_whose(checked, each), each.path, _or_blank(each.position), _entries_text(each), each.what)
+            for each in findings
+        ]
+        write_table(["", "topic", "#partition", "file", "#byte", "entries", "what"], rows)
     total, entries = sum(each.size for each in checked), sum(each.entries for each in checked)
     verdict = "DAMAGED" if is_damage(findings) else "whole"
     say(f"{counted(len(checked), 'partition')}, {entries:,} good entries, {bytes_text(total)} read: {verdict}")
@@ -510,6 +492,10 @@ def _whose(checked: list[Checked], finding: Finding) -> tuple[str, int | str]:
         if finding.path.is_relative_to(each.files.path):
             return each.topic or each.files.place.topic_id, each.files.place.partition
     return "", ""
+
+
+def _or_blank(position: int | None) -> object:
+    return "" if position is None else position
 
 
 def _entries_text(finding: Finding) -> str:

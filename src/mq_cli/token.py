@@ -13,7 +13,18 @@ import click
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import told_of_brokers, told_of_late
-from mq_cli.output import checking_what_was_typed, confirm, json_option, say, write, write_json, write_table, yes_option
+from mq_cli.output import (
+    Column,
+    checking_what_was_typed,
+    confirm,
+    documents,
+    json_option,
+    say,
+    show,
+    write,
+    write_table,
+    yes_option,
+)
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import API_TOKEN_VALID_S, API_TOKEN_VALID_S_MAX
 from mq_protocol.names import user_named
@@ -28,6 +39,29 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _DAY_S = 86_400
 _MINUTE_S = 60
+
+
+def _day(time: datetime) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _valid(user: TokenUser) -> int:
+    now = datetime.now(UTC)
+    return sum(token.expires_at > now for token in user.tokens)
+
+
+_TOKEN = (
+    Column("id"),
+    Column("created_at", value=lambda token: token.created_at.isoformat()),
+    Column("expires_at", value=lambda token: token.expires_at.isoformat()),
+)
+_USERS = (
+    Column("name", "user"),
+    Column("", "valid tokens", _valid),
+    Column("created_at", value=lambda user: user.created_at.isoformat()),
+    Column("", "since", lambda user: _day(user.created_at)),
+    Column("tokens", value=lambda user: documents(user.tokens, _TOKEN)),
+)
 
 
 def _new_token_options(command: F) -> F:
@@ -88,14 +122,7 @@ def list_users(as_json: bool, connection: Connection) -> None:
     """Show the users, and how many tokens of each are valid."""
     with connection.admin() as admin:
         users = admin.token_users()
-    if as_json:
-        write_json([_document(each) for each in users])
-        return
-    now = datetime.now(UTC)
-    rows = [
-        (each.name, str(sum(token.expires_at > now for token in each.tokens)), _day(each.created_at)) for each in users
-    ]
-    write_table(("user", "valid tokens", "since"), rows)
+    show(users, _USERS, as_json=as_json)
 
 
 @user.command("delete")
@@ -147,7 +174,7 @@ def list_tokens(name: str, as_json: bool, connection: Connection) -> None:
     with connection.admin() as admin:
         users = admin.token_users(name)
     if as_json:
-        write_json([_document(each) for each in users])
+        show(users, _USERS, as_json=True)
         return
     now = datetime.now(UTC)
     rows = [
@@ -207,15 +234,3 @@ class _Out:
                 "DIR and --listen-token HOST:PORT; in a trial, `tritonmq dev --secure --tokens`"
             )
         return told_of_late(made.late)
-
-
-def _day(time: datetime) -> str:
-    return time.strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _document(user: TokenUser) -> dict[str, object]:
-    tokens = [
-        {"id": each.id, "created_at": each.created_at.isoformat(), "expires_at": each.expires_at.isoformat()}
-        for each in user.tokens
-    ]
-    return {"name": user.name, "created_at": user.created_at.isoformat(), "tokens": tokens}

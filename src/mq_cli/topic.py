@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -12,15 +13,21 @@ from mq_cli.connection import Connection, connection_options
 from mq_cli.moments import WORDS, parse_place
 from mq_cli.moving import not_over, wait_options, watch
 from mq_cli.output import (
+    Column,
+    both,
     bytes_text,
     checking_what_was_typed,
     confirm,
     counted,
+    document,
+    documents,
     json_option,
     say,
+    show,
     time_text,
     write,
     write_json,
+    write_rows,
     write_table,
     yes_option,
 )
@@ -30,6 +37,59 @@ from mq_protocol.names import SETTINGS, check_new_topic_name, check_topic_name, 
 
 if TYPE_CHECKING:
     from mq_client import TopicDescription, TopicMade
+
+
+def _replicas(found: TopicDescription) -> int:
+    return max((len(partition.replicas) for partition in found.partitions), default=0)
+
+
+def _schema(found: TopicDescription) -> str:
+    from mq_protocol.sql.ddl import format_schema
+
+    return format_schema(found.schema)
+
+
+PARTITION_COLUMNS = (
+    *both("#partition"),
+    Column("leader", "#leader", lambda partition: partition.leader or None),
+    Column("leader_epoch"),
+    *both("replicas"),
+    Column("isr", "in sync", lambda partition: sorted(partition.isr)),
+)
+COLUMNS = (
+    Column("name", "topic"),
+    Column("topic_id"),
+    Column("", "#partitions", lambda topic: len(topic.partitions)),
+    Column("", "#replicas", _replicas),
+    Column("", "#without leader", lambda topic: sum(not each.leader for each in topic.partitions)),
+    Column("schema", "schema", lambda topic: _schema(topic) if topic.typed else None, lambda text: text or "records"),
+    Column("settings", value=lambda topic: dict(sorted(topic.settings.items()))),
+    Column("partitions", value=lambda topic: documents(topic.partitions, PARTITION_COLUMNS)),
+)
+
+
+def _with_offsets(
+    offsets: Mapping[int, tuple[int, int]],
+    stored: Mapping[int, int],
+    waiting: Mapping[int, tuple[int, int]],
+    held_by: Mapping[int, str],
+) -> tuple[Column, ...]:
+    """Columns of partitions, with what their leaders know: where the offsets begin and end, bytes, and the rest by the
+    numbers of the partitions. What is not known is a question mark."""
+    nowhere, due = (None, None), (0 if stored else None, None)
+    return (
+        *PARTITION_COLUMNS,
+        Column("log_start_offset", "#start", lambda each: offsets.get(each.partition, nowhere)[0], _known),
+        Column("log_end_offset", "#end", lambda each: offsets.get(each.partition, nowhere)[1], _known),
+        Column("bytes", "#bytes", lambda each: stored.get(each.partition), _known),
+        Column("scheduled", value=lambda each: waiting.get(each.partition, due)[0]),
+        Column("next_due_us", value=lambda each: waiting.get(each.partition, due)[1]),
+        Column("held_by", value=lambda each: held_by.get(each.partition)),
+    )
+
+
+def _known(value: object) -> object:
+    return "?" if value is None else value
 
 
 _BROADCAST = {"durability": "memory", "retention_ms": "1s"}
@@ -127,7 +187,7 @@ def create(
                 raise
             made, there = admin.describe_topic(name), True
     if as_json:
-        write_json(_document(made))
+        write_json(document(made, COLUMNS))
     elif there:
         kind = _schema(made) if made.typed else "records"
         say(f"topic {name} is there already: {counted(len(made.partitions), 'partition')}, {kind}; nothing was changed")
@@ -160,22 +220,7 @@ def list_topics(as_json: bool, connection: Connection) -> None:
     """List the topics."""
     with connection.admin() as admin:
         found = admin.describe_topics()
-    if as_json:
-        write_json([_document(topic) for topic in found])
-        return
-    write_table(
-        ["topic", "#partitions", "#replicas", "#without leader", "schema"],
-        [
-            (
-                t.name,
-                len(t.partitions),
-                _replicas(t),
-                sum(not p.leader for p in t.partitions),
-                _schema(t) if t.typed else "records",
-            )
-            for t in found
-        ],
-    )
+    show(found, COLUMNS, as_json=as_json)
 
 
 @topic.command()
@@ -199,16 +244,11 @@ def describe(name: str, as_json: bool, connection: Connection) -> None:
                 waiting, held_by = admin.scheduled(name), admin.held_by(name)
             except TritonMQError as error:
                 say(f"offsets are not known: {error}")
+    partitions = _with_offsets(offsets, stored, waiting, held_by)
     if as_json:
-        document = _document(found)
-        for partition in document["partitions"]:
-            start, end = offsets.get(partition["partition"], (None, None))
-            partition.update(log_start_offset=start, log_end_offset=end, bytes=stored.get(partition["partition"]))
-            scheduled, next_due_us = waiting.get(partition["partition"], (0 if stored else None, None))
-            partition.update(scheduled=scheduled, next_due_us=next_due_us)
-            partition["held_by"] = held_by.get(partition["partition"])
-        document["effective_settings"] = {setting: value for setting, value, _ in effective_settings(found)}
-        write_json(document)
+        effective = {setting: value for setting, value, _ in effective_settings(found)}
+        described = {"partitions": documents(found.partitions, partitions), "effective_settings": effective}
+        write_json(document(found, COLUMNS) | described)
         return
     write(f"{found.name}: {_schema(found) if found.typed else 'records (key, value, headers)'}")
     for setting, value, is_default in effective_settings(found):
@@ -223,20 +263,7 @@ def describe(name: str, as_json: bool, connection: Connection) -> None:
         numbers = ", ".join(str(number) for number, by in sorted(held_by.items()) if by == group)
         write(f"retention waits for group {group} in partition {numbers}")
     click.echo()
-    write_table(
-        ["#partition", "#leader", "replicas", "in sync", "#start", "#end", "#bytes"],
-        [
-            (
-                p.partition,
-                p.leader or "none",
-                " ".join(map(str, p.replicas)),
-                " ".join(map(str, sorted(p.isr))),
-                *(offsets.get(p.partition, ("?", "?"))),
-                stored.get(p.partition, "?"),
-            )
-            for p in found.partitions
-        ],
-    )
+    write_rows(found.partitions, partitions)
 
 
 def effective_settings(found: TopicDescription) -> list[tuple[str, str, bool]]:
@@ -315,7 +342,7 @@ def alter(
             )
             changed = admin.describe_topic(name)
     if as_json:
-        write_json(_document(changed))
+        write_json(document(changed, COLUMNS))
     else:
         copies = _replicas(changed)
         say(f"topic {name}: {counted(len(changed.partitions), 'partition')}, {counted(copies, 'replica')} of each")
@@ -369,33 +396,4 @@ def purge(name: str, before: int | datetime | None, partition: int | None, yes: 
         where = f"topic {name}" if partition is None else f"partition {partition} of topic {name}"
         confirm(f"Drop {which} of {where}?", yes=yes)
         starts = admin.purge(name, partition, before)
-    write_table(["topic", "#partition", "#start"], [(name, number, start) for number, start in starts.items()])
-
-
-def _replicas(found: TopicDescription) -> int:
-    return max((len(partition.replicas) for partition in found.partitions), default=0)
-
-
-def _schema(found: TopicDescription) -> str:
-    from mq_protocol.sql.ddl import format_schema
-
-    return format_schema(found.schema)
-
-
-def _document(found: TopicDescription) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "topic_id": found.topic_id,
-        "schema": _schema(found) if found.typed else None,
-        "settings": dict(sorted(found.settings.items())),
-        "partitions": [
-            {
-                "partition": p.partition,
-                "leader": p.leader or None,
-                "leader_epoch": p.leader_epoch,
-                "replicas": list(p.replicas),
-                "isr": sorted(p.isr),
-            }
-            for p in found.partitions
-        ],
-    }
+    write_table(["topic", "#partition", "#start"], [(name, *each) for each in starts.items()])

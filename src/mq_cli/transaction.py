@@ -5,19 +5,70 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
-from mq_cli.output import bytes_text, json_option, say, time_text, write, write_json, write_table
+from mq_cli.output import (
+    Column,
+    both,
+    bytes_text,
+    documents,
+    json_option,
+    say,
+    show,
+    time_text,
+    write,
+    write_json,
+    write_rows,
+    yes_or_blank,
+)
 from mq_protocol.errors import TritonMQError
 
 if TYPE_CHECKING:
-    from mq_client import AbortedTransaction, Admin, TransactionDescription
+    from mq_client import AbortedTransaction, Admin, StagedSum, TransactionDescription
 
 _key = click.argument("key", metavar="KEY")
+
+
+def _decided(each: TransactionDescription | AbortedTransaction) -> int | None:
+    return each.batch_id if each.batch_id >= 0 else None
+
+
+def _micro_batches(part: StagedSum) -> str:
+    first, last = part.first_batch_id, part.last_batch_id
+    return str(first) if first == last else f"{first} to {last}"
+
+
+_STAGED = (
+    *both("topic", "#partition", "#batches", "#rows"),
+    Column("bytes", "#bytes", text=bytes_text),
+    Column("", "#micro-batches", _micro_batches),
+    Column("first_micro_batch", value="first_batch_id"),
+    Column("last_micro_batch", value="last_batch_id"),
+    Column("since_us", "since", text=time_text),
+    Column("pins", "pins the journal", text=yes_or_blank),
+)
+_COLUMNS = (
+    Column("key"),
+    Column("query", "key"),
+    Column("sink", "sink", text=lambda sink: sink or "(rows name it)"),
+    Column("owner", "owner", lambda each: each.owner or None, lambda owner: owner or ""),
+    Column("last_decided", "#decided", _decided),
+    Column("row_count"),
+    Column("published", "published", text=lambda published: "yes" if published else "not yet"),
+    Column("aborted"),
+    Column("changed_us", value=lambda each: each.changed_us or None),
+    Column("batches", "#staged"),
+    Column("bytes", "#bytes", text=bytes_text),
+    Column("since_us", "since", lambda each: each.since_us or None, lambda since_us: time_text(since_us or 0)),
+    Column("pins", "pins a journal", text=yes_or_blank),
+    Column("", "state", lambda each: "aborted" if each.aborted else ""),
+    Column("staged", value=lambda each: documents(each.staged, _STAGED)),
+    Column("silent"),
+)
 
 
 @click.group(cls=CommandGroup)
@@ -38,34 +89,14 @@ def list_transactions(as_json: bool, connection: Connection) -> None:
     with connection.admin() as admin:
         found = admin.transactions()
     _say_what_is_missing(found)
-    if as_json:
-        write_json([_document(each) for each in found])
-        return
-    write_table(
-        ["key", "sink", "owner", "#decided", "published", "#staged", "#bytes", "since", "pins a journal", "state"],
-        [
-            (
-                each.query,
-                each.sink or "(rows name it)",
-                each.owner,
-                _decided(each),
-                "yes" if each.published else "not yet",
-                each.batches,
-                bytes_text(each.bytes),
-                time_text(each.since_us) if each.since_us else "",
-                "yes" if each.pins else "",
-                "aborted" if each.aborted else "",
-            )
-            for each in found
-        ],
-    )
+    show(found, _COLUMNS, as_json=as_json)
 
 
-@transaction.command()
+@transaction.command("show")
 @_key
 @json_option
 @connection_options
-def show(key: str, as_json: bool, connection: Connection) -> None:
+def show_one(key: str, as_json: bool, connection: Connection) -> None:
     """What the query KEY has decided, and what it has staged in each partition."""
     with connection.admin() as admin:
         found = admin.transactions(key)
@@ -75,28 +106,11 @@ def show(key: str, as_json: bool, connection: Connection) -> None:
 
         raise UnknownTransaction(f"no query has staged or decided anything as {key!r}: see `tritonmq transaction list`")
     if as_json:
-        write_json([_document(each) for each in found])
+        show(found, _COLUMNS, as_json=True)
         return
     for each in found:
         write(f"{each.key}: " + _state(each))
-        write_table(
-            ["topic", "#partition", "#batches", "#rows", "#bytes", "#micro-batches", "since", "pins the journal"],
-            [
-                (
-                    part.topic,
-                    part.partition,
-                    part.batches,
-                    part.rows,
-                    bytes_text(part.bytes),
-                    str(part.first_batch_id)
-                    if part.first_batch_id == part.last_batch_id
-                    else f"{part.first_batch_id} to {part.last_batch_id}",
-                    time_text(part.since_us),
-                    "yes" if part.pins else "",
-                )
-                for part in each.staged
-            ],
-        )
+        write_rows(each.staged, _STAGED)
 
 
 @transaction.command()
@@ -146,7 +160,7 @@ def abort(key: str, yes: bool, as_json: bool, connection: Connection) -> int:
             {
                 "query": done.query,
                 "sink": done.sink,
-                "last_decided": done.batch_id if done.batch_id >= 0 else None,
+                "last_decided": _decided(done),
                 "published": done.published,
                 "discarded_batches": done.discarded,
                 "unreached": list(done.unreached),
@@ -173,10 +187,6 @@ def _tell(done: AbortedTransaction) -> None:
         say(f"micro-batch {done.batch_id}, which was decided before, {what}")
     for place in done.unreached:
         say(f"not reached: {place}. What is staged there is removed once it can be reached; or run this again")
-
-
-def _decided(each: TransactionDescription) -> str:
-    return str(each.batch_id) if each.batch_id >= 0 else "none"
 
 
 def _warn_of_unknown(admin: Admin, owner: str) -> None:
@@ -207,36 +217,3 @@ def _say_what_is_missing(found: Sequence[TransactionDescription]) -> None:
             say(f"no answer from {', '.join(each.silent)}: what only they know is missing here")
         if each.left_out:
             say(f"{each.left_out} more are known and not listed: show one with `tritonmq transaction show KEY`")
-
-
-def _document(each: TransactionDescription) -> dict[str, Any]:
-    return {
-        "key": each.key,
-        "query": each.query,
-        "sink": each.sink,
-        "owner": each.owner or None,
-        "last_decided": each.batch_id if each.batch_id >= 0 else None,
-        "row_count": each.row_count,
-        "published": each.published,
-        "aborted": each.aborted,
-        "changed_us": each.changed_us or None,
-        "batches": each.batches,
-        "bytes": each.bytes,
-        "since_us": each.since_us or None,
-        "pins": each.pins,
-        "staged": [
-            {
-                "topic": part.topic,
-                "partition": part.partition,
-                "batches": part.batches,
-                "rows": part.rows,
-                "bytes": part.bytes,
-                "first_micro_batch": part.first_batch_id,
-                "last_micro_batch": part.last_batch_id,
-                "since_us": part.since_us,
-                "pins": part.pins,
-            }
-            for part in each.staged
-        ],
-        "silent": list(each.silent),
-    }

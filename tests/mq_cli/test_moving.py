@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mq_cli.moving import write_plan
+from mq_cli.moving import PLAN
+from mq_cli.output import show
 from mq_client import PartitionMove
 
 
@@ -15,7 +16,7 @@ def test_a_plan_says_of_each_partition_what_changes(capsys: pytest.CaptureFixtur
         PartitionMove("t", 2, (1, 2), (2, 1), leader=2),
         PartitionMove("t", 3, (1,), (1, 2)),
     ]
-    write_plan(moves, as_json=False)
+    show(moves, PLAN, as_json=False)
     told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert told[1:] == [
         "t 0 3 2 1 2 led by broker 3",

@@ -50,6 +50,27 @@ def test_a_table_in_a_pipe_is_lines_of_cells_between_tabs(capsys: pytest.Capture
     assert capsys.readouterr().out == f"name\tcount\tin sync\n{long}\t1\t1 2\n[bold]not markup[/bold]\\t\t22\t\n"
 
 
+def test_one_list_of_columns_makes_the_table_and_the_json(capsys: pytest.CaptureFixture[str]) -> None:
+    Column = output.Column  # noqa: N806 - a class
+    columns = (
+        *output.both("#number"),
+        Column("size", "#bytes", text=output.bytes_text),
+        *output.json_only("id"),
+        Column("", "has", "parts", text=len),
+        Column("parts", "parts"),
+        Column("leader", "leader", lambda row: row["by"] or None),
+        Column("good", "good"),
+    )
+    rows = [{"number": 7, "size": 2048, "id": "x", "parts": (1, 2), "by": 0, "good": False}]
+    output.show(rows, columns, as_json=False)
+    assert capsys.readouterr().out == ("number\tbytes\thas\tparts\tleader\tgood\n7\t2.0 KiB\t2\t1 2\tnone\tno\n")
+    output.show(rows, columns, as_json=True)
+    [shown] = json.loads(capsys.readouterr().out)
+    assert list(shown.items()) == [
+        ("number", 7), ("size", 2048), ("id", "x"), ("parts", [1, 2]), ("leader", None), ("good", False)
+    ]  # fmt: skip
+
+
 def test_nobody_to_ask_is_a_refusal_and_an_answer_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     output.confirm("Delete it?", yes=True)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
