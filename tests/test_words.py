@@ -18,7 +18,7 @@ from mq_broker.broker.metrics.observation import GroupRow, PartitionRow, TopicRo
 from mq_broker.broker.metrics.observing import _COUNTED
 from mq_cli import group as group_command
 from mq_cli import topic as topic_command
-from mq_cli.cluster_summary import ClusterSummary
+from mq_cli.cluster import ClusterSummary
 from mq_client import ClusterDescription, PartitionDescription, TopicDescription
 from mq_client.observation import GroupObservation, PartitionObservation, TopicObservation
 from mq_console import views

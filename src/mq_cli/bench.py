@@ -10,19 +10,21 @@ import struct
 import threading
 import time
 import uuid
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
+import numpy as np
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, bootstrap_option, timeout_option
 from mq_cli.output import Seconds, bytes_text, counted, json_option, say, write, write_json
-from mq_cli.samples import Samples
 
 if TYPE_CHECKING:
     from mq_client import Admin
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,6 +33,40 @@ _MANY: Final = 5_000
 _REPLICAS_USUAL: Final = 3
 _VALUES: Final = 256
 """Different values: random bytes, which compress as little as a user's worst."""
+
+
+SAMPLES_MAX: Final = 1 << 20
+PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)
+
+
+class Samples:
+    """Keeps every duration, in seconds; of more than `SAMPLES_MAX` every second one, then every fourth, and so on. The
+    longest is never left out."""
+
+    def __init__(self, samples_max: int = SAMPLES_MAX) -> None:
+        self._samples_max = samples_max
+        self._kept = array("d")
+        self._every = 1
+        self.count = 0
+        self.longest = 0.0
+
+    def add(self, seconds: float) -> None:
+        if self.count % self._every == 0:
+            if len(self._kept) == self._samples_max:
+                self._kept = self._kept[::2]
+                self._every *= 2
+            if self.count % self._every == 0:
+                self._kept.append(seconds)
+        self.count += 1
+        self.longest = max(self.longest, seconds)
+
+    def milliseconds(self) -> dict[str, float]:
+        """`p50`, `p90`, `p99`, `p99.9` and `max`, in milliseconds; empty without a sample."""
+        if not self.count:
+            return {}
+        found = np.percentile(np.asarray(self._kept), PERCENTILES) * 1000
+        named = {f"p{each:g}": round(float(value), 3) for each, value in zip(PERCENTILES, found, strict=True)}
+        return {**named, "max": round(self.longest * 1000, 3)}
 
 
 @click.group(cls=CommandGroup)

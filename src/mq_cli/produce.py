@@ -1,8 +1,7 @@
 """`tritonmq produce`: the lines of standard input, a message each.
 
 It stops at the first line that is no message, or whose message did not arrive. What came before that line is sent, and
-the command says which line it is. How lines become rows is in row_texts.py; who has arrived is counted in
-acknowledged.py.
+the command says which line it is. How lines become rows is in row_texts.py.
 """
 
 from __future__ import annotations
@@ -12,8 +11,10 @@ import csv
 import gzip
 import io
 import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
@@ -23,18 +24,86 @@ import click
 from mq_cli.connection import Connection, connection_options, milliseconds
 from mq_cli.moments import TIME, WORDS, parse_moment, parse_time
 from mq_cli.output import Progress, checking_what_was_typed, counted, counting, say
+from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.names import parse_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from mq_cli.acknowledged import Ledger
     from mq_cli.output import Progress
     from mq_client import Producer, TopicDescription
+    from mq_client.producing.futures import RecordFuture, TableFuture
+
 
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 64 << 20
 """No message may be so long; a line that goes on is not held in memory."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Messages that share one answer. `line`: of the first of them."""
+
+    line: int
+    future: Future[Any]
+    count: int
+
+
+class Ledger:
+    """Owns the futures of what was sent, one for each batch of the producer, until they are answered.
+
+    `line`: the one that is being read. `acknowledged`: messages whose answer was good. `failure`: the first line (as
+    lines go) whose message did not arrive, as far as is known, and why.
+    """
+
+    def __init__(self) -> None:
+        self.line = 0
+        self.sent = 0
+        self.acknowledged = 0
+        self.failure: tuple[int, BaseException] | None = None
+        self._open: dict[object, _Run] = {}
+
+    def add(self, future: RecordFuture) -> None:
+        """The message of the present line. Messages of one batch have one outcome."""
+        self.sent += 1
+        run = self._open.get(future.outcome)
+        if run is None:
+            self._open[future.outcome] = _Run(self.line, future, 1)
+        else:
+            run.count += 1
+
+    def add_table(self, future: TableFuture, line: int, count: int) -> None:
+        """A table of `count` messages, whose first is of that line."""
+        self.sent += count
+        self._open[future] = _Run(line, future, count)
+
+    def look(self) -> None:
+        """Count what has been answered by now. Raises the error of a message that did not arrive."""
+        while self._open:
+            key, run = next(iter(self._open.items()))
+            if not run.future.done():
+                return
+            del self._open[key]
+            self._count(run, 0)
+            if self.failure is not None:
+                raise self.failure[1]
+
+    def settle(self, timeout_s: float) -> None:
+        """Count everything, waiting so long for answers that are missing."""
+        deadline = time.monotonic() + timeout_s
+        for run in self._open.values():
+            self._count(run, max(0.0, deadline - time.monotonic()))
+        self._open.clear()
+
+    def _count(self, run: _Run, timeout_s: float) -> None:
+        try:
+            error = run.future.exception(timeout_s)
+        except TimeoutError:
+            error = OutcomeUnknown("no answer came in time: it may be there or not")
+        if error is None:
+            self.acknowledged += run.count
+        elif self.failure is None or run.line < self.failure[0]:
+            self.failure = run.line, error
 
 
 class _BadInput(Exception):
@@ -239,7 +308,6 @@ def _send(
 ) -> int:
     """How many messages have arrived. Raises `click.ClickException` saying where it stopped, if that is not the input's
     end."""
-    from mq_cli.acknowledged import Ledger
     from mq_cli.row_texts import UnreadableRow
     from mq_protocol.errors import TritonMQError
 
@@ -295,8 +363,7 @@ def _send_lines(producer: Producer, described: TopicDescription, how: _How, ledg
 
 
 def _send_rows(producer: Producer, described: TopicDescription, how: _How, ledger: Ledger, progress: Progress) -> None:
-    from mq_cli.row_tables import JsonTables
-    from mq_cli.row_texts import JsonRows
+    from mq_cli.row_texts import JsonRows, JsonTables
 
     rows, tables = JsonRows(described.schema), JsonTables(described.schema)
     for lines in _blocks(_input(how), ledger):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from datetime import datetime
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import click
 
@@ -31,13 +31,13 @@ from mq_cli.output import (
     yes_option,
 )
 from mq_cli.queue_asking import asking, check_names, say_if_paused, write_swept
-from mq_cli.redrive import redrive
 from mq_cli.settings_option import parse_pairs, settings_help
 from mq_protocol.names import check_new_group_name, check_topic_name
 from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usual_dead_letter
 
 if TYPE_CHECKING:
     from mq_client import QueueDescription, QueueInfo, QueueRun
+
 
 STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
 
@@ -371,7 +371,101 @@ def purge(topic: str, group: str, yes: bool, as_json: bool, connection: Connecti
     write_swept(swept, as_json=as_json)
 
 
-queue.add_command(redrive)
+@queue.command()
+@click.argument("topic")
+@click.argument("group", required=False)
+@click.option("--to", metavar="TOPIC", help="Where all of them go.  [default: to where each came from]")
+@click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), help="At most so many a second.")
+@click.option("-n", "limit", type=click.IntRange(min=1), help="At most so many in all.")
+@click.option(
+    "--group",
+    "through",
+    metavar="NAME",
+    help="The queue group that sends them, e.g. one that has settled those that it mended.  [default: redrive]",
+)
+@click.option("--declare", is_flag=True, help="Make the group of --group if it is not there: it sends every letter.")
+@json_option
+@connection_options
+def redrive(
+    topic: str,
+    group: str | None,
+    to: str | None,
+    rate: float | None,
+    limit: int | None,
+    through: str | None,
+    declare: bool,
+    as_json: bool,
+    connection: Connection,
+) -> None:
+    """Send the dead letters of TOPIC back to the topics that they came from. Or, with GROUP: make its parked messages
+    ready again, as if they had never failed.
+
+    \b
+    tritonmq queue redrive jobs.dead --rate 100     the letters in jobs.dead
+    tritonmq queue redrive jobs workers             what workers has parked
+
+    Each letter is sent exactly once per --group, so the next call sends only what is new. Ctrl-C stops it, and the next
+    call goes on. A letter that cannot be sent stays where it is, and the command exits with 1.
+    """
+    if group is None:
+        _redrive_letters(Letters(topic, to, rate, limit, through or "redrive", declare), as_json, connection)
+        return
+    if to is not None or rate is not None or limit is not None or through is not None or declare:
+        raise click.UsageError("--to, --rate, -n, --group and --declare are for a dead-letter topic: leave out GROUP")
+    with asking(topic, group, connection) as admin:
+        swept = admin.redrive_queue(topic, group)
+    write_swept(swept, as_json=as_json)
+
+
+class Letters(NamedTuple):
+    """Which dead letters to send back, and how."""
+
+    topic: str
+    to: str | None
+    rate: float | None
+    limit: int | None
+    group: str
+    declare: bool
+
+
+def _redrive_letters(letters: Letters, as_json: bool, connection: Connection) -> None:
+    from mq_client import Redriven
+
+    with checking_what_was_typed():
+        check_names(letters.topic, letters.group)
+        if letters.to is not None:
+            check_topic_name(letters.to)
+    sent, found = 0, Redriven({}, {})
+
+    def count(records: int) -> None:
+        nonlocal sent
+        sent += records
+
+    try:
+        with connection.admin() as admin:
+            found = admin.redrive_topic(
+                letters.topic,
+                to=letters.to,
+                group=letters.group,
+                declare=letters.declare,
+                rate=letters.rate,
+                limit=letters.limit,
+                on_sent=count,
+            )
+    finally:
+        if not found.sent and sent:
+            say(f"{counted(sent, 'letter')} sent; the same command goes on with the rest")
+    if as_json:
+        write_json({"sent": dict(found.sent), "left": dict(found.left)})
+    else:
+        if found.sent:
+            write_table(["topic", "#letters"], list(found.sent.items()))
+        elif not found.left:
+            say("no letters to send")
+        for why, records in found.left.items():
+            say(f"{counted(records, 'letter')} left: {why}")
+    if found.left and letters.limit is None:
+        raise click.exceptions.Exit(1)
 
 
 @queue.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import io
 import json
 import math
 import re
@@ -18,6 +19,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
+from pyarrow import json as arrow_json
 
 from mq_protocol.names import did_you_mean
 from mq_protocol.sql.ddl import format_type
@@ -67,6 +69,48 @@ class JsonRows:
         if parse is None:
             raise UnreadableRow(f"the topic has no column {name!r}{did_you_mean(name, self._names)}")
         return None if value is None else _of_column(name, parse, value)
+
+
+_BLOCK_BYTES_MIN = 1 << 20
+
+
+class JsonTables:
+    """Reads blocks of lines for a topic with this schema, where it can."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._reads = all(_read_alike(field.type) for field in schema)
+        self._options = arrow_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+
+    def read(self, lines: Sequence[bytes]) -> pa.Table | None:
+        """A row for each line. None if these must be read one at a time, be it to find the one that is no row."""
+        # Arrow takes objects one after another, wherever lines end.
+        if not self._reads or not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+            return None
+        block = b"\n".join(lines)
+        try:
+            block.decode()
+            table = arrow_json.read_json(
+                io.BytesIO(block),
+                read_options=arrow_json.ReadOptions(
+                    use_threads=False, block_size=max(_BLOCK_BYTES_MIN, len(block) + 1)
+                ),
+                parse_options=self._options,
+            )
+        except (pa.ArrowException, UnicodeDecodeError):
+            return None
+        return table if table.num_rows == len(lines) else None
+
+
+def _read_alike(kind: pa.DataType) -> bool:
+    """Of other types it rounds, drops zones, or takes texts that are none."""
+    types = pa.types
+    return bool(
+        types.is_boolean(kind)
+        or types.is_integer(kind)
+        or types.is_float64(kind)
+        or types.is_string(kind)
+        or (types.is_timestamp(kind) and kind.tz is not None)
+    )
 
 
 class CsvRows:

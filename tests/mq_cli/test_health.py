@@ -9,8 +9,7 @@ import grpc
 import pytest
 from click.testing import CliRunner, Result
 
-from mq_cli.cluster import cluster
-from mq_cli.cluster_summary import ClusterSummary
+from mq_cli.cluster import ClusterSummary, cluster
 from mq_cli.health import health
 from mq_client import BrokerDescription, ClusterDescription, PartitionDescription, TopicDescription
 from mq_client.cluster.channels import channel

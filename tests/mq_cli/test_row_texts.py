@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_cli.row_tables import JsonTables
-from mq_cli.row_texts import CsvRows, JsonRows, UnreadableRow
+from mq_cli.row_texts import CsvRows, JsonRows, JsonTables, UnreadableRow
 from mq_client.producing.rows import RowShape
 from mq_protocol.sql.ddl import parse_schema
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from mq_cli import top
-from mq_cli.cluster_summary import ClusterSummary
+from mq_cli.cluster import ClusterSummary
 from mq_cli.top import Wish, brokers, groups, topics
 from mq_client import (
     BrokerDescription,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from mq_cli.main import cli
+from mq_cli.main import cli, misspelt
 from mq_cli.settings_file import keys
-from mq_cli.variables import misspelt
 
 
 @pytest.mark.parametrize(
