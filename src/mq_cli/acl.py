@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,7 @@ from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import tell_of_those_that_do_not_judge, told_of_brokers
 from mq_cli.output import (
     Column,
+    F,
     checking_what_was_typed,
     confirm,
     counted,
@@ -30,8 +31,6 @@ from mq_protocol.rights import command as command_for
 
 if TYPE_CHECKING:
     from mq_client import AclRule, AclVerdict, Admin
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _NAMED = tuple(kind for kind in Kind if kind is not Kind.CLUSTER)
 

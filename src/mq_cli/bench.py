@@ -13,20 +13,18 @@ import uuid
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, bootstrap_option, timeout_option
-from mq_cli.output import Seconds, bytes_text, counted, json_option, say, write, write_json
+from mq_cli.output import F, Seconds, bytes_text, counted, json_option, say, write, write_json
 
 if TYPE_CHECKING:
     from mq_client import Admin
 
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _STAMP: Final = struct.Struct("<q")
 _MANY: Final = 5_000

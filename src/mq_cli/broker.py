@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -148,6 +149,12 @@ def _keep(server: EmbeddedZooKeeper, over: threading.Event, restarted: bool) -> 
             fault = str(error)
 
 
+_address = partial(click.option, default="", metavar="HOST:PORT")
+_size = partial(click.option, type=SIZE, show_default=True, metavar="SIZE")
+_file = partial(click.option, type=click.Path(dir_okay=False, path_type=Path), metavar="FILE")
+_directory = partial(click.option, type=click.Path(file_okay=False, path_type=Path), metavar="DIR")
+
+
 def _principals(_context: click.Context, _option: click.Parameter, text: str) -> tuple[Principal, ...]:
     from mq_broker.security.names import Principal
 
@@ -196,82 +203,41 @@ class _BrokerId(click.IntRange):
     show_default=True,
     help="`proxy`: hold no partitions, and pass on all that clients ask (docs/one-address.md).",
 )
-@click.option(
+@_size(
     "--hold-max",
-    type=SIZE,
     default=f"{HOLD_MAX >> 20}MiB",
-    show_default=True,
-    metavar="SIZE",
     help="With --role proxy: how much of requests it holds while their partitions have no leader; 0: nothing.",
 )
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
-@click.option(
-    "--advertise", default="", metavar="HOST:PORT", help="Address that clients connect to. Default: --listen."
-)
-@click.option(
+@_address("--advertise", help="Address that clients connect to. Default: --listen.")
+@_address(
     "--peer-listen",
-    default="",
-    metavar="HOST:PORT",
     help="Address for other brokers. Clients need not reach it. Default: a free port of the host of --listen.",
 )
-@click.option(
-    "--peer-advertise",
-    default="",
-    metavar="HOST:PORT",
-    help="Address that other brokers connect to. Default: --peer-listen.",
-)
-@click.option(
+@_address("--peer-advertise", help="Address that other brokers connect to. Default: --peer-listen.")
+@_address(
     "--link-listen",
-    default="",
-    metavar="HOST:PORT",
     help="Address for links with other brokers, which replicate. Default: a free port of the host of --peer-listen.",
 )
-@click.option(
-    "--link-advertise",
-    default="",
-    metavar="HOST:PORT",
-    help="Address that other brokers connect to for links. Default: --link-listen.",
-)
-@click.option(
+@_address("--link-advertise", help="Address that other brokers connect to for links. Default: --link-listen.")
+@_address(
     "--stream-listen",
-    default="",
-    metavar="HOST:PORT",
     help="Address where Python clients and Spark send and read records without gRPC. Default: a free port of the host "
     "of --listen. Clients that cannot reach it use --listen.",
 )
-@click.option(
-    "--stream-advertise",
-    default="",
-    metavar="HOST:PORT",
-    help="Address that they connect to for that. Default: --stream-listen.",
+@_address("--stream-advertise", help="Address that they connect to for that. Default: --stream-listen.")
+@_address(
+    "--flight", help="Serve clients of Arrow Flight here, which may only read (docs/flight.md). Default: not at all."
 )
-@click.option(
-    "--flight",
-    default="",
-    metavar="HOST:PORT",
-    help="Serve clients of Arrow Flight here, which may only read (docs/flight.md). Default: not at all.",
-)
-@click.option(
-    "--flight-advertise", default="", metavar="HOST:PORT", help="Address that they connect to. Default: --flight."
-)
-@click.option(
+@_address("--flight-advertise", help="Address that they connect to. Default: --flight.")
+@_directory(
     "--certs",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
     help="Serve over TLS with ca.crt, broker.crt and broker.key of this directory (`tritonmq cert` makes them).",
 )
-@click.option(
-    "--listen-token",
-    default="",
-    metavar="HOST:PORT",
-    help="With --certs: serve clients over TLS here too that show a token instead of a certificate.",
+@_address(
+    "--listen-token", help="With --certs: serve clients over TLS here too that show a token instead of a certificate."
 )
-@click.option(
-    "--advertise-token",
-    default="",
-    metavar="HOST:PORT",
-    help="Address that those clients connect to. Default: --listen-token.",
-)
+@_address("--advertise-token", help="Address that those clients connect to. Default: --listen-token.")
 @click.option(
     "--oidc-issuer",
     default="",
@@ -287,11 +253,8 @@ class _BrokerId(click.IntRange):
     metavar="CLAIM",
     help="The claim with the user's groups: rules may be for Group:NAME.",
 )
-@click.option(
-    "--oidc-ca",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Authorities that the issuer's certificate is checked against, in PEM. Default: this machine's.",
+@_file(
+    "--oidc-ca", help="Authorities that the issuer's certificate is checked against, in PEM. Default: this machine's."
 )
 @click.option(
     "--authenticators",
@@ -300,16 +263,9 @@ class _BrokerId(click.IntRange):
     metavar="NAME,…",
     help="With --listen-token: further kinds of tokens, known to packages that bring entry points of these names.",
 )
-@click.option(
-    "--also-plaintext",
-    default="",
-    metavar="HOST:PORT",
-    help="With --certs: serve clients without TLS here too, until all of them use it.",
-)
-@click.option(
+@_address("--also-plaintext", help="With --certs: serve clients without TLS here too, until all of them use it.")
+@_address(
     "--also-plaintext-peer",
-    default="",
-    metavar="HOST:PORT",
     help="The same for what brokers ask each other. Default: a free port of the host of --also-plaintext.",
 )
 @click.option(
@@ -339,16 +295,12 @@ class _BrokerId(click.IntRange):
         "their ids."
     ),
 )
-@click.option(
+@_file(
     "--zookeeper-auth",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
     help="A file with USER:PASSWORD, the same for every broker: only brokers may then read and write their nodes.",
 )
-@click.option(
+@_directory(
     "--zookeeper-certs",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
     help="Speak TLS with ZooKeeper, with ca.crt, broker.crt and broker.key of this directory, as with --certs.",
 )
 @click.option(
@@ -385,12 +337,9 @@ class _BrokerId(click.IntRange):
     type=click.IntRange(1, REPLICAS_MAX),
     help="Copies of each partition. Default: 3, or 1 with --standalone. With fewer live brokers no topic is created.",
 )
-@click.option(
+@_size(
     "--message-bytes-max",
-    type=SIZE,
     default=f"{CLIENT_MESSAGE_BYTES_MAX >> 20}MiB",
-    show_default=True,
-    metavar="SIZE",
     help="The largest message from a client. A topic's batch_bytes_max is at most 1 MiB less. Give it to every broker.",
 )
 @click.option(
@@ -410,26 +359,18 @@ class _BrokerId(click.IntRange):
         "machine's memory."
     ),
 )
-@click.option(
+@_size(
     "--dedup-memory-max",
-    type=SIZE,
     default="1GiB",
-    show_default=True,
-    metavar="SIZE",
     help="Memory for UUIDs above which the broker warns in its log, e.g. 512MiB. No UUID is forgotten.",
 )
-@click.option(
+@_size(
     "--scrub-rate",
-    type=SIZE,
     default="32MiB",
-    show_default=True,
-    metavar="SIZE",
     help="Verify what a start did not read at no more than so many bytes a second; 0: not at all.",
 )
-@click.option(
+@_address(
     "--http",
-    default="",
-    metavar="HOST:PORT",
     help=(
         "Serve /metrics, /livez, /readyz and /observation here: by HTTPS with --certs, else by HTTP. "
         "Default: not at all."

@@ -6,14 +6,14 @@ import datetime
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import DEFAULT_BOOTSTRAP, Connection, connection_options
 from mq_cli.in_force import told_of_brokers
-from mq_cli.output import checking_what_was_typed, say, write_line, write_table
+from mq_cli.output import F, checking_what_was_typed, say, write_line, write_table
 from mq_cli.principals import say_if_unknown
 from mq_protocol.errors import InvalidSetting, TritonMQError
 from mq_protocol.names import user_named
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mq_client import Security
     from mq_client.acl_admin import KnownEntry
     from mq_dev.certificates import Authority
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 CERTS: Final = Path("certs")
 CA_KEY: Final = Path("ca.key")

@@ -5,22 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import click
 from click.core import ParameterSource
 
-from mq_cli.output import Seconds, checking_what_was_typed
+from mq_cli.output import F, Seconds, checking_what_was_typed
 from mq_cli.settings_file import client_settings
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
 
 if TYPE_CHECKING:
     from mq_client import Admin, Security
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_BOOTSTRAP = "127.0.0.1:7400"
 """Where `tritonmq dev` listens."""

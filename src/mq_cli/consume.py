@@ -20,7 +20,7 @@ import click
 
 from mq_cli.connection import Connection, bootstrap_option, milliseconds
 from mq_cli.messages import MessageWriter
-from mq_cli.moments import LATEST, parse_place
+from mq_cli.moments import LATEST, meaning, parse_place
 from mq_cli.output import Seconds, checking_what_was_typed, counting, say
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.queue_settings import MEMBER_PRIORITY_MAX
@@ -40,20 +40,12 @@ _QUIET_S = 1.0
 Start = str | int | datetime
 
 
-def _parse_start(_ctx: click.Context, _param: click.Parameter, value: str) -> Start:
-    """earliest, latest, an offset, or a time."""
-    try:
-        return parse_place(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @click.command()
 @click.argument("topic")
 @click.option(
     "--from",
     "start",
-    callback=_parse_start,
+    callback=meaning(parse_place),
     default=LATEST,
     show_default=True,
     metavar="earliest|latest|OFFSET|TIME",

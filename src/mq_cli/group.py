@@ -4,7 +4,6 @@ them."""
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +12,8 @@ import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
-from mq_cli.moments import EARLIEST, LATEST, parse_place
+from mq_cli.messages import count_option, records_json_option, write_records
+from mq_cli.moments import EARLIEST, LATEST, meaning, parse_place
 from mq_cli.output import (
     Column,
     both,
@@ -58,19 +58,12 @@ class Move(NamedTuple):
     goal: int
 
 
-def _parse_to(_ctx: click.Context, _param: click.Parameter, text: str | None) -> str | int | datetime | None:
-    try:
-        return None if text is None else parse_place(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
-
-
 @group.command(short_help="Move a group: to earliest, latest, an offset or a time, or by N records.")
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
 @click.option(
     "--to",
-    callback=_parse_to,
+    callback=meaning(parse_place),
     metavar="earliest|latest|OFFSET|TIME",
     help="The new place. TIME is ISO 8601, or 15m for 15 minutes ago.",
 )
@@ -309,29 +302,16 @@ def _short_ids(members: set[str]) -> dict[str, str]:
 @group.command()
 @click.argument("name", metavar="GROUP")
 @click.argument("topic")
-@click.option(
-    "--count",
-    "-n",
-    type=click.IntRange(1, 10_000),
-    default=10,
-    show_default=True,
-    help="The largest number of messages.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")
+@count_option(10)
+@records_json_option
 @connection_options
 def peek(name: str, topic: str, count: int, as_json: bool, connection: Connection) -> None:
     """Write the next messages that GROUP will get of TOPIC. The group is not moved."""
-    from mq_cli.messages import MessageWriter
-
     with checking_what_was_typed():
         check_group_name(name)
         check_topic_name(topic)
-    writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
     with connection.admin() as admin:
-        writer.knows(admin.describe_topic(topic))
-        for record in admin.peek(topic, name, count):
-            writer.write(record)
-    writer.flush()
+        write_records(admin, topic, lambda: admin.peek(topic, name, count), as_json=as_json)
 
 
 @group.command()

@@ -6,17 +6,15 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.output import Column, both, json_option, say, show
+from mq_cli.output import Column, F, both, json_option, say, show
 
 if TYPE_CHECKING:
     from mq_broker.storage.key_file import KeyFile
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(cls=CommandGroup)

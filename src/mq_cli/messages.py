@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from mq_cli.output import F
 from mq_cli.terminal import printable_bytes, printable_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from mq_cli.map_objects import Shape
-    from mq_client import ConsumerRecord, TopicDescription
+    from mq_client import Admin, ConsumerRecord, TopicDescription
 
 
 class MessageWriter:
@@ -32,7 +34,7 @@ class MessageWriter:
         self,
         *,
         as_json: bool,
-        template: str | None,
+        template: str | None = None,
         flush_each: bool = False,
         for_terminal: bool = False,
         out: BinaryIO | None = None,
@@ -73,6 +75,34 @@ class MessageWriter:
 
     def flush(self) -> None:
         self._out.flush()
+
+
+def write_records(admin: Admin, topic: str, ask: Callable[[], Sequence[ConsumerRecord]], *, as_json: bool) -> bool:
+    """Write what brokers are asked for, if they know the topic. Whether there was any."""
+    writer = MessageWriter(as_json=as_json, for_terminal=sys.stdout.isatty())
+    writer.knows(admin.describe_topic(topic))
+    records = ask()
+    for record in records:
+        writer.write(record)
+    writer.flush()
+    return bool(records)
+
+
+def records_json_option(command: F) -> F:
+    return click.option("--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line.")(
+        command
+    )
+
+
+def count_option(default: int) -> Callable[[F], F]:
+    return click.option(
+        "--count",
+        "-n",
+        type=click.IntRange(1, 10_000),
+        default=default,
+        show_default=True,
+        help="The largest number of messages.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
+
+import click
 
 from mq_protocol.names import did_you_mean
+
+T = TypeVar("T")
 
 _PART: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d|w)")
 _AGO: Final = re.compile(rf"(?:{_PART.pattern})+")
@@ -23,6 +28,21 @@ EARLIEST, LATEST = "earliest", "latest"
 
 TIME: Final = "a time like 2026-01-31T08:30:00Z"
 WORDS: Final = f"{TIME}, or how long ago, like 15m, 2h or 1d"
+
+
+def meaning(
+    parse: Callable[[str], T], fault: str = ""
+) -> Callable[[click.Context, click.Parameter, str | None], T | None]:
+    """Callback of an option: what its text means. `fault`: what is said of a text that means nothing; left out: what
+    `parse` says."""
+
+    def read(_context: click.Context, _option: click.Parameter, text: str | None) -> T | None:
+        try:
+            return None if text is None else parse(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{text!r} {fault}" if fault else str(error)) from None
+
+    return read
 
 
 def parse_place(text: str) -> str | int | datetime:

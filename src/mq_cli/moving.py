@@ -10,18 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.console import Console
 
-from mq_cli.output import Column, Seconds, both, counted, say
+from mq_cli.output import Column, F, Seconds, both, counted, say
 from mq_process.patience import Patience
 
 if TYPE_CHECKING:
     from mq_client import Admin, PartitionMove
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 LOOK_S = 0.3
 DEFAULT_WAIT_S = 3_600.0

@@ -13,6 +13,7 @@ from mq_cli.connection import Connection, connection_options
 from mq_cli.moving import start_and_watch, wait_options, watch
 from mq_cli.output import (
     Column,
+    F,
     checking_what_was_typed,
     counted,
     document,
@@ -40,7 +41,9 @@ _COLUMNS = (
     Column("moving_to"),
 )
 
-_number = click.argument("number", metavar="PARTITION", type=click.IntRange(min=0))
+
+def _place(command: F) -> F:
+    return click.argument("topic")(click.argument("number", metavar="PARTITION", type=click.IntRange(min=0))(command))
 
 
 @click.group(cls=CommandGroup)
@@ -49,8 +52,7 @@ def partition() -> None:
 
 
 @partition.command()
-@click.argument("topic")
-@_number
+@_place
 @json_option
 @connection_options
 def describe(topic: str, number: int, as_json: bool, connection: Connection) -> None:
@@ -79,8 +81,7 @@ def describe(topic: str, number: int, as_json: bool, connection: Connection) -> 
 
 
 @partition.command()
-@click.argument("topic")
-@_number
+@_place
 @click.option(
     "--to",
     "target",
@@ -143,8 +144,7 @@ def _cancel(admin: Admin, topic: str, number: int, *, no_wait: bool, wait_s: flo
 
 
 @partition.command()
-@click.argument("topic")
-@_number
+@_place
 @click.argument("broker", type=click.IntRange(min=1))
 @connection_options
 def lead(topic: str, number: int, broker: int, connection: Connection) -> None:
@@ -160,8 +160,7 @@ def lead(topic: str, number: int, broker: int, connection: Connection) -> None:
 
 
 @partition.command()
-@click.argument("topic")
-@_number
+@_place
 @click.option(
     "--from",
     "source",

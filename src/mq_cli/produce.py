@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from mq_cli.connection import Connection, connection_options, milliseconds
-from mq_cli.moments import TIME, WORDS, parse_moment, parse_time
+from mq_cli.moments import TIME, WORDS, meaning, parse_moment, parse_time
 from mq_cli.output import Progress, checking_what_was_typed, counted, counting, say
 from mq_protocol.errors import OutcomeUnknown
 from mq_protocol.names import parse_duration
@@ -142,13 +142,7 @@ class _How:
     due: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _parse_duration(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_duration(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is no duration: give e.g. 500 (milliseconds), 90s, 10m or 7d") from None
+_duration = meaning(parse_duration, "is no duration: give e.g. 500 (milliseconds), 90s, 10m or 7d")
 
 
 def _parse_headers(_ctx: click.Context, _param: click.Parameter, pairs: tuple[str, ...]) -> list[tuple[str, bytes]]:
@@ -161,23 +155,8 @@ def _parse_headers(_ctx: click.Context, _param: click.Parameter, pairs: tuple[st
     return headers
 
 
-def _parse_timestamp(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        return parse_moment(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not {WORDS}") from None
-
-
-def _parse_at(_ctx: click.Context, _param: click.Parameter, text: str | None) -> datetime | None:
-    """A time alone: `10m` means ten minutes ago elsewhere, and whoever writes it here means later."""
-    if text is None:
-        return None
-    try:
-        return parse_time(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not {TIME}. For so much later give --delay, as --delay 10m") from None
+_later = meaning(parse_time, f"is not {TIME}. For so much later give --delay, as --delay 10m")
+"""A time alone: `10m` means ten minutes ago elsewhere, and whoever writes it here means later."""
 
 
 @click.command()
@@ -202,17 +181,20 @@ def _parse_at(_ctx: click.Context, _param: click.Parameter, text: str | None) ->
     metavar="NAME=VALUE",
     help="A header of each message. May be repeated.",
 )
-@click.option("--timestamp", callback=_parse_timestamp, metavar="TIME", help=f"Of each message: {WORDS}. Default: now.")
 @click.option(
-    "--delay", callback=_parse_duration, metavar="DURATION", help="Publish the messages so much later, as 10m."
+    "--timestamp",
+    callback=meaning(parse_moment, f"is not {WORDS}"),
+    metavar="TIME",
+    help=f"Of each message: {WORDS}. Default: now.",
 )
-@click.option("--at", callback=_parse_at, metavar="TIME", help=f"Publish the messages then: {TIME}.")
+@click.option("--delay", callback=_duration, metavar="DURATION", help="Publish the messages so much later, as 10m.")
+@click.option("--at", callback=_later, metavar="TIME", help=f"Publish the messages then: {TIME}.")
 @click.option(
     "--priority", type=click.IntRange(0, 31), help="Of each message: work queues lend higher ones first. Default: 4."
 )
 @click.option(
     "--ttl",
-    callback=_parse_duration,
+    callback=_duration,
     metavar="DURATION",
     help="How long after it is published work queues lend a message, as 10m. Default: for ever.",
 )

@@ -3,7 +3,6 @@ off by hand."""
 
 from __future__ import annotations
 
-import sys
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -11,9 +10,11 @@ import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
-from mq_cli.moments import EARLIEST, parse_place
+from mq_cli.messages import count_option, records_json_option, write_records
+from mq_cli.moments import EARLIEST, meaning, parse_place
 from mq_cli.output import (
     Column,
+    F,
     both,
     checking_what_was_typed,
     confirm,
@@ -92,28 +93,28 @@ class State(click.Choice[str]):
         return str(super().convert(value, param, ctx))
 
 
+def _names(command: F) -> F:
+    return click.argument("topic")(click.argument("group")(command))
+
+
 @click.group(cls=CommandGroup)
 def queue() -> None:
     """Declare, list, describe, alter and delete queue groups, and look at what waits in them."""
 
 
-def _parse_start(_ctx: click.Context, _param: click.Parameter, text: str) -> str | datetime:
-    try:
-        place = parse_place(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _parse_start(text: str) -> str | datetime:
+    place = parse_place(text)
     if isinstance(place, int):
         raise click.BadParameter("a queue begins at earliest, latest or a time, not at an offset")
     return place
 
 
 @queue.command(epilog=settings_help(QUEUE_SETTINGS))
-@click.argument("topic")
-@click.argument("group")
+@_names
 @click.option(
     "--from",
     "start",
-    callback=_parse_start,
+    callback=meaning(_parse_start),
     default=EARLIEST,
     show_default=True,
     metavar="earliest|latest|TIME",
@@ -158,8 +159,7 @@ def declare(
 
 
 @queue.command(epilog=settings_help(QUEUE_SETTINGS))
-@click.argument("topic")
-@click.argument("group")
+@_names
 @click.option(
     "--set",
     "settings",
@@ -216,8 +216,7 @@ def list_queues(topic: str | None, as_json: bool, connection: Connection) -> Non
 
 
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
+@_names
 @click.option("--partition", "-p", type=click.IntRange(min=0), help="Also list the records of this partition, in runs.")
 @click.option(
     "--state",
@@ -275,8 +274,7 @@ def describe(
 
 
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
+@_names
 @yes_option
 @connection_options
 def delete(topic: str, group: str, yes: bool, connection: Connection) -> None:
@@ -288,76 +286,33 @@ def delete(topic: str, group: str, yes: bool, connection: Connection) -> None:
     say(f"deleted queue {group} of topic {topic}")
 
 
-_count_option = click.option(
-    "--count",
-    "-n",
-    type=click.IntRange(1, 10_000),
-    default=10,
-    show_default=True,
-    help="The largest number of messages.",
-)
-_records_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Write whole records, one JSON object per line."
-)
-
-
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
-@_count_option
+@_names
+@count_option(10)
 @click.option("--state", type=State(STATES), default="ready", show_default=True, help="Of messages in this state.")
-@_records_json_option
+@records_json_option
 @connection_options
 def peek(topic: str, group: str, count: int, state: str, as_json: bool, connection: Connection) -> None:
     """Write messages of GROUP that are ready, or in another state, by partition and offset. Nothing is lent or
     counted."""
-    with checking_what_was_typed():
-        check_names(topic, group)
-    _write_messages(topic, group, count, state, as_json=as_json, connection=connection)
+    with asking(topic, group, connection) as admin:
+        write_records(admin, topic, lambda: admin.peek_queue(topic, group, count, state), as_json=as_json)
 
 
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
-@click.option(
-    "--count",
-    "-n",
-    type=click.IntRange(1, 10_000),
-    default=1,
-    show_default=True,
-    help="The largest number of messages.",
-)
-@_records_json_option
+@_names
+@count_option(1)
+@records_json_option
 @connection_options
 def pop(topic: str, group: str, count: int, as_json: bool, connection: Connection) -> None:
     """Take ready messages off the queue and write them. They are settled: no member is lent them any more."""
-    with checking_what_was_typed():
-        check_names(topic, group)
-    _write_messages(topic, group, count, None, as_json=as_json, connection=connection)
-
-
-def _write_messages(
-    topic: str, group: str, count: int, state: str | None, *, as_json: bool, connection: Connection
-) -> None:
-    """Those that are in a state, or that are taken (None)."""
-    from mq_cli.messages import MessageWriter
-
-    writer = MessageWriter(as_json=as_json, template=None, for_terminal=sys.stdout.isatty())
-    with connection.admin() as admin:
-        writer.knows(admin.describe_topic(topic))
-        records = (
-            admin.pop_queue(topic, group, count) if state is None else admin.peek_queue(topic, group, count, state)
-        )
-        for record in records:
-            writer.write(record)
-        if state is None and not records:
+    with asking(topic, group, connection) as admin:
+        if not write_records(admin, topic, lambda: admin.pop_queue(topic, group, count), as_json=as_json):
             say_if_paused(admin, topic, group)
-    writer.flush()
 
 
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
+@_names
 @yes_option
 @json_option
 @connection_options
@@ -469,8 +424,7 @@ def _redrive_letters(letters: Letters, as_json: bool, connection: Connection) ->
 
 
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
+@_names
 @connection_options
 def pause(topic: str, group: str, connection: Connection) -> None:
     """Lend nothing more of GROUP. What its members hold they may still settle."""
@@ -480,8 +434,7 @@ def pause(topic: str, group: str, connection: Connection) -> None:
 
 
 @queue.command()
-@click.argument("topic")
-@click.argument("group")
+@_names
 @connection_options
 def resume(topic: str, group: str, connection: Connection) -> None:
     """Lend messages of GROUP again."""

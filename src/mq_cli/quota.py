@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import told_of_late
-from mq_cli.output import Column, checking_what_was_typed, json_option, say, show, write
+from mq_cli.output import Column, F, checking_what_was_typed, json_option, say, show, write
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
 
 if TYPE_CHECKING:
     from mq_client import Admin, QuotaDescription
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _UNSET = "default"
 

@@ -18,14 +18,13 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import click
 
+from mq_cli.output import F
 from mq_cli.sizes import SIZE
 from mq_protocol.names import did_you_mean, quoted
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 BROKER, LOG, CLIENT, PROFILES = "broker", "log", "client", "profiles"
 CONFIG_ENVIRONMENT: Final = "TRITONMQ_CONFIG"

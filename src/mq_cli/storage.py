@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.output import (
     Column,
+    F,
     both,
     bytes_text,
     counted,
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from mq_broker.storage.inspecting.checking import Checked, Finding
     from mq_broker.storage.inspecting.contents import Contents, Step
     from mq_broker.storage.inspecting.directory import InspectedDirectory, PartitionFiles
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.group(cls=CommandGroup)
@@ -61,6 +60,10 @@ def data_option(command: F) -> F:
         metavar="DIR",
         help="The broker's data directory, or a copy of it.",
     )(command)
+
+
+def _place(command: F) -> F:
+    return click.argument("topic")(click.argument("partition", type=click.IntRange(min=0))(command))
 
 
 @storage.command("list")
@@ -90,8 +93,7 @@ def list_partitions(data: Path, encrypt: str, as_json: bool) -> None:
 
 
 @storage.command()
-@click.argument("topic")
-@click.argument("partition", type=click.IntRange(min=0))
+@_place
 @json_option
 @data_option
 def show(topic: str, partition: int, data: Path, encrypt: str, as_json: bool) -> None:
@@ -113,8 +115,7 @@ def show(topic: str, partition: int, data: Path, encrypt: str, as_json: bool) ->
 
 
 @storage.command()
-@click.argument("topic")
-@click.argument("partition", type=click.IntRange(min=0))
+@_place
 @click.option(
     "--from", "first", type=click.IntRange(min=1), default=1, metavar="INDEX", help="The first entry to show."
 )
@@ -188,8 +189,7 @@ def verify(topic: str | None, partition: int | None, data: Path, encrypt: str, a
 
 
 @storage.command()
-@click.argument("topic")
-@click.argument("partition", type=click.IntRange(min=0))
+@_place
 @click.option("--from", "first", type=click.IntRange(min=0), metavar="OFFSET", help="The first offset. Default: all.")
 @click.option("--to", "end", type=click.IntRange(min=0), metavar="OFFSET", help="The offset to end before.")
 @click.option(

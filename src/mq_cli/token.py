@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +15,7 @@ from mq_cli.connection import Connection, connection_options
 from mq_cli.in_force import told_of_brokers, told_of_late
 from mq_cli.output import (
     Column,
+    F,
     checking_what_was_typed,
     confirm,
     documents,
@@ -34,8 +35,6 @@ from mq_protocol.shown import counted
 
 if TYPE_CHECKING:
     from mq_client.token_admin import NewApiToken, TokenUser
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 _DAY_S = 86_400
 _MINUTE_S = 60

@@ -10,7 +10,7 @@ import click
 
 from mq_cli.command_group import CommandGroup
 from mq_cli.connection import Connection, connection_options
-from mq_cli.moments import WORDS, parse_place
+from mq_cli.moments import WORDS, meaning, parse_place
 from mq_cli.moving import not_over, wait_options, watch
 from mq_cli.output import (
     Column,
@@ -370,21 +370,21 @@ def delete(name: str, if_empty: bool, yes: bool, connection: Connection) -> None
     say(f"deleted topic {name}")
 
 
-def _parse_before(_ctx: click.Context, _param: click.Parameter, text: str | None) -> int | datetime | None:
-    if text is None:
-        return None
-    try:
-        place = parse_place(text)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _parse_before(text: str) -> int | datetime:
+    place = parse_place(text)
     if isinstance(place, str):
         raise click.BadParameter(f"{text!r} is neither an offset nor {WORDS}")
     return place
 
 
+_before = click.option(
+    "--before", callback=meaning(_parse_before), metavar="OFFSET|TIME", help="Only messages before it. Default: all."
+)
+
+
 @topic.command()
 @click.argument("name")
-@click.option("--before", callback=_parse_before, metavar="OFFSET|TIME", help="Only messages before it. Default: all.")
+@_before
 @click.option("--partition", "-p", type=click.IntRange(min=0), help="Only this partition.")
 @yes_option
 @connection_options
