@@ -106,10 +106,12 @@ def _whole_options(command: F) -> F:
 _principal = click.argument("principal", metavar="PRINCIPAL", callback=checked)
 
 
+def _rules_options(command: F) -> F:
+    return _principal(_rights(_whole_options(command)))
+
+
 @acl.command(cls=_RightsCommand)
-@_principal
-@_rights
-@_whole_options
+@_rules_options
 @connection_options
 def allow(principal: str, connection: Connection, **said: Any) -> int:
     """Allow PRINCIPAL (`User:NAME`, or `*` for everybody) to do something.
@@ -121,9 +123,7 @@ def allow(principal: str, connection: Connection, **said: Any) -> int:
 
 
 @acl.command(cls=_RightsCommand)
-@_principal
-@_rights
-@_whole_options
+@_rules_options
 @connection_options
 def deny(principal: str, connection: Connection, **said: Any) -> int:
     """Deny PRINCIPAL something, whatever other rules allow. Whoever is denied to describe is denied everything."""
@@ -135,9 +135,7 @@ def deny(principal: str, connection: Connection, **said: Any) -> int:
 
 
 @acl.command(cls=_RightsCommand)
-@_principal
-@_rights
-@_whole_options
+@_rules_options
 @click.option("--deny", "denying", is_flag=True, help="Rules that deny; else those that allow.")
 @click.option("--all", "everything", is_flag=True, help="Every rule of PRINCIPAL.")
 @yes_option

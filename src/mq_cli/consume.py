@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.connection import Connection, bootstrap_option, milliseconds
+from mq_cli.interrupts import handling
 from mq_cli.messages import MessageWriter
 from mq_cli.moments import LATEST, meaning, parse_place
 from mq_cli.output import Seconds, checking_what_was_typed, counting, say
@@ -331,9 +332,5 @@ def _asked_to_end() -> Iterator[_End]:
             raise KeyboardInterrupt
         end.set()
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), ask)):
         yield end
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -23,6 +23,7 @@ from types import FrameType
 import click
 
 from mq_cli.console import DEFAULT_LISTEN
+from mq_cli.interrupts import handling
 from mq_cli.output import say
 from mq_dev.embedded_zookeeper import is_free
 from mq_dev.local_cluster import HOST, BrokerProcess, ClusterFailed, LocalCluster, without_settings
@@ -96,7 +97,8 @@ def dev(
             raise KeyboardInterrupt  # asked twice: do not wait any longer than it takes to end the processes
         stop.set()
 
-    with _directory(data) as directory, _handling((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), asked_to_stop):
+    ends: tuple[int, ...] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    with _directory(data) as directory, handling(dict.fromkeys(ends, asked_to_stop)):
         arguments = ["--auto-create", "--auto-create-replicas", str(min(3, count))] if auto_create else []
         cluster = LocalCluster(
             directory,
@@ -230,16 +232,6 @@ def _directory(data: Path | None) -> Iterator[Path]:
         yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextmanager
-def _handling(numbers: tuple[signal.Signals, ...], handler: object) -> Iterator[None]:
-    before = {number: signal.signal(number, handler) for number in numbers}  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        for number, former in before.items():
-            signal.signal(number, former)
 
 
 CONSOLE_BEHIND = int(DEFAULT_LISTEN.rpartition(":")[2]) - PORT

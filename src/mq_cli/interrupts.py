@@ -1,5 +1,5 @@
-"""Ctrl-C while the `tritonmq` command is still being loaded ends it without a word, where Python would show a
-traceback.
+"""Who is told of signals. Ctrl-C while the `tritonmq` command is still being loaded ends it without a word, where
+Python would show a traceback.
 
 The first module of the package that is loaded: the next ones take a tenth of a second and more.
 """
@@ -10,6 +10,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FrameType
 
 _SCRIPTS = ("tritonmq", "tritonmq.exe")
 
@@ -33,3 +36,14 @@ def heard_from_now_on() -> None:
     if _quiet:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         _quiet = False
+
+
+@contextmanager
+def handling(handlers: Mapping[int, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
+    """As long as the block, these are told of the signals; afterwards those of before are."""
+    former = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -7,13 +7,15 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from mq_cli.connection import Connection, bootstrap_option
+from mq_cli.interrupts import handling
 from mq_cli.output import Seconds, checking_what_was_typed
 
 if TYPE_CHECKING:
@@ -84,18 +86,11 @@ def _stop(child: subprocess.Popen[bytes]) -> int:
         return child.wait()
 
 
-@contextlib.contextmanager
-def _passing_on_signals(child: subprocess.Popen[bytes]) -> Iterator[None]:
+def _passing_on_signals(child: subprocess.Popen[bytes]) -> AbstractContextManager[None]:
     """The command decides what a signal means, and the lock stays until it has ended. A terminal's Ctrl-C reaches it by
     itself."""
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
         child.send_signal(number)
 
-    former = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
-    former[signal.SIGINT] = signal.signal(signal.SIGINT, lambda _number, _frame: None)
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
+    return handling({signal.SIGTERM: pass_on, signal.SIGHUP: pass_on, signal.SIGINT: lambda _number, _frame: None})

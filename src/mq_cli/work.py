@@ -19,6 +19,7 @@ from typing import IO, TYPE_CHECKING, Any, Final
 import click
 
 from mq_cli.connection import Connection, bootstrap_option
+from mq_cli.interrupts import handling
 from mq_cli.messages import value_bytes
 from mq_cli.output import Seconds, checking_what_was_typed, counted, say
 from mq_cli.queue_asking import check_declared, say_what_waits
@@ -316,12 +317,8 @@ class _Workers:
                 self._ended.add(child)
                 child.terminate() if self._signals == 2 else child.kill()
 
-        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with handling(dict.fromkeys((signal.SIGINT, signal.SIGTERM), stop)):
             yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
 
 
 def _variables(record: LeasedRecord) -> dict[str, str]:
