@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mq_cli import bundle, doctor
-from mq_cli.bundle import redacted
+from mq_cli import doctor
+from mq_cli.doctor import redacted
 from mq_client import Producer
 from tests.mq_broker.broker.cluster import standalone
 
@@ -73,7 +73,7 @@ def test_what_is_none_stays() -> None:
 
 def test_a_bundle_has_what_a_report_needs_and_no_records(tmp_path: Path) -> None:
     path, log = tmp_path / "report.zip", tmp_path / "broker-1.log"
-    log.write_text("x" * (bundle.LOG_BYTES_MAX + 10) + f"\nthe end, {TOKEN}\n")
+    log.write_text("x" * (doctor.LOG_BYTES_MAX + 10) + f"\nthe end, {TOKEN}\n")
 
     def ask(address: str) -> None:
         with Producer(address) as producer:
@@ -97,7 +97,7 @@ def test_a_bundle_has_what_a_report_needs_and_no_records(tmp_path: Path) -> None
     assert any(line["kind"] == "ok" for line in read["doctor"])
     assert "pyarrow" in read["versions"]
     assert any(row["setting"] == "client.bootstrap" for row in read["settings"])
-    assert len(files["log-1-broker-1.log"]) <= bundle.LOG_BYTES_MAX
+    assert len(files["log-1-broker-1.log"]) <= doctor.LOG_BYTES_MAX
     assert "the end" in files["log-1-broker-1.log"]
     everything = "".join(files.values())
     assert TOKEN not in everything

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from mq_cli import diagnosis, doctor
-from mq_cli.diagnosis import Line
+from mq_cli import doctor
+from mq_cli.doctor import Line
 from mq_client import (
     BrokerObservation,
     ClusterObservation,
@@ -43,7 +43,7 @@ WELL = ClusterObservation("c1", BROKERS, groups=(GROUP,))
 
 def of_cluster(observed: ClusterObservation = WELL, **given: Any) -> list[Line]:
     told: dict[str, Any] = {"reasons": {}, "topics": [TOPIC], "moves": [], "transactions": [STAGED], **given}
-    return list(diagnosis.of_cluster(observed, *told.values(), NOW_US))
+    return list(doctor.of_cluster(observed, *told.values(), NOW_US))
 
 
 def with_partition(**changes: Any) -> list[TopicDescription]:
@@ -55,27 +55,27 @@ def with_broker(**changes: Any) -> ClusterObservation:
 
 
 FAULTS: list[tuple[str, list[Line], str, str]] = [
-    ("an old Python", [diagnosis.of_python((3, 10), "1")], "Python 3.10", "3.11 or newer"),
-    ("an old Java", [diagnosis.of_java("/j", 11)], "Java 11", "Java 17"),
-    ("a program that is no Java", [diagnosis.of_java("/j", None)], "no version", "Java 17"),
-    ("an old PySpark", [diagnosis.of_pyspark("3.5.1", (3, 11), None, "")], "PySpark 3.5.1", "pip install"),
+    ("an old Python", [doctor.of_python((3, 10), "1")], "Python 3.10", "3.11 or newer"),
+    ("an old Java", [doctor.of_java("/j", 11)], "Java 11", "Java 17"),
+    ("a program that is no Java", [doctor.of_java("/j", None)], "no version", "Java 17"),
+    ("an old PySpark", [doctor.of_pyspark("3.5.1", (3, 11), None, "")], "PySpark 3.5.1", "pip install"),
     (
         "workers with another Python",
-        [diagnosis.of_pyspark("4.2.0", (3, 11), (3, 12), "python3.12")],
+        [doctor.of_pyspark("4.2.0", (3, 11), (3, 12), "python3.12")],
         "Python 3.12, and this one is 3.11",
         "PYSPARK_PYTHON",
     ),
-    ("no such Python", [diagnosis.of_pyspark("4.2.0", (3, 11), None, "/x")], "/x cannot be started", "installed"),
-    ("gRPC's forks", [diagnosis.of_forks("1")], "JAVA_GATEWAY_EXITED", "unset"),
-    ("few open files", [diagnosis.of_open_files(1024)], "1,024 files", "ulimit"),
-    ("a slow disk", list(diagnosis.of_disk("/d", 0.05, 9, 10)), "50.0 ms", "faster disk"),
-    ("a full disk", list(diagnosis.of_disk("/d", 0.001, 1, 100)), "1 B of 100 B", "make room"),
-    ("a refused address", list(diagnosis.of_addresses({"a:1": "refused"}, {})), "a:1 of --bootstrap: refused", "start"),
-    ("nobody named one", list(diagnosis.of_addresses({"a:1": "refused"}, {}, "")), "no broker was named", "--here"),
-    ("no broker there", list(diagnosis.of_addresses({"a:1": None}, {})), "does not answer as a broker", "--certs"),
+    ("no such Python", [doctor.of_pyspark("4.2.0", (3, 11), None, "/x")], "/x cannot be started", "installed"),
+    ("gRPC's forks", [doctor.of_forks("1")], "JAVA_GATEWAY_EXITED", "unset"),
+    ("few open files", [doctor.of_open_files(1024)], "1,024 files", "ulimit"),
+    ("a slow disk", list(doctor.of_disk("/d", 0.05, 9, 10)), "50.0 ms", "faster disk"),
+    ("a full disk", list(doctor.of_disk("/d", 0.001, 1, 100)), "1 B of 100 B", "make room"),
+    ("a refused address", list(doctor.of_addresses({"a:1": "refused"}, {})), "a:1 of --bootstrap: refused", "start"),
+    ("nobody named one", list(doctor.of_addresses({"a:1": "refused"}, {}, "")), "no broker was named", "--here"),
+    ("no broker there", list(doctor.of_addresses({"a:1": None}, {})), "does not answer as a broker", "--certs"),
     (
         "two clusters",
-        list(diagnosis.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c2"})),
+        list(doctor.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c2"})),
         "several clusters: a:1 is of c1; b:1 is of c2",
         "one cluster",
     ),
@@ -139,16 +139,16 @@ def test_where_a_key_is_missing_nobody_is_sent_to_a_recovery() -> None:
 
 def test_what_is_well_is_not_wrong() -> None:
     lines = [
-        diagnosis.of_python((3, 11), "1"),
-        diagnosis.of_java("/j", 17),
-        diagnosis.of_java(None, None),
-        diagnosis.of_pyspark("4.2.0", (3, 11), (3, 11), "python3"),
-        diagnosis.of_pyspark(None, (3, 11), None, ""),
-        diagnosis.of_forks(None),
-        diagnosis.of_forks("0"),
-        diagnosis.of_open_files(65_536),
-        *diagnosis.of_disk("/d", 0.005, 50, 100),
-        *diagnosis.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c1"}),
+        doctor.of_python((3, 11), "1"),
+        doctor.of_java("/j", 17),
+        doctor.of_java(None, None),
+        doctor.of_pyspark("4.2.0", (3, 11), (3, 11), "python3"),
+        doctor.of_pyspark(None, (3, 11), None, ""),
+        doctor.of_forks(None),
+        doctor.of_forks("0"),
+        doctor.of_open_files(65_536),
+        *doctor.of_disk("/d", 0.005, 50, 100),
+        *doctor.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c1"}),
         *of_cluster(),
         *of_cluster(with_broker(version="0.2.0", state="draining", now_us=NOW_US + 900_000)),
         *of_cluster(moves=[PartitionMove("t", 0, (1, 2), (1, 3))]),
