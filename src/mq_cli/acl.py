@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.in_force import tell_of_those_that_do_not_judge, told_of_brokers
 from mq_cli.output import (
     Column,
@@ -18,7 +18,6 @@ from mq_cli.output import (
     confirm,
     counted,
     document,
-    json_option,
     say,
     show,
     write,
@@ -163,8 +162,7 @@ def remove(principal: str, denying: bool, everything: bool, yes: bool, connectio
 
 @acl.command("list")
 @click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
-@json_option
-@connection_options
+@answer_options
 def list_rules(principal: str, as_json: bool, connection: Connection) -> None:
     """List the rules: of PRINCIPAL alone, or all."""
     with connection.admin() as admin:
@@ -176,8 +174,7 @@ def list_rules(principal: str, as_json: bool, connection: Connection) -> None:
 @acl.command(cls=_RightsCommand)
 @_principal
 @_rights
-@json_option
-@connection_options
+@answer_options
 def check(principal: str, as_json: bool, connection: Connection, **said: Any) -> int:
     """Say whether PRINCIPAL may do something, and by which rule. Exit code 1: it may not.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.moving import MOVES, PLAN, not_over, start_and_watch, wait_options, watch
 from mq_cli.output import (
     Column,
@@ -25,7 +25,6 @@ from mq_cli.output import (
     documents,
     duration_text,
     json_only,
-    json_option,
     say,
     show,
     write_json,
@@ -234,8 +233,7 @@ def security() -> None:
 
 
 @security.command("show")
-@json_option
-@connection_options
+@answer_options
 def show_floor(as_json: bool, connection: Connection) -> None:
     """Show what is demanded, and what each broker offers."""
     with connection.admin() as admin:
@@ -366,8 +364,7 @@ def _such_as(found: Walked) -> str:
 
 @cluster.command()
 @click.option("--check", is_flag=True, help="Exit with 1 if something is wrong.")
-@json_option
-@connection_options
+@answer_options
 def status(check: bool, as_json: bool, connection: Connection) -> int:
     """The brokers that are registered, what each leads and holds, and what is missing.
 
@@ -480,8 +477,7 @@ def _level_advice(described: ClusterDescription) -> str:
 @cluster.command()
 @click.option("--plan", is_flag=True, help="Only show what would be done, and which brokers stand in the way.")
 @click.option("--force", is_flag=True, help="Although brokers that hold replicas are not registered.")
-@json_option
-@connection_options
+@answer_options
 @click.pass_context
 def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, connection: Connection) -> None:
     """Raise the cluster's level of features, once every broker runs the new release.
@@ -515,8 +511,7 @@ def upgrade(context: click.Context, plan: bool, force: bool, as_json: bool, conn
 
 
 @cluster.command()
-@json_option
-@connection_options
+@answer_options
 def moves(as_json: bool, connection: Connection) -> None:
     """The partitions that are on their way to other brokers now."""
     with connection.admin() as admin:
@@ -527,8 +522,7 @@ def moves(as_json: bool, connection: Connection) -> None:
 @cluster.command()
 @click.option("--plan", is_flag=True, help="Only show what would move.")
 @wait_options
-@json_option
-@connection_options
+@answer_options
 def balance(plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection: Connection) -> int:
     """Spread replicas and leaders evenly over the live brokers, those just added included, and over their racks.
 
@@ -565,8 +559,7 @@ def _check_known(admin: Admin, broker: int) -> None:
 @click.argument("broker", type=click.IntRange(min=1))
 @click.option("--plan", is_flag=True, help="Only show what would move.")
 @wait_options
-@json_option
-@connection_options
+@answer_options
 def drain(broker: int, plan: bool, no_wait: bool, wait_s: float, as_json: bool, connection: Connection) -> int:
     """Move everything off BROKER, so that it can be stopped for good. It may be dead already.
 

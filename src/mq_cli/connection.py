@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 import click
 from click.core import ParameterSource
 
-from mq_cli.output import F, Seconds, checking_what_was_typed
+from mq_cli.output import F, Seconds, checking_what_was_typed, json_option
 from mq_cli.settings_file import client_settings
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import CONNECT_TIMEOUT_MS
@@ -122,6 +122,11 @@ def milliseconds(seconds: float) -> int:
 
 
 # ------------------------------------------------------------------ options
+
+
+def answer_options(command: F) -> F:
+    """Of a command that asks and shows the answer: `as_json`, and the `connection`."""
+    return json_option(connection_options(command))
 
 
 def connection_options(command: F) -> F:

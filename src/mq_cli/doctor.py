@@ -24,17 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 import click
 from click.core import ParameterSource
 
-from mq_cli.connection import Connection, connection_options, milliseconds
-from mq_cli.output import (
-    bytes_text,
-    checking_what_was_typed,
-    counted,
-    duration_text,
-    json_option,
-    say,
-    write,
-    write_json,
-)
+from mq_cli.connection import Connection, answer_options, milliseconds
+from mq_cli.output import bytes_text, checking_what_was_typed, counted, duration_text, say, write, write_json
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import parse_duration
 
@@ -291,8 +282,7 @@ def _of_staged(transactions: Sequence[TransactionDescription], now_us: int) -> I
     metavar="FILE",
     help="The end of this log of a broker is to be in the bundle. May be given several times.",
 )
-@json_option
-@connection_options
+@answer_options
 def doctor(
     data: Path | None,
     here: bool,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.messages import count_option, records_json_option, write_records
 from mq_cli.moments import EARLIEST, LATEST, meaning, parse_place
 from mq_cli.output import (
@@ -24,7 +24,6 @@ from mq_cli.output import (
     document,
     documents,
     json_only,
-    json_option,
     say,
     show,
     time_text,
@@ -80,8 +79,7 @@ class Move(NamedTuple):
 @click.option(
     "--force", is_flag=True, help="Move the group even while it has members. They continue from where they are."
 )
-@json_option
-@connection_options
+@answer_options
 def reset(
     name: str,
     topic: str,
@@ -246,8 +244,7 @@ def cursor_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
 
 
 @group.command("list")
-@json_option
-@connection_options
+@answer_options
 def list_groups(as_json: bool, connection: Connection) -> None:
     """List the groups that have a cursor, and the lag of each in records, bytes and seconds.
 
@@ -261,8 +258,7 @@ def list_groups(as_json: bool, connection: Connection) -> None:
 
 @group.command()
 @click.argument("name")
-@json_option
-@connection_options
+@answer_options
 def describe(name: str, as_json: bool, connection: Connection) -> None:
     """Show the cursor of the group NAME in each partition, and its lag in records, bytes and seconds. Its label will do
     where one group alone is called so."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.moving import start_and_watch, wait_options, watch
 from mq_cli.output import (
     Column,
@@ -18,7 +18,6 @@ from mq_cli.output import (
     counted,
     document,
     json_only,
-    json_option,
     say,
     write,
     write_json,
@@ -53,8 +52,7 @@ def partition() -> None:
 
 @partition.command()
 @_place
-@json_option
-@connection_options
+@answer_options
 def describe(topic: str, number: int, as_json: bool, connection: Connection) -> None:
     """Show a partition's replicas, leader, in-sync set and offsets, and where it moves to."""
     with connection.admin() as admin:
@@ -171,8 +169,7 @@ def lead(topic: str, number: int, broker: int, connection: Connection) -> None:
 @click.option(
     "--force", is_flag=True, help="Give up logs that are in sync, or may be. Records that only they have are lost."
 )
-@json_option
-@connection_options
+@answer_options
 def recover(topic: str, number: int, source: int | None, force: bool, as_json: bool, connection: Connection) -> int:
     """Unclean recovery: continue without the in-sync logs, when none of them is left.
 

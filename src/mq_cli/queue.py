@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.messages import count_option, records_json_option, write_records
 from mq_cli.moments import EARLIEST, meaning, parse_place
 from mq_cli.output import (
@@ -22,7 +22,6 @@ from mq_cli.output import (
     document,
     documents,
     json_only,
-    json_option,
     say,
     time_text,
     write,
@@ -124,8 +123,7 @@ def _parse_start(text: str) -> str | datetime:
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting, e.g. lease_ms=5m. May be repeated."
 )
 @click.option("--if-not-exists", is_flag=True, help="If the queue exists, leave it as it is and exit with 0.")
-@json_option
-@connection_options
+@answer_options
 def declare(
     topic: str,
     group: str,
@@ -168,8 +166,7 @@ def declare(
     metavar="NAME=VALUE",
     help="A setting to change; `NAME=` restores the default. May be repeated.",
 )
-@json_option
-@connection_options
+@answer_options
 def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, connection: Connection) -> None:
     """Change settings of GROUP while it is in use. They hold at once, for what is there already too."""
     given = parse_pairs(settings, empty=True)
@@ -187,8 +184,7 @@ def alter(topic: str, group: str, settings: tuple[str, ...], as_json: bool, conn
 
 @queue.command("list")
 @click.argument("topic", required=False)
-@json_option
-@connection_options
+@answer_options
 def list_queues(topic: str | None, as_json: bool, connection: Connection) -> None:
     """List the queue groups of all topics, or of TOPIC, and how many records of each are in which state."""
     from mq_client import TritonMQError
@@ -223,8 +219,7 @@ def list_queues(topic: str | None, as_json: bool, connection: Connection) -> Non
     type=State(STATES),
     help="With --partition: only records in this state.  [default: all that are not settled]",
 )
-@json_option
-@connection_options
+@answer_options
 def describe(
     topic: str,
     group: str,
@@ -314,8 +309,7 @@ def pop(topic: str, group: str, count: int, as_json: bool, connection: Connectio
 @queue.command()
 @_names
 @yes_option
-@json_option
-@connection_options
+@answer_options
 def purge(topic: str, group: str, yes: bool, as_json: bool, connection: Connection) -> None:
     """Settle every message that waits in GROUP and that no member holds. The messages stay in the topic."""
     with asking(topic, group, connection) as admin:
@@ -339,8 +333,7 @@ def purge(topic: str, group: str, yes: bool, as_json: bool, connection: Connecti
     help="The queue group that sends them, e.g. one that has settled those that it mended.  [default: redrive]",
 )
 @click.option("--declare", is_flag=True, help="Make the group of --group if it is not there: it sends every letter.")
-@json_option
-@connection_options
+@answer_options
 def redrive(
     topic: str,
     group: str | None,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.in_force import told_of_late
-from mq_cli.output import Column, F, checking_what_was_typed, json_option, say, show, write
+from mq_cli.output import Column, F, checking_what_was_typed, say, show, write
 from mq_cli.principals import ANONYMOUS, checked, is_superuser, say_if_unknown
 from mq_protocol.errors import TritonMQError
 from mq_protocol.quotas import EVERYBODY, IN_BYTES, MEANINGS, RATES, Quota, limit_text, parse_limit, parse_quota
@@ -114,8 +114,7 @@ def delete_quotas(principal: str, everybody: bool, connection: Connection) -> in
 
 @quota.command("list")
 @click.argument("principal", metavar="[PRINCIPAL]", default="", callback=checked)
-@json_option
-@connection_options
+@answer_options
 def list_quotas(principal: str, as_json: bool, connection: Connection) -> None:
     """List what was set: for PRINCIPAL alone, or for all. What is built in comes first."""
     with connection.admin() as admin:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.in_force import told_of_brokers, told_of_late
 from mq_cli.output import (
     Column,
@@ -19,7 +19,6 @@ from mq_cli.output import (
     checking_what_was_typed,
     confirm,
     documents,
-    json_option,
     say,
     show,
     write,
@@ -115,8 +114,7 @@ def create_user(name: str, days: int | None, minutes: int | None, out: Path | No
 
 
 @user.command("list")
-@json_option
-@connection_options
+@answer_options
 def list_users(as_json: bool, connection: Connection) -> None:
     """Show the users, and how many tokens of each are valid."""
     with connection.admin() as admin:
@@ -166,8 +164,7 @@ def create_token(name: str, days: int | None, minutes: int | None, out: Path | N
 
 @token.command("list")
 @click.argument("name", metavar="[USER]", default="", callback=_named)
-@json_option
-@connection_options
+@answer_options
 def list_tokens(name: str, as_json: bool, connection: Connection) -> None:
     """Show the tokens of a user, or of all: their ids, and until when they are valid."""
     with connection.admin() as admin:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options, connection_options
 from mq_cli.moments import WORDS, meaning, parse_place
 from mq_cli.moving import not_over, wait_options, watch
 from mq_cli.output import (
@@ -21,7 +21,6 @@ from mq_cli.output import (
     counted,
     document,
     documents,
-    json_option,
     say,
     show,
     time_text,
@@ -140,8 +139,7 @@ def topic() -> None:
     ),
 )
 @click.option("--if-not-exists", is_flag=True, help="If the topic exists, leave it as it is and exit with 0.")
-@json_option
-@connection_options
+@answer_options
 def create(
     names: tuple[str, ...],
     partitions: int,
@@ -214,8 +212,7 @@ def _tell_made(made: list[TopicMade], *, as_json: bool) -> None:
 
 
 @topic.command("list")
-@json_option
-@connection_options
+@answer_options
 def list_topics(as_json: bool, connection: Connection) -> None:
     """List the topics."""
     with connection.admin() as admin:
@@ -225,8 +222,7 @@ def list_topics(as_json: bool, connection: Connection) -> None:
 
 @topic.command()
 @click.argument("name")
-@json_option
-@connection_options
+@answer_options
 def describe(name: str, as_json: bool, connection: Connection) -> None:
     """A topic's schema, settings, partitions and offsets. Partitions without a leader have no offsets to show."""
     from mq_client import TritonMQError
@@ -303,8 +299,7 @@ def _live_settings() -> str:
     "--set", "settings", multiple=True, metavar="NAME=VALUE", help="A setting to change; `NAME=` restores the default."
 )
 @wait_options
-@json_option
-@connection_options
+@answer_options
 def alter(
     name: str,
     partitions: int | None,

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from mq_cli.command_group import CommandGroup
-from mq_cli.connection import Connection, connection_options
+from mq_cli.connection import Connection, answer_options
 from mq_cli.output import (
     Column,
     both,
     bytes_text,
     documents,
-    json_option,
     say,
     show,
     time_text,
@@ -81,8 +80,7 @@ def transaction() -> None:
 
 
 @transaction.command("list")
-@json_option
-@connection_options
+@answer_options
 def list_transactions(as_json: bool, connection: Connection) -> None:
     """List the queries that have written: what they decided last, what they have staged, and which of them pin a
     journal."""
@@ -94,8 +92,7 @@ def list_transactions(as_json: bool, connection: Connection) -> None:
 
 @transaction.command("show")
 @_key
-@json_option
-@connection_options
+@answer_options
 def show_one(key: str, as_json: bool, connection: Connection) -> None:
     """What the query KEY has decided, and what it has staged in each partition."""
     with connection.admin() as admin:
@@ -116,8 +113,7 @@ def show_one(key: str, as_json: bool, connection: Connection) -> None:
 @transaction.command()
 @_key
 @click.option("--to", "owner", required=True, metavar="User:NAME", help="Whose it is from then on.")
-@json_option
-@connection_options
+@answer_options
 def give(key: str, owner: str, as_json: bool, connection: Connection) -> None:
     """Give the query KEY to another user, who alone writes under it from then on.
 
@@ -141,8 +137,7 @@ def give(key: str, owner: str, as_json: bool, connection: Connection) -> None:
 @transaction.command()
 @_key
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@json_option
-@connection_options
+@answer_options
 def abort(key: str, yes: bool, as_json: bool, connection: Connection) -> int:
     """Fence the query KEY for ever, and remove what it has staged and not decided.
 
