@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,12 @@ def check(path: Path) -> None:
     say(f"{path} is right: {counted(count, 'setting')}, {counted(len(found.profiles), 'profile')}")
 
 
-def rows_of(path: Path | None = None, profile: str | None = None) -> list[dict[str, Any]]:
+def rows_of(
+    path: Path | None = None, profile: str | None = None, environment: Mapping[str, str] = os.environ
+) -> list[dict[str, Any]]:
     """Every setting, its value, and where it is from."""
-    return [
-        _row(key, *_value(key, _from_file(path, profile))) for section in keys().values() for key in section.values()
-    ]
+    found = _from_file(path, profile)
+    return [_row(key, *_value(key, found, environment)) for section in keys().values() for key in section.values()]
 
 
 def _from_file(path: Path | None, profile: str | None) -> dict[str, tuple[Any, str]]:
@@ -97,8 +99,8 @@ def _from_file(path: Path | None, profile: str | None) -> dict[str, tuple[Any, s
     return found
 
 
-def _value(key: Key, from_file: dict[str, tuple[Any, str]]) -> tuple[Any, str]:
-    text = os.environ.get(key.environment)
+def _value(key: Key, from_file: dict[str, tuple[Any, str]], environment: Mapping[str, str]) -> tuple[Any, str]:
+    text = environment.get(key.environment)
     if text:
         return text, "environment"
     if (found := from_file.get(f"{key.section}.{key.name}")) is not None:

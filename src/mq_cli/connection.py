@@ -74,8 +74,6 @@ class Connection:
         from mq_client import Security
 
         if not self.certs:
-            if self.certs is not None:  # typed, and empty: no client is to read the variable then
-                os.environ.pop("TRITONMQ_CERTS", None)
             if self.token_file:
                 raise InvalidSetting(
                     "a file with a token is given (--token-file or TRITONMQ_TOKEN_FILE), and no certificates: a token "
@@ -88,8 +86,11 @@ class Connection:
 
     def for_client(self) -> dict[str, Any]:
         """What every client of the brokers is made with. Raises `InvalidSetting`."""
+        security = self.security
+        if security is None and self.certs is not None:  # typed, and empty: a client would read the variable
+            os.environ.pop("TRITONMQ_CERTS", None)
         way = {"via": self.via or "", "forward": bool(self.forward)}
-        return {"bootstrap": self.addresses, "security": self.security, **way}
+        return {"bootstrap": self.addresses, "security": security, **way}
 
     def admin(self, timeout_s: float | None = None, *, must_listen: bool = True) -> Admin:
         """To be closed by the caller, who waits `timeout_s` for each answer; if it is None, as long as the option says.

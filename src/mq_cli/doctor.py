@@ -301,7 +301,8 @@ def doctor(
     if bundle is not None:
         from mq_cli.config import rows_of
 
-        write_bundle(bundle, told, seen, rows_of(), logs)
+        settings = rows_of(environment={**os.environ, **connection.environment()})
+        write_bundle(bundle, told, seen, settings, logs)
         say(f"{bundle} names topics, groups and addresses, and holds no records: look at it before you pass it on")
     if as_json:
         write_json(told)
