@@ -25,13 +25,11 @@ from mq_cli.output import F, Seconds, bytes_text, counted, json_option, say, wri
 if TYPE_CHECKING:
     from mq_client import Admin
 
-
 _STAMP: Final = struct.Struct("<q")
 _MANY: Final = 5_000
 _REPLICAS_USUAL: Final = 3
 _VALUES: Final = 256
 """Different values: random bytes, which compress as little as a user's worst."""
-
 
 SAMPLES_MAX: Final = 1 << 20
 PERCENTILES: Final = (50.0, 90.0, 99.0, 99.9)

@@ -47,12 +47,10 @@ if TYPE_CHECKING:
     from mq_dev.embedded_zookeeper import EmbeddedZooKeeper
     from mq_protocol.pem import Files
 
-
 _log = logging.getLogger("mq_cli.broker")
 
 PROXY = "proxy"
 _LEVELS = ["debug", "info", "warning", "error"]
-
 
 _log = logging.getLogger("mq_cli.broker")
 

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from mq_client import Admin, ClusterDescription, PartitionDescription, TopicDescription
     from mq_client.floor_admin import SecurityFloor
 
-
 _WAIT_LOOK_S = 0.5
 _ACCESS = {
     "open": ", open: everybody who reaches ZooKeeper may read and write there (docs/zookeeper.md)",
@@ -54,7 +53,6 @@ _ACCESS = {
 _RELEASES = (Column("id", "#broker"), Column("release", "release"), Column("level", "#knows level"))
 _SHOWN_MAX = 50
 """Partitions not in sync that are listed for people: of a lost broker they may be thousands."""
-
 
 _CATCHING_UP_MS = 5_000
 """A replica that its leader has heard of within this time lives: it is behind."""

@@ -32,13 +32,11 @@ from mq_protocol.names import parse_duration
 if TYPE_CHECKING:
     from mq_client import Admin, ClusterObservation, PartitionMove, TopicDescription, TransactionDescription
 
-
 T = TypeVar("T")
 
 _ASK_S: Final = 20.0
 _SYNCS: Final = 50
 _SYNCS_S: Final = 5.0
-
 
 PYTHON_OLDEST: Final = (3, 11)
 JAVA_OLDEST: Final = 17

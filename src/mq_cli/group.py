@@ -24,6 +24,7 @@ from mq_cli.output import (
     document,
     documents,
     json_only,
+    or_null,
     say,
     show,
     time_text,
@@ -35,7 +36,6 @@ from mq_protocol.names import check_group_name, check_topic_name
 
 if TYPE_CHECKING:
     from mq_client import Admin, GroupCursor, GroupDescription
-
 
 SHORT_MEMBER = 8
 """So many characters of a member's id are shown where they tell it from the others."""
@@ -214,7 +214,7 @@ _LAG = (
 )
 COLUMNS = (
     Column("name", "group"),
-    Column("label", "label", lambda group: group.label or None, lambda label: label or ""),
+    or_null("label", "label"),
     Column("", "reads as", _kinds, ", ".join),
     Column("topics", "topics", _topics, ", ".join),
     Column("reads_as", value=_kinds),
@@ -237,7 +237,7 @@ def cursor_columns(short: Mapping[str, str]) -> tuple[Column, ...]:
         *_LAG,
         Column("moved_us", "moved", text=time_text),
         Column("", "member", lambda cursor: short.get(cursor.member, "none")),
-        Column("member", value=lambda cursor: cursor.member or None),
+        or_null("member"),
         *json_only("members", "kind", "leads"),
         Column("", "reads as", _reads_as),
     )

@@ -10,7 +10,6 @@ from mq_cli.output import say
 if TYPE_CHECKING:
     from mq_client.acl_admin import AclChange
 
-
 NOT_EVERYWHERE: Final = 4
 """The exit status of a change that is made, and that a broker has not said to obey. It is down, as a rule: scripts must
 be able to tell that from a change that is not made."""

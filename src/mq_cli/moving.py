@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import click
 from rich.console import Console
 
-from mq_cli.output import Column, F, Seconds, both, counted, say
+from mq_cli.output import Column, F, Seconds, both, cell, counted, or_null, say
 from mq_process.patience import Patience
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _brokers(members: Sequence[int]) -> str:
 
 
 _PLACE = both("topic", "#partition")
-_LEADER = Column("leader", "#leader", lambda move: move.leader or None)
+_LEADER = or_null("leader", "#leader", cell)
 MOVES: Final = (
     *_PLACE,
     Column("from", "from", "origin"),

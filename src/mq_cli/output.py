@@ -130,6 +130,11 @@ def both(*headings: str) -> tuple[Column, ...]:
     return tuple(Column(heading.removeprefix("#"), heading) for heading in headings)
 
 
+def or_null(name: str, heading: str = "", text: Callable[[Any], object] = lambda value: value or "") -> Column:
+    """A column of an attribute that is null in JSON where it is empty or 0."""
+    return Column(name, heading, lambda row: getattr(row, name) or None, text)
+
+
 def json_only(*names: str) -> tuple[Column, ...]:
     return tuple(map(Column, names))
 

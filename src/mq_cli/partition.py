@@ -18,6 +18,7 @@ from mq_cli.output import (
     counted,
     document,
     json_only,
+    or_null,
     say,
     write,
     write_json,
@@ -34,7 +35,7 @@ _LOOK_S = 0.2
 
 _COLUMNS = (
     Column("partition"),
-    Column("leader", value=lambda found: found.leader or None),
+    or_null("leader"),
     *json_only("leader_epoch", "replicas"),
     Column("isr", value=lambda found: sorted(found.isr)),
     Column("moving_to"),

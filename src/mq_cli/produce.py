@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from mq_client import Producer, TopicDescription
     from mq_client.producing.futures import RecordFuture, TableFuture
 
-
 READ_BYTES: Final = 1 << 18
 LINE_BYTES_MAX: Final = 64 << 20
 """No message may be so long; a line that goes on is not held in memory."""

@@ -22,6 +22,7 @@ from mq_cli.output import (
     document,
     documents,
     json_only,
+    or_null,
     say,
     time_text,
     write,
@@ -38,9 +39,7 @@ from mq_protocol.queue_settings import QUEUE_SETTINGS, parse_queue_settings, usu
 if TYPE_CHECKING:
     from mq_client import QueueDescription, QueueInfo, QueueRun
 
-
 STATES: Final = ("ready", "leased", "delayed", "doomed", "parked")
-
 
 _STATES = both(*(f"#{state}" for state in STATES))
 _INFO = (*json_only("topic", "group"), Column("settings", value=lambda info: dict(info.settings)))
@@ -72,8 +71,8 @@ _RUN = (
     Column("end", "#last", text=lambda end: end - 1),
     *both("state", "#deliveries", "#failures"),
     Column("due_us", "not before", text=time_text),
-    Column("member", "member", lambda run: run.member or None, lambda member: member or ""),
-    Column("error", "error", lambda run: run.error or None, lambda error: error or ""),
+    or_null("member", "member"),
+    or_null("error", "error"),
 )
 
 

@@ -16,11 +16,13 @@ from mq_cli.output import (
     Column,
     both,
     bytes_text,
+    cell,
     checking_what_was_typed,
     confirm,
     counted,
     document,
     documents,
+    or_null,
     say,
     show,
     time_text,
@@ -50,7 +52,7 @@ def _schema(found: TopicDescription) -> str:
 
 PARTITION_COLUMNS = (
     *both("#partition"),
-    Column("leader", "#leader", lambda partition: partition.leader or None),
+    or_null("leader", "#leader", cell),
     Column("leader_epoch"),
     *both("replicas"),
     Column("isr", "in sync", lambda partition: sorted(partition.isr)),
