@@ -544,8 +544,9 @@ def _leaf(group: ExceptionGroup[TritonMQError]) -> TritonMQError:
 
 
 async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
-    from mq_broker.broker.runtime.garbage import Garbage, look_now_and_then
+    from mq_broker.broker.runtime.garbage import LOOK_S, Garbage
     from mq_broker.broker.runtime.loop_watch import LoopWatch
+    from mq_broker.broker.runtime.periodic import Periodic
     from mq_broker.broker.server import serve
 
     loop = asyncio.get_running_loop()
@@ -571,7 +572,7 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
         loop.add_signal_handler(number, asked_to_stop)
     if stop_at_eof:
         loop.add_reader(sys.stdin.fileno(), heard_from_stdin)
-    looking = asyncio.create_task(look_now_and_then(garbage), name="look at memory")
+    looking = asyncio.create_task(Periodic("look at memory", LOOK_S, garbage.look).run())
     try:
         await serve(config, stop=stop)
     finally:

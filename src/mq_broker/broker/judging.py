@@ -67,4 +67,5 @@ class Judging:
             except OSError as error:
                 raise StorageFailed(f"the audit log cannot be written: {error}; repair the disk") from error
             self.audit.event("start", f"{self._config.role} serves at {address}")
-        spawn(self.acls.follow(self._cluster.security_changed), "follow rules")
+        following = self.acls.following(self._cluster.security_changed)
+        spawn(following.run(), following.name)

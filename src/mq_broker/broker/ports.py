@@ -14,17 +14,18 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import grpc
 from grpc import aio
 
 from mq_broker.broker.config import BrokerConfig, Role
+from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import BrokerRegistration
 from mq_broker.rpc import server as rpc_server
 from mq_broker.rpc.arriving import Memory
-from mq_broker.rpc.certificates import Certificates
+from mq_broker.rpc.certificates import LOOK_S, Certificates
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.framed import Converse, LinkServer, bind
 from mq_broker.rpc.outgoing import PeerAddress
@@ -194,24 +195,19 @@ class Ports:
         servers = (*self._clients, *self._with_tokens, *self._flight, *self._peers)
         await asyncio.gather(*(server.stop(grace_s) for server in servers))
 
-    async def keep(self) -> None:
-        """Replace the certificate when its files are replaced, and remind of what is open to all. Runs until
-        cancelled."""
-        if self.certificates is not None:
+    def periodic(self) -> Iterator[Periodic]:
+        """What replaces the certificate when its files are replaced, and what reminds of what is open to all."""
+        kept = self.certificates
+        if kept is not None:
             with contextlib.suppress(RuntimeError, ValueError):  # a loop in another thread hears no signals
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.certificates.look_now)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self.certificates.keep())
-                if self._config.is_open_to_all:
-                    tasks.create_task(self._remind())
-        elif self._config.is_open_to_all:
-            await self._remind()
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, kept.look_now)
+            yield Periodic("keep the ports' certificate", LOOK_S, kept.look, at_once=True, hint=kept.hint)
+        if self._config.is_open_to_all:
+            yield Periodic("remind of who may do everything", REMIND_S, self._remind, at_once=True)
 
-    async def _remind(self) -> None:
+    def _remind(self) -> None:
         option = "--insecure" if self._config.insecure else f"--also-plaintext {self._config.also_plaintext}"
-        while True:
-            log.warning("INSECURE: with %s whoever reaches the port may do everything, and read all traffic", option)
-            await asyncio.sleep(REMIND_S)
+        log.warning("INSECURE: with %s whoever reaches the port may do everything, and read all traffic", option)
 
     @property
     def serial(self) -> str:

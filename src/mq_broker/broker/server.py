@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import signal
 import socket
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
 import grpc
@@ -36,7 +37,7 @@ from mq_broker.broker.config import BrokerConfig, Role, http_listener
 from mq_broker.broker.data.fetch import Reading
 from mq_broker.broker.data.flight import Flights
 from mq_broker.broker.data.produce import Producing
-from mq_broker.broker.data.scheduled import Scheduled
+from mq_broker.broker.data.scheduled import CLOCK_S, Scheduled
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.groups.cursors import Groups
 from mq_broker.broker.groups.ephemeral import EphemeralGroups
@@ -79,6 +80,7 @@ from mq_broker.broker.queues.sweeping import Sweeping
 from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
+from mq_broker.broker.runtime.periodic import Periodic, Sweep
 from mq_broker.broker.service import Services
 from mq_broker.broker.transactions.aborting import Aborting
 from mq_broker.broker.transactions.coordinator import Transactions
@@ -92,7 +94,7 @@ from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.flight import flight_handlers
 from mq_broker.rpc.forwarded import ForwardedDoor, ForwardedHandlers
 from mq_broker.rpc.health import health_handler
-from mq_broker.rpc.links import Links
+from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
 from mq_broker.rpc.peer_service import peer_handlers
 from mq_broker.rpc.refusals import Refusals
@@ -109,7 +111,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-TOPICS_SWEEP_S: Final = 30.0
 OPENED_TIMEOUT_S: Final = 30.0
 SERVER_GRACE_S: Final = 0.2
 FLUSH_TIMEOUT_S: Final = 1.0
@@ -408,7 +409,7 @@ class _Broker:
                 counts.keep(names)
             self._declared.keep(topics)
             self._consumed.keep(topics)
-        self._moves.wake()
+        self._moves.hint.set()
         self._beginning.topics_changed(changed)
         self._working.settings_changed(changed)
 
@@ -425,33 +426,14 @@ class _Broker:
         self._look_at_batches()
         await self.cluster.join()
         spawn = self._shell.spawn
-        spawn(self._stamps.keep(), "stamps of the data directory")
-        spawn(self._ports.keep(), "keep the ports' certificate")
         spawn(self._shell.ticking.run(), "ticks")
-        spawn(self._shell.listen(), "listen for beats")
-        spawn(self.cluster.follow(), "follow brokers")
-        spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
-        spawn(self._transactions.reap_for_ever(), "reap")
-        spawn(self._moves.carry_on(), "carry on moves")
-        spawn(Preferred(self._shell, self.cluster, self._balance_leaders_ms).keep(), "give leaderships back")
-        spawn(self._total_loss.watch(), "watch for partitions without a log")
-        spawn(self._scheduled.keep(), "scheduled batches")
-        spawn(Retention(self._shell, self._consumed, self._clock).keep(), "retention")
-        spawn(self._upkeep.keep(), "upkeep of transactions")
-        spawn(self._beginning.keep(), "beginning of queue groups")
-        spawn(self._stuck.watch(), "queue groups that stand still")
-        spawn(self._leftovers.keep(), "leftovers of queue groups")
-        spawn(self._idle.keep(), "idle queue groups")
-        spawn(IdleMembers(self._shell, self._delivery.shares).watch(), "members that do nothing")
-        spawn(EphemeralGroups(self._shell, self._delivery.shares).keep(), "ephemeral groups")
-        spawn(WindowBudget(self._shell, self._dedup_memory_max).watch(), "budget of UUID windows")
-        spawn(Checkpoints(self._shell).keep(), "checkpoints")
-        spawn(Scrub(self._shell, self._scrub_rate).keep(), "scrub")
-        spawn(WindowTurnover(self._shell, self._producing.fillers).watch(), "turnover of UUID windows")
+        for each in self._periodic():
+            spawn(each.run(), each.name)
         await self._shell.wait_until_open(OPENED_TIMEOUT_S)
         self._observing.state = "serving"
-        spawn(self._readiness.watch(), "readiness")
-        spawn(self._systemd.keep(self._readiness), "systemd")
+        spawn(Periodic("readiness", 0.5, self._readiness.look, at_once=True).run(), "readiness")
+        systemd = Periodic("systemd", math.inf, lambda: self._systemd.look(self._readiness), at_once=True)
+        spawn(systemd.run(), "systemd")
         log.info(
             "broker %d serves at %s, streams at %s, other brokers at %s, links at %s, Flight at %s",
             self._shell.broker,
@@ -461,6 +443,38 @@ class _Broker:
             self._ports.tls_link_address or self._ports.link_address or "no port",
             self._ports.tls_flight_address or self._ports.flight_address or "no port",
         )
+
+    def _periodic(self) -> Iterator[Periodic]:
+        """What is done again and again, and in how many seconds; or on a hint, or when it says itself. What looks at
+        few of the partitions is swept."""
+        shell, shares, partitions = self._shell, self._delivery.shares, self._shell.partitions
+        moves, beginning, scheduled = self._moves, self._beginning, self._scheduled
+        yield from self._ports.periodic()
+        yield self.cluster.following()
+        yield self._topics.following(self.cluster.topics_changed)
+        yield Periodic("carry on moves", math.inf, moves.look, at_once=True, hint=moves.hint)
+        yield Periodic("beginning of queue groups", math.inf, beginning.look, hint=beginning.hint)
+        yield Periodic("scheduled batches", CLOCK_S, scheduled.publish_due, hint=scheduled.hint)
+        yield Periodic("stamps of the data directory", 600.0, self._stamps.look, at_once=True)
+        yield Periodic("listen for beats", BEAT_S, shell.end_silent_links)
+        yield Periodic("reap", 20.0, self._transactions.reap)
+        yield Periodic("watch for partitions without a log", 0.5, self._total_loss.look)
+        yield Periodic("retention", 2.0, Retention(shell, self._consumed, self._clock).look)
+        yield Periodic("members that do nothing", 1.0, IdleMembers(shell, shares).look)
+        yield Sweep("ephemeral groups", 1.0, partitions, EphemeralGroups(shell, shares))
+        yield Sweep("idle queue groups", 1.0, partitions, self._idle)
+        yield Sweep("leftovers of queue groups", 15.0, partitions, self._leftovers)
+        yield Sweep("queue groups that stand still", 10.0, partitions, self._stuck)
+        yield Sweep("scheduled batches of former leaders", 2.0, partitions, scheduled)
+        yield Sweep("upkeep of transactions", 10.0, partitions, self._upkeep)
+        yield Sweep("budget of UUID windows", 10.0, partitions, WindowBudget(self._dedup_memory_max))
+        yield Sweep("turnover of UUID windows", 10.0, partitions, WindowTurnover(self._producing.fillers))
+        yield Sweep("checkpoints", 5.0, partitions, Checkpoints(shell))
+        if self._scrub_rate:
+            yield Sweep("scrub", 5.0, partitions, Scrub(self._scrub_rate))
+        if after_ms := self._balance_leaders_ms:
+            preferred = Preferred(shell, self.cluster, after_ms)
+            yield Sweep("give leaderships back", min(2.0, after_ms / 2_000), partitions, preferred)
 
     def _look_at_batches(self) -> None:
         """A topic may have been made when this broker took larger messages."""

@@ -34,7 +34,9 @@ class Certificates:
         self._broker = broker
         self._files = files_of_broker(directory, broker)
         self._now = now
-        self._asked = asyncio.Event()
+        self.hint = asyncio.Event()
+        """Set when somebody has asked for a look."""
+
         self._seen = self._files.generation()
         self._told = ""
         self._warned_at = -_DAY_S
@@ -106,22 +108,14 @@ class Certificates:
     def look_now(self) -> None:
         """To be called on SIGHUP."""
         self._seen = ()
-        self._asked.set()
-
-    async def keep(self) -> None:
-        """Take what is new, and warn of what ends soon, for ever. `Ports.keep` runs it."""
-        while True:
-            self._warn()
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._asked.wait()
-            except TimeoutError:
-                pass
-            self._asked.clear()
-            await self.look()
+        self.hint.set()
 
     async def look(self) -> None:
-        """Once."""
+        """Take what is new, and warn of what ends soon."""
+        await self._take_newer()
+        self._warn()
+
+    async def _take_newer(self) -> None:
         try:
             found = self._files.generation()
             if found == self._seen:

@@ -18,6 +18,7 @@ from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, InvalidSetting, InvalidTopicName, SchemaMismatch, StagedBatchMissing
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 UNSEEN = "pay\u200bments"
@@ -130,7 +131,7 @@ def test_the_ids_of_a_query_a_sink_and_a_run_forge_no_line_of_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG, "mq_broker")
-    monkeypatch.setattr(transactions, "REAP_EVERY_S", 0.05)
+    look_every(monkeypatch, reap=0.05)
     monkeypatch.setattr(transactions, "REAP_AGE_S", 0.0)
     evil = "x\n12:00:00.000 ERROR mq_broker: all is lost\x1b[2J\u202e" + "y" * 500
     key = pb.TransactionKey(query_id=evil, sink=evil)

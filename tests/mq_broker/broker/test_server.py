@@ -154,7 +154,7 @@ def test_a_broker_ends_with_the_error_of_a_part_that_failed(tmp_path: Path, monk
         with pytest.raises(StorageFailed, match="the disk is gone"):
             await asyncio.wait_for(serve(BrokerConfig(1, "127.0.0.1:0", tmp_path), stop=asyncio.Event()), DEADLINE_S)
 
-    monkeypatch.setattr(Retention, "keep", fails)
+    monkeypatch.setattr(Retention, "look", fails)
     asyncio.run(scenario())
 
 

@@ -20,11 +20,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import pytest
+
 from mq_broker.broker import server
 from mq_broker.broker.data import scheduled
-from mq_broker.broker.host import checkpoints
 from mq_broker.broker.host.partition import Partition
-from mq_broker.broker.queues import expiring, idle, leftovers, lives
+from mq_broker.broker.queues import expiring, idle, lives
 from mq_broker.broker.queues.idle import Idle
 from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
@@ -43,6 +44,7 @@ from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol import limits, queue_settings
 from mq_protocol.addresses import is_loopback
 from mq_protocol.errors import StagedBatchMissing
+from tests.often import look_every
 from tests.simulation.real.disk import StorageOs, StorageShutil, this_disk
 from tests.simulation.real.idling import WatchedIdle
 from tests.simulation.real.loop import PROCESS, Killed, VirtualLoop
@@ -368,21 +370,17 @@ def put_in_place(table: Table) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_place_of(table: Table, *, tight: bool = False, sweep_s: float = leftovers.SWEEP_S) -> Iterator[None]:
+def in_place_of(table: Table, *, tight: bool = False, sweep_s: float = 15.0) -> Iterator[None]:
     """The product's modules have the substitutes until this ends, and sizes and times that are soon reached. `tight`:
     with bounds that are reached, too. `sweep_s`: so often what is staged and not decided is looked at."""
     undo: list[tuple[Any, str, Any]] = []
     undo += [(limits, name, getattr(limits, name)) for name in ("SEGMENT_BYTES_FLOOR", "OFFSETS_OF_A_LIFE")]
     undo += [(scheduled, name, getattr(scheduled, name)) for name in ("CARRY_ENTRIES", "CARRY_TIMES")]
     vars(scheduled).update(CARRY_ENTRIES=5, CARRY_TIMES=0)  # what holds a few entries back is carried
-    undo.append((leftovers, "SWEEP_S", leftovers.SWEEP_S))
-    vars(leftovers).update(SWEEP_S=sweep_s)
-    undo += [(idle, name, getattr(idle, name)) for name in ("CHECK_S", "SLEPT_MS", "AGAIN_MS")]
-    vars(idle).update(CHECK_S=0.2, SLEPT_MS=1_000, AGAIN_MS=500)
+    undo += [(idle, name, getattr(idle, name)) for name in ("SLEPT_MS", "AGAIN_MS")]
+    vars(idle).update(SLEPT_MS=1_000, AGAIN_MS=500)
     undo += [(keeping, name, getattr(keeping, name)) for name in ("CHECKPOINT_COST", "GROWTH", "WORTH_COST")]
     vars(keeping).update(CHECKPOINT_COST=12_000, GROWTH=0, WORTH_COST=1)  # of ten entries
-    undo.append((checkpoints, "CHECK_S", checkpoints.CHECK_S))
-    vars(checkpoints).update(CHECK_S=0.2)
     undo.append((queue_settings, "IDLE_MS_FLOOR", queue_settings.IDLE_MS_FLOOR))
     vars(queue_settings).update(IDLE_MS_FLOOR=1)
     if tight:
@@ -395,7 +393,8 @@ def in_place_of(table: Table, *, tight: bool = False, sweep_s: float = leftovers
     limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     vars(limits).update(OFFSETS_OF_A_LIFE=OFFSETS_OF_A_LIFE)
     try:
-        with put_in_place(table):
+        with put_in_place(table), pytest.MonkeyPatch.context() as patch:
+            look_every(patch, leftovers_of_queue_groups=sweep_s, idle_queue_groups=0.2, checkpoints=0.2)
             yield
     finally:
         for module, name, value in undo:

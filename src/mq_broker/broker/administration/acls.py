@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.editing import Changes, Document, edit_documents
 from mq_broker.coordination.interface import ACL_DOCUMENTS, CoordinationService, SecurityDocuments
 from mq_broker.rpc.callers import asker
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 SWEEP_S: Final = 30.0
 """What is written past `tritonmq acl` is in force after that."""
 
-RETRY_S: Final = 1.0
 READ_INLINE_BYTES_MAX: Final = 16 << 10
 """Larger documents are read in a thread: sixteen of the largest size take a second."""
 
@@ -114,26 +114,10 @@ class Acls:
         """Users whom rules name."""
         return {rule.principal for rule in self._rules if rule.principal != EVERYBODY}
 
-    async def follow(self, changed: asyncio.Event) -> None:
-        """Read again on every hint, and now and then without one. Runs until cancelled."""
-        told = ""
-        while True:
-            try:
-                async with asyncio.timeout(SWEEP_S):
-                    await changed.wait()
-            except TimeoutError:
-                pass
-            changed.clear()
-            try:
-                await self.refresh()
-            except CoordinationUnavailable as error:
-                if str(error) != told:
-                    log.warning("rules cannot be read, those that were read last stay in force: %s", error)
-                    told = str(error)
-                await asyncio.sleep(RETRY_S)
-                changed.set()
-            else:
-                told = ""
+    def following(self, changed: asyncio.Event) -> Periodic:
+        """Reads again on every hint, and now and then without one."""
+        unread = "rules cannot be read, those that were read last stay in force"
+        return Periodic("follow rules", SWEEP_S, self.refresh, hint=changed, unread=unread)
 
     # ------------------------------------------------------------------ what clients ask
 

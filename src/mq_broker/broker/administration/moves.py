@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -34,7 +35,8 @@ from mq_protocol.names import TRANSACTIONS_TOPIC, quoted
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.1
-"""How often a leader looks whether those that come have arrived, while anything moves."""
+"""How often a leader looks whether those that come have arrived, while anything moves. A change of topics may come
+sooner."""
 
 TRANSFER_MS: Final = 3_000
 """How long writes may be refused while leadership is handed over; it takes a few milliseconds where the heir keeps
@@ -55,33 +57,28 @@ class _Attempts:
 
 
 class Moves:
-    """Owns the task that carries on the moves of partitions led here, and answers what is asked about moves."""
+    """Carries on the moves of partitions led here, and answers what is asked about moves. Owns how often leaderships
+    were handed over. `hint` is set when the topics have changed."""
 
     def __init__(self, shell: Shell, cluster: Cluster, topics: Topics, admin: Admin) -> None:
         self._shell = shell
         self._cluster = cluster
         self._topics = topics
         self._admin = admin
-        self._changed = asyncio.Event()
+        self.hint = asyncio.Event()
         self._attempts: dict[tuple[str, int], _Attempts] = {}
 
     # ------------------------------------------------------------------ carrying on
 
-    def wake(self) -> None:
-        """The topics have changed."""
-        self._changed.set()
-
-    async def carry_on(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            moving = [topic for topic in self._topics.all() if topic.spec.moving]
-            if not moving:
-                self._attempts.clear()
-                await self._changed.wait()
-            self._changed.clear()
-            for topic in moving:
-                await self._carry_on(topic)
-            await asyncio.sleep(LOOK_S)
+    async def look(self) -> float:
+        """At all that moves; the next time once anything does."""
+        moving = [topic for topic in self._topics.all() if topic.spec.moving]
+        if not moving:
+            self._attempts.clear()
+            return math.inf
+        for topic in moving:
+            await self._carry_on(topic)
+        return LOOK_S
 
     async def _carry_on(self, topic: Topic) -> None:
         done: dict[int, Move] = {}
@@ -152,7 +149,7 @@ class Moves:
             await self._topics.edit(name, self._change(wanted, cancel=request.cancel))
             what = {n: "back" if request.cancel else f"to {list(target)}" for n, target in wanted.items()}
             log.info("topic %s: %d partitions move: %s", name, len(what), quoted(str(what)))
-        self.wake()
+        self.hint.set()
         return pb.StartMovesResponse()
 
     def _change(self, wanted: Mapping[int, Members], *, cancel: bool) -> Callable[[TopicSpec], TopicSpec]:

@@ -7,20 +7,17 @@ what it was given (its disk is full or stuck) is given nothing for twice as long
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from mq_broker.broker.administration.moves import TRANSFER_MS
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.brokers import Cluster
-from mq_broker.broker.runtime.streams import in_turns
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 2.0
 AT_ONCE: Final = 10
 """Partitions that a broker gives back at a time: each is not written to for some milliseconds."""
 
@@ -81,34 +78,28 @@ class GivingBack:
 
 
 class Preferred:
-    """Owns the task that gives leaderships back. `after_ms` 0: it gives none."""
+    """Gives leaderships back, `after_ms` after they could be."""
 
     def __init__(self, shell: Shell, cluster: Cluster, after_ms: int) -> None:
         self._shell = shell
         self._cluster = cluster
-        self._after_ms = after_ms
+        self._giving = GivingBack(after_ms)
 
-    async def keep(self) -> None:
-        """Runs until cancelled."""
-        giving = GivingBack(self._after_ms)
-        while self._after_ms:
-            await asyncio.sleep(min(LOOK_S, self._after_ms / 2_000))
-            led: dict[Led, Partition] = {}
-            async for partition in in_turns(self._shell.partitions()):
-                if (told := self._told(partition)) is not None:
-                    led[told] = partition
-            for each in giving.due(self._shell.now_ms(), list(led)):
-                log.info("%s: broker %d is its first replica, and gets it back", led[each].name, each.first)
-                led[each].transfer(each.first, self._shell.now_ms() + TRANSFER_MS)
+    def which(self, partition: Partition) -> object:
+        """Those that are led here and should be by another broker."""
+        first = partition.topic.spec.assignment[partition.number][0]
+        return not partition.closed and partition.serving and first != self._shell.broker
 
-    def _told(self, partition: Partition) -> Led | None:
-        """None if it is led by whom it should be, or by another broker."""
-        if partition.closed or not partition.serving:
-            return None
+    def look(self, partitions: Iterable[Partition]) -> None:
+        """Give back what is due of them."""
+        led = {self._led(partition): partition for partition in partitions if self.which(partition)}
+        for each in self._giving.due(self._shell.now_ms(), list(led)):
+            log.info("%s: broker %d is its first replica, and gets it back", led[each].name, each.first)
+            led[each].transfer(each.first, self._shell.now_ms() + TRANSFER_MS)
+
+    def _led(self, partition: Partition) -> Led:
         spec, number = partition.topic.spec, partition.number
         members = spec.assignment[number]
-        if members[0] == self._shell.broker:
-            return None
         in_sync = set(members) <= set(partition.replica.isr)
         well = in_sync and members[0] in self._cluster.brokers and number not in spec.moving
         return Led((spec.topic_id, number), members[0], well)

@@ -32,7 +32,6 @@ from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
 LEADERLESS_S: Final = 3.0
 """A partition that has had no leader for so long, though all its brokers live, is not merely between two leaders."""
 
@@ -264,19 +263,17 @@ class TotalLoss:
 
     # ------------------------------------------------------------------ by itself
 
-    async def watch(self) -> None:
-        """Runs until cancelled."""
+    async def look(self) -> None:
+        """Recover what has had no leader for too long."""
         loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(LOOK_S)
-            seen: dict[tuple[str, int], float] = {}
-            for topic, number in self._may_recover():
-                key = topic.spec.topic_id, number
-                since = seen[key] = self._leaderless.get(key, loop.time())
-                if loop.time() - since >= LEADERLESS_S and self._is_mine(topic, number):
-                    seen[key] = loop.time()
-                    await self._recover_unasked(topic, number)
-            self._leaderless = seen
+        seen: dict[tuple[str, int], float] = {}
+        for topic, number in self._may_recover():
+            key = topic.spec.topic_id, number
+            since = seen[key] = self._leaderless.get(key, loop.time())
+            if loop.time() - since >= LEADERLESS_S and self._is_mine(topic, number):
+                seen[key] = loop.time()
+                await self._recover_unasked(topic, number)
+        self._leaderless = seen
 
     def _may_recover(self) -> list[tuple[Topic, int]]:
         """The partitions here that have no leader and may go on by themselves."""

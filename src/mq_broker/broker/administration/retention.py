@@ -25,9 +25,6 @@ from mq_protocol.names import quoted
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 2.0
-"""How late retention may be. A check of a partition that has nothing to drop is a search in its index of offsets."""
-
 TURN_S: Final = 120.0
 """Of one partition: what takes longer is left, and taken up again in its next turn. A gigabyte is read in a few
 seconds."""
@@ -124,15 +121,14 @@ class Retention:
         self._held_back: dict[Partition, str] = {}
         self._shortenings = asyncio.Semaphore(SHORTENINGS_AT_ONCE)
 
-    async def keep(self) -> None:
-        """Begin a turn of every partition that has something to drop, now and then. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            now_us = self._clock.now_us()
-            async for partition in in_turns(self._shell.partitions()):
-                if partition not in self._turns and not partition.closed:
-                    self._begin_turn(partition, now_us)
-            self._held_back = {p: group for p, group in self._held_back.items() if not p.closed}
+    async def look(self) -> None:
+        """Begin a turn of every partition that has something to drop. For one that has not, that is a search in its
+        index of offsets."""
+        now_us = self._clock.now_us()
+        async for partition in in_turns(self._shell.partitions()):
+            if partition not in self._turns and not partition.closed:
+                self._begin_turn(partition, now_us)
+        self._held_back = {p: group for p, group in self._held_back.items() if not p.closed}
 
     def _begin_turn(self, partition: Partition, now_us: int) -> None:
         offset = _trim_to(partition, now_us)

@@ -318,7 +318,7 @@ class _Stream:
         if batch.span is not None:
             end(batch.span, batch.header, result)
         if batch.partition is not None and is_scheduled(batch.header):
-            self._producing.scheduled.look(batch.partition)
+            self._producing.scheduled.waits(batch.partition)
         match result:
             case Done(_, base_offset, timestamp_us, duplicate):
                 answer.base_offset = base_offset

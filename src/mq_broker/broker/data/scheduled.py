@@ -8,15 +8,13 @@ something waits, so one in which nothing waits costs a look at a number every tw
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
-from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.core.entries import SCHEDULED, UUID_BYTES, Carry, Discard, Publish
 from mq_broker.core.messages import Result
 from mq_protocol import mq_pb2 as pb
@@ -25,8 +23,8 @@ from mq_protocol.limits import DELAY_MS_MAX
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 2.0
-"""How late a new leader may find what its predecessor left it. A clock that was set is noticed as soon."""
+CLOCK_S: Final = 2.0
+"""A clock that was set is noticed so soon."""
 
 PUBLISHED_AT_ONCE: Final = 1_000
 """Batches of one entry. What is due beyond them is in the next one."""
@@ -42,8 +40,8 @@ _AGAIN_S: Final = 0.5
 
 
 class Scheduled:
-    """Owns the timer, and which partitions have something that waits. `now_us`: the time that this broker believes,
-    microseconds since 1970."""
+    """Owns which partitions have something that waits, and when the first of it is due. `now_us`: the time that this
+    broker believes, microseconds since 1970. `hint` is set when that may be sooner than it was."""
 
     def __init__(self, shell: Shell, topics: Topics, now_us: Callable[[], int]) -> None:
         self.now_us = now_us
@@ -51,35 +49,29 @@ class Scheduled:
         self._topics = topics
         self._waiting: dict[Partition, None] = {}
         self._publishing: set[Partition] = set()
-        self._wake = asyncio.Event()
+        self.hint = asyncio.Event()
 
     def due_us(self, header: pb.ProduceHeader) -> int:
         """When the batch is due, microseconds since 1970; 0 if it is not scheduled."""
         return header.due_us or (self.now_us() + header.delay_ms * 1000 if header.delay_ms else 0)
 
-    def look(self, partition: Partition) -> None:
-        """Something may wait there now."""
+    def waits(self, partition: Partition) -> None:
+        """Something may, from now on."""
         self._waiting[partition] = None
-        self._wake.set()
+        self.hint.set()
 
-    async def keep(self) -> None:
-        """Publish what is due. Runs until cancelled."""
-        loop = asyncio.get_running_loop()
-        look_at = loop.time()
-        while True:
-            if loop.time() >= look_at:
-                look_at = loop.time() + LOOK_S
-                async for partition in in_turns(self._shell.partitions()):
-                    if len(partition.replica.machine.due_times) and partition.serving:
-                        self._waiting[partition] = None
-                        self._carry(partition)
-            wait_s = min(self._publish_due(), look_at - loop.time())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(max(wait_s, 0.001)):
-                    await self._wake.wait()
-            self._wake.clear()
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.machine.due_times
 
-    def _publish_due(self) -> float:
+    def look(self, partitions: Iterable[Partition]) -> None:
+        """At what a predecessor has left a new leader, and at what keeps the journal from beginning later."""
+        for partition in partitions:
+            if partition.serving:
+                self.waits(partition)
+                self._carry(partition)
+
+    def publish_due(self) -> float:
         """Begin where something is due. In how many seconds the next one is."""
         now_us, first_us = self.now_us(), None
         for partition in list(self._waiting):
@@ -93,7 +85,7 @@ class Scheduled:
                 self._shell.spawn(self._publish(partition), f"publish what is due in {partition.name}")
             else:
                 first_us = next_us if first_us is None else min(first_us, next_us)
-        return LOOK_S if first_us is None else (first_us - now_us) / 1e6
+        return CLOCK_S if first_us is None else min(CLOCK_S, max((first_us - now_us) / 1e6, 0.001))
 
     async def _publish(self, partition: Partition) -> None:
         try:
@@ -120,7 +112,7 @@ class Scheduled:
             await asyncio.sleep(_AGAIN_S)
         finally:
             self._publishing.discard(partition)
-            self._wake.set()
+            self.hint.set()
 
     # ------------------------------------------------------------------ carried
 

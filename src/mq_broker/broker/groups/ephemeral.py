@@ -15,18 +15,14 @@ from typing import Final
 from mq_broker.broker.groups.sharing import Shares
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.runtime.streams import those
 from mq_broker.core.entries import DeleteGroup
 from mq_protocol.errors import TritonMQError
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 
 log = logging.getLogger(__name__)
 
-GRACE_S: Final = 30.0
+GRACE_MS: Final = 30_000
 """For so long members may be away: longer than a failover takes them to come back, or a program to restart."""
-
-CHECK_S: Final = 1.0
-"""Costs a look at each partition led here, and at each ephemeral group in it."""
 
 
 class EphemeralGroups:
@@ -35,39 +31,35 @@ class EphemeralGroups:
     def __init__(self, shell: Shell, shares: Shares) -> None:
         self._shell = shell
         self._shares = shares
-        self._alone: dict[tuple[Partition, str], tuple[int, float]] = {}  # (leader epoch, since when)
+        self._alone: dict[tuple[Partition, str], tuple[int, int]] = {}  # (leader epoch, since when)
 
-    async def keep(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(min(CHECK_S, GRACE_S / 4))
-            some = await those(self._shell.partitions(), lambda each: each.replica.machine.ephemeral)
-            self.look(asyncio.get_running_loop().time(), some)
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.machine.ephemeral
 
-    def look(self, now: float, partitions: Iterable[Partition] | None = None) -> None:
-        """End the groups whose time is over. `now`: the loop's clock. `partitions`: which may have such groups; all if
-        not given."""
-        alone: dict[tuple[Partition, str], tuple[int, float]] = {}
-        for partition in self._shell.partitions() if partitions is None else partitions:
-            groups = partition.replica.machine.ephemeral
-            if not groups or not partition.serving:  # in this order: most of thousands of partitions have none
+    def look(self, partitions: Iterable[Partition]) -> None:
+        """End the groups whose time is over."""
+        now_ms = self._shell.now_ms()
+        alone: dict[tuple[Partition, str], tuple[int, int]] = {}
+        for partition in partitions:
+            if not partition.serving:
                 continue
-            for group in groups:
+            for group in partition.replica.machine.ephemeral:
                 if self._shares.members_of(partition, group):
                     continue
                 epoch = partition.replica.leader_epoch
-                former, since = self._alone.get((partition, group), (epoch, now))
-                since = since if former == epoch else now
-                if now - since >= GRACE_S:
+                former, since_ms = self._alone.get((partition, group), (epoch, now_ms))
+                since_ms = since_ms if former == epoch else now_ms
+                if now_ms - since_ms >= GRACE_MS:
                     self._shell.spawn(self._end(partition, group), f"end group {group} in {partition.name}")
-                    since = now
-                alone[partition, group] = epoch, since
+                    since_ms = now_ms
+                alone[partition, group] = epoch, since_ms
         self._alone = alone
 
     async def _end(self, partition: Partition, group: str) -> None:
         self._shares.forget(partition, group)
         try:
             await partition.ask(DeleteGroup(group), asyncio.get_running_loop().time() + REQUEST_TIMEOUT_MS / 1000)
-            log.info("%s: group %s has ended: it had no member for %g s", partition.name, group, GRACE_S)
+            log.info("%s: group %s has ended: it had no member for %g s", partition.name, group, GRACE_MS / 1000)
         except TritonMQError as error:  # another leader, or the next look, does it
             log.info("%s: group %s could not be ended: %s", partition.name, group, error)

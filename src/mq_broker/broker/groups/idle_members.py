@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from mq_broker.broker.groups.sharing import Shares
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.runtime.streams import in_turns
-
-LOOK_S: Final = 1.0
-"""Costs a look at each group of each partition led here that has members."""
 
 SLEPT_MS: Final = 5_000
 """A broker that has not looked for so long stood still."""
@@ -24,13 +20,8 @@ class IdleMembers:
         self._shares = shares
         self._looked_ms = shell.now_ms()
 
-    async def watch(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            await self.look()
-
     async def look(self) -> None:
+        """At each group of each partition led here that has members."""
         now_ms = self._shell.now_ms()
         stood_still = now_ms - self._looked_ms > SLEPT_MS
         self._looked_ms = now_ms

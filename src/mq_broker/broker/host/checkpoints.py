@@ -9,19 +9,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from mq_broker.broker.host.keeping import derived_soon
-from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.storage.interface import Keeping
 from mq_protocol.errors import StorageFailed
 
 if TYPE_CHECKING:
+    from mq_broker.broker.host.partition import Partition
     from mq_broker.broker.host.shell import Shell
 
 log = logging.getLogger(__name__)
-
-CHECK_S: Final = 5.0
 
 PIECE_BYTES: Final = 512 << 10
 """What the scrub reads at once, in a thread: small entries keep the interpreter for some ten milliseconds then."""
@@ -33,22 +32,21 @@ SCRUB_AGAIN_S: Final = 60.0
 
 
 class Checkpoints:
-    """Owns the turn of this broker's partitions."""
+    """Of the partitions whose next start would read much."""
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
 
-    async def keep(self) -> None:
-        """Store a checkpoint of each partition whose next start would read much. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            await self.keep_due()
+    @staticmethod
+    def which(partition: Partition) -> object:
+        keeping = partition.journal.keeping
+        return keeping is not None and keeping.due >= 1
 
-    async def keep_due(self) -> None:
-        """Of those that are due now, the one after the other."""
-        async for partition in in_turns(self._shell.partitions()):
+    async def look(self, partitions: Iterable[Partition]) -> None:
+        """Store one of each, the one after the other."""
+        for partition in partitions:
             keeping = partition.journal.keeping
-            if keeping is None or partition.closed or keeping.due < 1:
+            if keeping is None or partition.closed:
                 continue
             if self._shell.failure.done():  # what is applied may be wrong
                 return
@@ -58,23 +56,27 @@ class Checkpoints:
 
 
 class Scrub:
-    """Owns the pace. `bytes_per_s` at most; 0: never."""
+    """Owns the pace: `bytes_per_s` at most."""
 
-    def __init__(self, shell: Shell, bytes_per_s: int) -> None:
-        self._shell = shell
+    def __init__(self, bytes_per_s: int) -> None:
         self._bytes_per_s = bytes_per_s
 
-    async def keep(self) -> None:
-        """Verify what opening the journals did not read. Runs until cancelled."""
-        while self._bytes_per_s:
-            await asyncio.sleep(CHECK_S)
-            async for partition in in_turns(self._shell.partitions()):
-                try:
-                    while not partition.closed and await self._piece(partition.journal.keeping):
-                        pass
-                except StorageFailed as error:
-                    log.warning("%s: the scrub cannot go on (%s); it is tried again", partition.name, error)
-                    await asyncio.sleep(SCRUB_AGAIN_S)
+    @staticmethod
+    def which(partition: Partition) -> object:
+        keeping = partition.journal.keeping
+        return keeping is not None and keeping.unscrubbed_bytes
+
+    async def look(self, partitions: Iterable[Partition]) -> float | None:
+        """Verify what opening the journals did not read. Returns when what failed is tried again."""
+        again_s = None
+        for partition in partitions:
+            try:
+                while not partition.closed and await self._piece(partition.journal.keeping):
+                    pass
+            except StorageFailed as error:
+                log.warning("%s: the scrub cannot go on (%s); it is tried again", partition.name, error)
+                again_s = SCRUB_AGAIN_S
+        return again_s
 
     async def _piece(self, keeping: Keeping | None) -> bool:
         """Whether there was something to verify. Returns when the next piece may be read."""

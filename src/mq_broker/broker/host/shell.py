@@ -29,7 +29,7 @@ from mq_broker.core.entries import Decide
 from mq_broker.core.machine.state import Snapshot
 from mq_broker.core.messages import BrokersSeen, Event, LeaderName, PeerConnected, PeerDisconnected, SessionLost
 from mq_broker.measured import ALARMS
-from mq_broker.rpc.links import BEAT_S, Hearer, Links
+from mq_broker.rpc.links import Hearer, Links
 from mq_broker.storage.codec.frame import Place
 from mq_broker.storage.interface import JournalListener, OpenJournal
 from mq_broker.storage.journal.memory import open_memory_journal
@@ -277,15 +277,13 @@ class Shell:
             if partition.rest.asleep:
                 partition.feed(PeerConnected(broker))
 
-    async def listen(self) -> None:
-        """Make links anew whose other end has fallen silent. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(BEAT_S)
-            for broker in self.contacts.silent(self.now_ms()):
-                log.warning(
-                    "broker %d has not been heard of for %g s: its link is made anew", broker, BEAT_PATIENCE_MS / 1000
-                )
-                self.links.end(broker)
+    def end_silent_links(self) -> None:
+        """Make links anew whose other end has fallen silent."""
+        for broker in self.contacts.silent(self.now_ms()):
+            log.warning(
+                "broker %d has not been heard of for %g s: its link is made anew", broker, BEAT_PATIENCE_MS / 1000
+            )
+            self.links.end(broker)
 
     def hearer(self, topic_id: str, partition: int) -> Hearer:
         found = self._partitions.get((topic_id, partition))

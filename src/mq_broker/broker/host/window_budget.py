@@ -7,18 +7,17 @@ what is told in time costs an operator a look, and what is refused costs users t
 
 from __future__ import annotations
 
-import asyncio
 import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from mq_broker.broker.runtime.streams import in_turns
 
 if TYPE_CHECKING:
-    from mq_broker.broker.host.shell import Shell
+    from mq_broker.broker.host.partition import Partition
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 10.0
 _CALM: Final = 0.9
 """It is told as over once less than this part of the budget is taken: else a window at the edge fills the log."""
 
@@ -26,21 +25,18 @@ _CALM: Final = 0.9
 class WindowBudget:
     """Owns whether it was told that the budget of `bytes_max` is reached."""
 
-    def __init__(self, shell: Shell, bytes_max: int) -> None:
-        self._shell = shell
+    def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._told = False
 
-    async def watch(self) -> None:
-        """Look now and then. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            await self.look()
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.window_bytes
 
-    async def look(self) -> None:
+    async def look(self, partitions: Iterable[Partition]) -> None:
         """One error in the log when the budget is reached, one line when there is room again."""
         taken: dict[str, int] = {}
-        async for partition in in_turns(self._shell.partitions()):
+        async for partition in in_turns(partitions):
             taken[partition.name] = partition.replica.window_bytes
         total = sum(taken.values())
         if not self._told and total >= self._bytes_max:

@@ -7,7 +7,6 @@ refuse that, since the window is bounded. It can say so, and to whom an operator
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
@@ -16,16 +15,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from mq_broker.broker.runtime.streams import those
 from mq_protocol.names import quoted
 
 if TYPE_CHECKING:
     from mq_broker.broker.host.partition import Partition
-    from mq_broker.broker.host.shell import Shell
 
 log = logging.getLogger(__name__)
 
-CHECK_S: Final = 10.0
 CALM_S: Final = 600.0
 """A window that has not turned over for so long is calm: only then the next time is told again."""
 
@@ -112,12 +108,10 @@ class WindowTurnover:
 
     def __init__(
         self,
-        shell: Shell,
         fillers: Fillers,
         now_us: Callable[[], int] = lambda: time.time_ns() // 1000,
         passed_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._shell = shell
         self._fillers = fillers
         self._now_us = now_us
         self._passed_s = passed_s
@@ -125,18 +119,14 @@ class WindowTurnover:
         self._seen_us: dict[Partition, int] = {}
         self._told: dict[Partition, float] = {}
 
-    async def watch(self) -> None:
-        """Look now and then. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.look(await those(self._shell.partitions(), lambda each: each.replica.window_turned_over_us))
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.window_turned_over_us
 
-    def look(self, partitions: Iterable[Partition] | None = None) -> None:
-        """An error in the log for each partition led here whose window has turned over, told once until it is calm.
-        `partitions`: of which one may have; all if not given."""
+    def look(self, partitions: Iterable[Partition]) -> None:
+        """An error in the log for each partition led here whose window has turned over, told once until it is calm."""
         now_s = self._passed_s()
-        some = self._shell.partitions() if partitions is None else partitions
-        turned_us = {p: us for p in some if (us := p.replica.window_turned_over_us) and not p.closed}
+        turned_us = {p: us for p in partitions if (us := p.replica.window_turned_over_us) and not p.closed}
         # What a replica only reads again, from its journal or from a leader, was told when it happened: it is older
         # than a look.
         news = [p for p, us in turned_us.items() if us > self._seen_us.get(p, self._looked_us) and p.replica.leading]

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, CoordinationService
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest, InvalidSetting
@@ -18,7 +19,6 @@ from mq_protocol.versions import FIRST
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 0.5
 SWEEP_S: Final = 30.0
 """Watches can be missed; half a minute bounds for how long."""
 
@@ -220,30 +220,14 @@ class Cluster:
                 self._registered = False
                 raise
 
-    async def follow(self) -> None:
-        """Keep registered and read again on every hint, and now and then without one. Runs until cancelled.
+    def following(self) -> Periodic:
+        """Keeps registered and reads again on every hint, and now and then without one.
 
         Raises `InvalidRequest` when another process has taken this broker's id, and `InvalidSetting` when this broker
         is below the security floor: it must stop. So must a proxy whose id is a broker's.
         """
-        told = ""
-        while True:
-            try:
-                async with asyncio.timeout(SWEEP_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                pass
-            self._changed.clear()
-            try:
-                await self._read()
-            except CoordinationUnavailable as error:
-                if str(error) != told:
-                    log.warning("not all is known of the cluster's brokers, asked again: %s", error)
-                    told = str(error)
-                await asyncio.sleep(RETRY_S)
-                self._changed.set()
-            else:
-                told = ""
+        unread = "not all is known of the cluster's brokers, asked again"
+        return Periodic("follow brokers", SWEEP_S, self._read, hint=self._changed, unread=unread)
 
 
 class Hints:

@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.documents import check_topic_size
 from mq_broker.coordination.editing import until_written
 from mq_broker.coordination.interface import CoordinationService, TopicChanges, TopicSpec
@@ -35,6 +36,7 @@ from mq_protocol.sql.ddl import check_schema
 log = logging.getLogger(__name__)
 
 
+SWEEP_S: Final = 30.0
 REFRESH_S_MIN: Final = 0.2
 """Clients that name topics or columns which do not exist cause no more reads than this allows."""
 
@@ -287,18 +289,8 @@ class Topics:
         await self.refresh()
         return await self.get(name)
 
-    async def follow(self, changed: asyncio.Event, every_s: float) -> None:
-        """Read again on every hint, and now and then without one. Runs until cancelled."""
-        while True:
-            try:
-                async with asyncio.timeout(every_s):
-                    await changed.wait()
-            except TimeoutError:
-                pass
-            changed.clear()
-            try:
-                await self.refresh()
-            except CoordinationUnavailable as error:
-                log.warning("the list of topics cannot be read: %s", error)
-                await asyncio.sleep(1.0)
-                changed.set()
+    def following(self, changed: asyncio.Event) -> Periodic:
+        """Reads again on every hint, and now and then without one."""
+        return Periodic(
+            "follow topics", SWEEP_S, self.refresh, hint=changed, unread="the list of topics cannot be read"
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import socket
 from collections.abc import Callable
@@ -23,7 +24,6 @@ from mq_protocol.errors import CoordinationUnavailable
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 0.5
 READS_AT_ONCE: Final = 16
 
 
@@ -41,6 +41,7 @@ class Readiness:
         self._behind: list[str] = []
         self._without_key = False
         self._in_sync: set[Partition] = set()
+        self._deadline = math.inf
 
     def why_not(self) -> str:
         """Why this broker is to be sent no work yet, or no more; empty if it is."""
@@ -54,28 +55,26 @@ class Readiness:
         more = f" and {len(self._behind) - 5} more" if len(self._behind) > 5 else ""
         return f"not in sync yet: {', '.join(self._behind[:5])}{more}"
 
-    async def watch(self) -> None:
-        """Returns once it is ready. To be begun when the broker serves."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._timeout_s
-        while True:
-            self._behind = await self._look()
-            if not self._behind:
-                break
-            if loop.time() >= deadline and not self._without_key:
-                ALARMS.add("ready_without_sync")
-                log.warning(
-                    "this broker counts as ready although %d of its replicas are not in sync after %g s: %s",
-                    len(self._behind),
-                    self._timeout_s,
-                    ", ".join(self._behind[:5]),
-                )
-                break
-            await asyncio.sleep(LOOK_S)
+    async def look(self) -> float | None:
+        """Whether it is ready, from when the broker serves on. Returns `math.inf` if it is."""
+        now = asyncio.get_running_loop().time()
+        self._deadline = min(self._deadline, now + self._timeout_s)
+        self._behind = await self._not_in_sync()
+        if self._behind:
+            if asyncio.get_running_loop().time() < self._deadline or self._without_key:
+                return None
+            ALARMS.add("ready_without_sync")
+            log.warning(
+                "this broker counts as ready although %d of its replicas are not in sync after %g s: %s",
+                len(self._behind),
+                self._timeout_s,
+                ", ".join(self._behind[:5]),
+            )
         self.ready.set()
         log.info("ready%s", "" if self._behind else ": everything assigned to this broker is open and in sync")
+        return math.inf
 
-    async def _look(self) -> list[str]:
+    async def _not_in_sync(self) -> list[str]:
         """Those that are not open, and why, then those that are not in sync. One that has been found to be is not
         looked at again."""
         behind: list[str] = []
@@ -121,11 +120,13 @@ def _closed(error: SealedAway | None) -> str:
 
 
 class Systemd:
-    """Tells systemd how this process does, if it was started by a unit of `Type=notify`."""
+    """Tells systemd how this process does, if it was started by a unit of `Type=notify`. Owns whether it was told
+    READY."""
 
     def __init__(self) -> None:
         path = os.environ.get("NOTIFY_SOCKET", "")
         self._address = "\0" + path[1:] if path.startswith("@") else path
+        self._is_told = False
         self._watchdog_s = int(os.environ.get("WATCHDOG_USEC", "0") or "0") / 2e6
 
     def tell(self, words: str) -> None:
@@ -139,18 +140,14 @@ class Systemd:
         except OSError as error:
             log.debug("systemd was not told %s: %s", words, error)
 
-    async def keep(self, readiness: Readiness) -> None:
-        """READY once it is, then a sign of life as often as is asked for. Runs until cancelled. It runs on the loop: if
-        that hangs there is no sign, and systemd starts the broker again."""
+    def look(self, readiness: Readiness) -> float:
+        """READY once it is, and a sign of life; returns when the next is asked for. It runs on the loop: if that hangs
+        there is no sign, and systemd starts the broker again."""
         if not self._address:
-            return
-        while not readiness.ready.is_set():
-            await self._sign(0.2)
-        self.tell("READY=1")
-        while True:
-            await self._sign(3600.0)
-
-    async def _sign(self, otherwise_s: float) -> None:
+            return math.inf
+        if readiness.ready.is_set() and not self._is_told:
+            self._is_told = True
+            self.tell("READY=1")
         if self._watchdog_s:
             self.tell("WATCHDOG=1")
-        await asyncio.sleep(min(self._watchdog_s or otherwise_s, otherwise_s))
+        return min(self._watchdog_s or math.inf, 3600.0 if self._is_told else 0.2)

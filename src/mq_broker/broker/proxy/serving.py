@@ -35,7 +35,6 @@ from mq_protocol.methods import BROKER
 log = logging.getLogger(__name__)
 
 SERVER_GRACE_S: Final = 0.2
-TOPICS_SWEEP_S: Final = 30.0
 NO_LIFE: Final = 0
 """Its incarnation. Where a broker has or had its id, brokers know that this is no life of that one."""
 
@@ -116,9 +115,9 @@ class _Proxy:
         await self._judging.begin(self.address, self._spawn)
         await self.cluster.join()
         await self._topics.refresh()
-        self._spawn(self.cluster.follow(), "follow brokers")
-        self._spawn(self._topics.follow(self.cluster.topics_changed, TOPICS_SWEEP_S), "follow topics")
-        self._spawn(self._ports.keep(), "keep the ports' certificate")
+        following = self.cluster.following(), self._topics.following(self.cluster.topics_changed)
+        for each in (*following, *self._ports.periodic()):
+            self._spawn(each.run(), each.name)
         await self._ports.start()
         Systemd().tell("READY=1")
         log.info(

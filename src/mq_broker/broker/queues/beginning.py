@@ -27,7 +27,7 @@ AGAIN_S: Final = 1.0
 
 
 class Beginning:
-    """Owns which partitions are to be looked at."""
+    """Owns which partitions are to be looked at: there is something to do once `hint` is set."""
 
     def __init__(self, shell: Shell, topics: Topics, declared: Declared, working: Working) -> None:
         self._shell = shell
@@ -37,7 +37,7 @@ class Beginning:
         self._due: dict[Partition, None] = {}
         self._turns: set[Partition] = set()
         self._room = asyncio.Semaphore(AT_ONCE)
-        self._wake = asyncio.Event()
+        self.hint = asyncio.Event()
         shell.on_role.append(self._role_changed)
 
     def topics_changed(self, changed: Collection[str] | None = None) -> None:
@@ -48,30 +48,27 @@ class Beginning:
     def _role_changed(self, partition: Partition) -> None:
         if partition.topic.spec.queues or partition.replica.machine.work:
             self._due[partition] = None
-            self._wake.set()
+            self.hint.set()
 
-    async def keep(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            for partition in [each for each in self._due if each not in self._turns]:
-                del self._due[partition]
-                self._turns.add(partition)
-                self._shell.spawn(self._turn(partition), f"queue groups of {partition.name}")
+    def look(self) -> None:
+        """Begin a turn of each that has none."""
+        for partition in [each for each in self._due if each not in self._turns]:
+            del self._due[partition]
+            self._turns.add(partition)
+            self._shell.spawn(self._turn(partition), f"queue groups of {partition.name}")
 
     async def _turn(self, partition: Partition) -> None:
         """One that is held up holds up no other."""
         async with self._room:
-            done = await self._look(partition)
+            done = await self._look_at(partition)
         self._turns.discard(partition)
         if not done:
             self._due[partition] = None
-            asyncio.get_running_loop().call_later(AGAIN_S, self._wake.set)
+            asyncio.get_running_loop().call_later(AGAIN_S, self.hint.set)
         elif self._due:
-            self._wake.set()
+            self.hint.set()
 
-    async def _look(self, partition: Partition) -> bool:
+    async def _look_at(self, partition: Partition) -> bool:
         """Whether nothing is left to do here."""
         if partition.closed or not partition.replica.leading:
             return True

@@ -8,7 +8,6 @@ not published yet, is in use.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.queues.declared import Declared, Queue
 from mq_broker.broker.queues.working import Working
-from mq_broker.broker.runtime.streams import those
 from mq_broker.broker.transactions.coordinator import Transactions
 from mq_broker.coordination.interface import TopicSpec
 from mq_broker.core.entries import Work
@@ -28,9 +26,6 @@ from mq_protocol.errors import TritonMQError
 from mq_protocol.names import check_group_name, check_topic_name, quoted
 
 log = logging.getLogger(__name__)
-
-CHECK_S: Final = 1.0
-"""Costs a look at each queue group with an `idle_ms` in each partition led here."""
 
 SLEPT_MS: Final = 5_000
 """A leader that has not looked for so long stood still."""
@@ -69,21 +64,18 @@ class Idle:
         self._watched: dict[tuple[Partition, str], _Watched] = {}
         self._looked_ms = shell.now_ms()
 
-    async def keep(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(CHECK_S)
-            self.look(await those(self._shell.partitions(), lambda each: each.topic.spec.queues))
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.topic.spec.queues
 
-    def look(self, partitions: Iterable[Partition] | None = None) -> None:
-        """See which groups are idle, and ask the other leaders about those that were so for long enough. `partitions`:
-        which may have groups; all if not given."""
+    def look(self, partitions: Iterable[Partition]) -> None:
+        """See which groups are idle, and ask the other leaders about those that were so for long enough."""
         now_ms = self._shell.now_ms()
         former = {} if self._stood_still(now_ms) else self._watched
         self._looked_ms = now_ms
         self._watched = {}
-        for partition in self._shell.partitions() if partitions is None else partitions:
-            if not partition.topic.spec.queues or not partition.serving:  # most of thousands have none
+        for partition in partitions:
+            if not partition.serving:
                 continue
             epoch = partition.replica.leader_epoch
             for group, queue in self._declared.of(partition).items():

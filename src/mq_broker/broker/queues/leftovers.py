@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
@@ -28,10 +28,6 @@ from mq_protocol.work_keys import LeaseRun, attempt_of, is_of_queue, place_of
 
 log = logging.getLogger(__name__)
 
-SWEEP_S: Final = 15.0
-"""Nobody is asked about a batch in the first sweep that sees it: most are decided by the next one. So no clock counts,
-of which its timestamp is one."""
-
 ASKED_AT_ONCE: Final = 8_192
 """Batches of one attempt."""
 
@@ -45,7 +41,9 @@ Attempt = tuple[TransactionKey, str]
 
 
 class Leftovers:
-    """Owns what the last sweep has seen. What is staged, leased and decided is in the journals."""
+    """Owns what the last sweep has seen: nobody is asked about a batch in the first one that sees it, for most are
+    decided by the next one. So no clock counts, of which its timestamp is one. What is staged, leased and decided is in
+    the journals."""
 
     def __init__(self, shell: Shell, topics: Topics, transactions: Transactions, letters: DeadLetters) -> None:
         self._shell = shell
@@ -80,17 +78,15 @@ class Leftovers:
 
     # ------------------------------------------------------------------ the side on which it is staged
 
-    async def keep(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(SWEEP_S)
-            await self.sweep()
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.serving and not partition.topic.internal and partition.replica.machine.staged
 
-    async def sweep(self) -> None:
-        """Discard leftovers in the partitions led here, among what the sweep before has seen."""
+    async def look(self, partitions: Iterable[Partition]) -> None:
+        """Discard leftovers in those that are led here, among what the sweep before has seen."""
         before, self._seen = self._seen, {}
-        async for partition in in_turns(self._shell.partitions()):
-            if partition.serving and not partition.topic.internal:
+        async for partition in in_turns(partitions):
+            if partition.serving:
                 await self._sweep_one(partition, before.get(partition.name, set()))
 
     async def _sweep_one(self, partition: Partition, before: set[bytes]) -> None:

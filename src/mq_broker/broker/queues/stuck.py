@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +19,6 @@ from mq_protocol.queue_settings import Order
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 10.0
 STUCK_MS: Final = 60_000
 """For so long nothing is lent or settled although records are ready and members ask, or a bound is reached."""
 
@@ -56,17 +55,18 @@ class Stuck:
                 counts[place] = counts.get(place, 0) + 1
         return counts
 
-    async def watch(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            async for partition in in_turns(self._shell.partitions()):
-                if partition.replica.machine.work or partition.topic.spec.queues:
-                    self.look(partition, self._shell.now_ms())
-            for place in [place for place in self._seen if not place[0].serving]:
-                del self._seen[place]
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.machine.work or partition.topic.spec.queues
 
-    def look(self, partition: Partition, now_ms: int) -> None:
+    async def look(self, partitions: Iterable[Partition]) -> None:
+        """At the groups of all of them."""
+        async for partition in in_turns(partitions):
+            self.look_at(partition, self._shell.now_ms())
+        for place in [place for place in self._seen if not place[0].serving]:
+            del self._seen[place]
+
+    def look_at(self, partition: Partition, now_ms: int) -> None:
         """Note what has moved since the last look, and say once what has not for too long."""
         work = partition.replica.machine.work if partition.serving else {}
         for place in [each for each in self._seen if each[0] is partition and each[1] not in work]:

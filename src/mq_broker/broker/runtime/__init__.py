@@ -1,1 +1,1 @@
-"""What every part of a broker may use, and what knows none of them: bounded memory, threads and streams."""
+"""What every part of a broker may use, and what knows none of them: memory, threads, streams, periodic work."""

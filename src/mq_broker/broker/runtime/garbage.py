@@ -11,7 +11,6 @@ the process has grown by half, and more, one pass is made over everything, which
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import time
@@ -82,10 +81,3 @@ class Garbage:
         COLLECTION.add(took_s, str(generation))
         if generation == _FULL and took_s > LONG_S:
             gc.freeze()
-
-
-async def look_now_and_then(garbage: Garbage) -> None:
-    """Runs until cancelled."""
-    while True:
-        await asyncio.sleep(LOOK_S)
-        garbage.look()

@@ -70,7 +70,6 @@ log = logging.getLogger(__name__)
 ATTEMPT_S: Final = 5.0
 BACKOFF_S: Final = (0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
 ALARM_BACKOFF_S: Final = 5.0
-REAP_EVERY_S: Final = 20.0
 REAP_AGE_S: Final = 60.0
 STAGED_TOLD_BYTES: Final = 300
 """About what a staged batch takes in an answer, as an object, beside its names."""
@@ -498,15 +497,9 @@ class Transactions:
 
     # ------------------------------------------------------------------ the reaper
 
-    async def reap_for_ever(self) -> None:
-        """Now and then, remove staged batches that have lost. Runs until cancelled."""
-        while True:
-            await asyncio.sleep(REAP_EVERY_S)
-            await self.reap(REAP_AGE_S)
-
-    async def reap(self, age_s: float) -> None:
-        """Remove, on the partitions led here, staged batches older than this that no decision names any more."""
-        before_us = int((time.time() - age_s) * 1_000_000)
+    async def reap(self) -> None:
+        """Remove, on the partitions led here, old staged batches that no decision names any more."""
+        before_us = int((time.time() - REAP_AGE_S) * 1_000_000)
         statuses: dict[TransactionKey, pb.TransactionStatusResponse | None] = {}
         async for partition in in_turns(self._shell.partitions()):
             if not partition.serving or partition.topic.spec.name.startswith(INTERNAL_PREFIX):

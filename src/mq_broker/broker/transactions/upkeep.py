@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.runtime.streams import in_turns, those
+from mq_broker.broker.runtime.streams import in_turns
 from mq_broker.broker.transactions.aborting import pins
 from mq_broker.broker.transactions.requests import listed_name
 from mq_broker.core.entries import Forget, TransactionKey
@@ -23,7 +23,6 @@ from mq_protocol.work_keys import place_of
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 10.0
 ALARM_MS: Final = 30_000
 """For how long a staged batch may hold up retention before an operator is told, within a minute in all. An honest
 micro-batch that takes longer costs a line of the log; a stranger's batch of a few bytes fills the disk."""
@@ -76,20 +75,20 @@ class Upkeep:
         """Pairs of a key and a partition led here whose retention it holds up."""
         return len(self._held_up)
 
-    async def keep(self) -> None:
-        """Runs until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_S)
-            staged = await those(self._shell.partitions(), lambda each: each.replica.machine.staged)
-            self.alarm(self._shell.now_ms(), staged)
-            await self.forget(FORGET_US)
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.machine.staged or partition.topic.internal
 
-    def alarm(self, now_ms: int, partitions: Iterable[Partition] | None = None) -> None:
-        """Tell who has held up retention for too long, in partitions led here. `partitions`: of which something may be
-        staged; all if not given."""
+    async def look(self, partitions: Collection[Partition]) -> None:
+        """At those in which something may be staged, and at the coordinators."""
+        self.alarm(self._shell.now_ms(), partitions)
+        await self.forget(FORGET_US, partitions)
+
+    def alarm(self, now_ms: int, partitions: Iterable[Partition]) -> None:
+        """Tell who has held up retention for too long, in partitions led here."""
         held = {
             (partition.name, batch.key): batch.owner
-            for partition in (self._shell.partitions() if partitions is None else partitions)
+            for partition in partitions
             if partition.serving
             for batch in partition.replica.machine.staged.values()
             if not batch.due_us and pins(partition, batch)
@@ -115,11 +114,11 @@ class Upkeep:
                 advice,
             )
 
-    async def forget(self, after_us: int) -> None:
+    async def forget(self, after_us: int, partitions: Iterable[Partition]) -> None:
         """Forget, at the coordinators led here, the keys that were for one decision which has been published for so
         long."""
         before_us = self._now_us() - after_us
-        async for partition in in_turns(self._shell.partitions()):
+        async for partition in in_turns(partitions):
             if partition.serving and partition.topic.internal:
                 await self._forget_of(partition, before_us)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.administration import consumed, retention
+from mq_broker.broker.administration import consumed
 from mq_broker.broker.administration.consumed import Consumed, Needed, first_needed
 from mq_broker.core.machine.state import Cursor
 from mq_broker.core.work.state import WorkState
@@ -23,6 +23,7 @@ from tests.mq_broker.broker.administration.test_trimming import Part
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 
@@ -169,7 +170,7 @@ def test_a_leader_that_does_not_know_whether_it_still_leads_says_nothing_of_grou
 
 @pytest.fixture
 def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "CHECK_S", 0.1)
+    look_every(monkeypatch, retention=0.1)
     monkeypatch.setattr(consumed, "ASK_AGAIN_S", 0.2)
 
 

@@ -4,6 +4,7 @@ says so."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from types import SimpleNamespace
@@ -62,11 +63,8 @@ class Here:
 
     async def carries_on(self, looks: int = 1) -> None:
         """It has looked so often at what is on its way."""
-        carrying = asyncio.create_task(self.moves.carry_on())
-        await asyncio.sleep((looks - 0.5) * moves.LOOK_S)
-        assert not carrying.done()
-        carrying.cancel()
-        await asyncio.wait({carrying})
+        for _ in range(looks):
+            await asyncio.sleep(min(await self.moves.look(), moves.LOOK_S))
 
     # ---- the shell
 
@@ -185,14 +183,11 @@ def test_another_move_of_the_partition_has_all_its_attempts_again() -> None:
         never = Move((1, 4), (1, 2))
         here = Here(spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1, 3)), 1: never}))
         part = here.leads("t", 0, 1, 3)
-        carrying = asyncio.create_task(here.moves.carry_on())
         for times in (1, 2):
-            await asyncio.sleep(1_000)
+            await here.carries_on(looks=1_000)
             assert sorted(here.specs["t"].moving) == [1]
             assert len(part.handed_to) == times * TRANSFERS_MAX
             here.specs["t"] = spec("t", (1, 3), (1, 2, 4), moving={0: Move((3, 1), (1,)), 1: never})
-        carrying.cancel()
-        await asyncio.wait({carrying})
 
     run(scenario)
 
@@ -233,17 +228,11 @@ def test_what_has_arrived_is_not_written_into_a_topic_that_was_made_again_meanwh
 def test_a_broker_waits_to_be_woken_for_the_next_move() -> None:
     async def scenario() -> None:
         here = Here(spec("t", (1, 2)))
-        carrying = asyncio.create_task(here.moves.carry_on())
         here.leads("t", 0, 1, 2, 3)
-        await asyncio.sleep(60)
+        assert await here.moves.look() == math.inf
         here.specs["t"] = spec("t", (1, 2, 3), moving={0: Move((1, 3), (1, 2))})
-        await asyncio.sleep(60)
-        assert here.edits == 0, "nobody has said that there is something to do"
-        here.moves.wake()
-        await asyncio.sleep(60)
+        assert await here.moves.look() == moves.LOOK_S
         assert here.specs["t"].assignment == ((1, 3),)
-        carrying.cancel()
-        await asyncio.wait({carrying})
 
     run(scenario)
 

@@ -15,6 +15,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
 from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
+from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 ROWS = 2_000
@@ -23,7 +24,7 @@ ROWS = 2_000
 
 @pytest.fixture(autouse=True)
 def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "CHECK_S", 0.1)
+    look_every(monkeypatch, retention=0.1)
 
 
 async def fill(broker: Broker, first: int, batches: int, **fields: object) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from mq_broker.broker import server
-from mq_broker.broker.administration import retention
 from mq_broker.broker.data import scheduled
 from mq_broker.broker.data.scheduled import check_schedule
 from mq_protocol import mq_pb2 as pb
@@ -98,11 +97,9 @@ WEEK_US = 7 * 86_400 * 1_000_000
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """Brokers have this clock, look often, and carry what holds a few entries back."""
+    """Brokers have this clock, and carry what holds a few entries back."""
     clock = Clock()
     monkeypatch.setattr(server, "RetentionClock", lambda: clock)
-    monkeypatch.setattr(retention, "CHECK_S", 0.05)
-    monkeypatch.setattr(scheduled, "LOOK_S", 0.05)
     monkeypatch.setattr(scheduled, "CARRY_ENTRIES", 4)
     return clock
 

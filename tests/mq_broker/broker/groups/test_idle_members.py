@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.broker.groups import idle_members
 from mq_broker.broker.groups.sharing import IDLE_ALARM_MS
 from mq_broker.measured import ALARMS
 from mq_protocol.sharing import member_of_partition
@@ -216,10 +215,7 @@ def test_at_any_time_one_member_has_the_partition_and_it_is_one_that_lives() -> 
     run(scenario)
 
 
-def test_at_a_broker_the_next_member_is_pushed_what_one_that_hangs_has_not_settled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(idle_members, "LOOK_S", 0.05)
+def test_at_a_broker_the_next_member_is_pushed_what_one_that_hangs_has_not_settled(tmp_path: Path) -> None:
     assert member_of_partition(["a", "b"], 0) == "a"
 
     async def scenario() -> None:

@@ -13,12 +13,12 @@ import pytest
 
 from mq_broker.broker import server
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.broker.host import checkpoints
 from mq_broker.broker.host.shell import Shell
 from mq_broker.storage.journal import keeping, recovery
 from mq_protocol.errors import TritonMQError
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.test_three_brokers import three
+from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 SETTINGS = {"segment_bytes_max": "1MiB"}
@@ -29,7 +29,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint as soon as there is something new."""
     monkeypatch.setattr(keeping, "CHECKPOINT_COST", 1)
     monkeypatch.setattr(keeping, "GROWTH", 0)
-    monkeypatch.setattr(checkpoints, "CHECK_S", 0.05)
+    look_every(monkeypatch, checkpoints=0.05)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_running_broker_stores_checkpoints_by_itself(tmp_path: Path, monkeypat
 def test_a_broker_that_something_went_wrong_in_stores_no_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "CHECK_S", 3600.0)
+    look_every(monkeypatch, checkpoints=3600.0)
     shells: list[Shell] = []
 
     class Known(Shell):

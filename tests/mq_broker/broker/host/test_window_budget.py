@@ -3,23 +3,20 @@ it."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 
 import pytest
 
 from mq_broker.broker.config import BrokerConfig
-from mq_broker.broker.host import window_budget
 from mq_protocol.errors import InvalidSetting
 from tests.mq_broker.broker.cluster import Broker, until
+from tests.virtual.world import in_virtual_time
 
 
 def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(window_budget, "CHECK_S", 0.05)
-
     async def scenario() -> None:
         broker = Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, dedup_memory_max=200))
         await broker.start()
@@ -39,7 +36,7 @@ def test_a_broker_beyond_its_budget_says_so_and_goes_on_recognising_every_uuid(
             await broker.stop()
 
     with caplog.at_level(logging.INFO):
-        asyncio.run(scenario())
+        in_virtual_time(scenario())
 
 
 def test_a_budget_of_nothing_is_refused(tmp_path: Path) -> None:

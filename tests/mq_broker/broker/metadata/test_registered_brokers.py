@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.metadata import brokers as cluster
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent
 from mq_broker.core.messages import LeaderName
 from mq_protocol.errors import CoordinationUnavailable, IncompatibleVersion, InvalidRequest, TritonMQError
 from mq_protocol.versions import Versions
 from tests.logs import said_here
+from tests.virtual.world import in_virtual_time
 
 ME = BrokerRegistration(1, 7, "here:1", "rack-1", "here:2")
 OTHER = BrokerRegistration(2, 3, "there:1", "rack-2", "there:2")
@@ -64,9 +64,9 @@ class Service:
 
 def run(scenario: Callable[[Service], Awaitable[None]]) -> None:
     async def main() -> None:
-        await asyncio.wait_for(scenario(Service()), 10)
+        await scenario(Service())
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_a_broker_that_joins_is_registered_once_and_knows_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +149,7 @@ def test_what_is_read_again_on_which_hint(event: CoordinationEvent | None, reads
     async def scenario(service: Service) -> None:
         await service.cluster.join()
         service.read.clear()
-        following = asyncio.create_task(service.cluster.follow())
+        following = asyncio.create_task(service.cluster.following().run())
         for _ in range(5):
             await asyncio.sleep(0)
         assert not service.read.is_set()
@@ -166,14 +166,10 @@ def test_what_is_read_again_on_which_hint(event: CoordinationEvent | None, reads
     run(scenario)
 
 
-def test_a_list_that_cannot_be_read_is_read_again_and_a_broker_whose_id_was_taken_stops(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cluster, "RETRY_S", 0.0)
-
+def test_a_list_that_cannot_be_read_is_read_again_and_a_broker_whose_id_was_taken_stops() -> None:
     async def scenario(service: Service) -> None:
         await service.cluster.join()
-        following = asyncio.create_task(service.cluster.follow())
+        following = asyncio.create_task(service.cluster.following().run())
         service.fails = CoordinationUnavailable("away")
         service.cluster.hear(CoordinationEvent.SESSION_LOST)
         for _ in range(20):
@@ -190,11 +186,9 @@ def test_a_list_that_cannot_be_read_is_read_again_and_a_broker_whose_id_was_take
     run(scenario)
 
 
-def test_without_a_hint_the_list_is_read_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "SWEEP_S", 0.001)
-
+def test_without_a_hint_the_list_is_read_now_and_then() -> None:
     async def scenario(service: Service) -> None:
-        following = asyncio.create_task(service.cluster.follow())
+        following = asyncio.create_task(service.cluster.following().run())
         await service.read.wait()
         service.read.clear()
         await service.read.wait()
@@ -207,14 +201,10 @@ def test_without_a_hint_the_list_is_read_now_and_then(monkeypatch: pytest.Monkey
 UNREADABLE = CoordinationUnavailable("/features does not hold what TritonMQ writes there")
 
 
-def test_a_level_that_cannot_be_read_keeps_no_broker_from_registering_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(cluster, "RETRY_S", 0.0)
-
+def test_a_level_that_cannot_be_read_keeps_no_broker_from_registering_again(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario(service: Service) -> None:
         await service.cluster.join()
-        following = asyncio.create_task(service.cluster.follow())
+        following = asyncio.create_task(service.cluster.following().run())
         service.level_said = UNREADABLE
         del service.registered[1]
         service.cluster.hear(CoordinationEvent.SESSION_LOST)
@@ -222,8 +212,7 @@ def test_a_level_that_cannot_be_read_keeps_no_broker_from_registering_again(
         await service.read.wait()
         assert service.seen[-1] == [1, 2, 3]
         assert service.registrations == 2
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await asyncio.sleep(10)
         assert sum("/features" in told for told in caplog.messages) == 1, "said once, though asked often"
         service.level_said = 2  # repaired: this broker does not know that level, and hears of it without a hint
         with pytest.raises(IncompatibleVersion):

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.metadata import topics
-from mq_broker.broker.metadata.topics import Topic, Topics, first_state
+from mq_broker.broker.metadata.topics import SWEEP_S, Topic, Topics, first_state
 from mq_broker.coordination import editing
 from mq_broker.coordination.interface import TopicChanges, TopicSpec
 from mq_broker.core.messages import CasOutcome, NodeState
 from mq_protocol.errors import CoordinationUnavailable, InvalidTopicName, OutcomeUnknown, UnknownTopic
+from tests.virtual.world import in_virtual_time
 
 A = TopicSpec("a", "id-a", ((1,), (1,)))
 B = TopicSpec("b", "id-b", ((1,),))
@@ -313,37 +314,19 @@ def test_an_edit_writes_what_is_new_over_the_version_that_it_was_made_from(monke
     run(scenario)
 
 
-def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_failure(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pauses: list[float] = []
-    sleep = asyncio.sleep
-
-    async def noted(seconds: float) -> None:
-        if seconds:
-            pauses.append(seconds)
-        await sleep(0)
-
-    async def scenario(service: Service) -> None:
-        changed = asyncio.Event()
-        following = asyncio.create_task(service.topics.follow(changed, 60.0))
-        for _ in range(5):
-            await sleep(0)
+def test_the_list_is_read_on_a_hint_now_and_then_without_one_and_again_after_a_failure() -> None:
+    async def scenario() -> None:
+        service, changed = Service(), asyncio.Event()
+        following = asyncio.create_task(service.topics.following(changed).run())
+        await asyncio.sleep(SWEEP_S / 2)
         assert service.versions == []
         service.changes = [CoordinationUnavailable("away")]
-        monkeypatch.setattr(asyncio, "sleep", noted)
         changed.set()
-        for _ in range(20):
-            await sleep(0)
-        monkeypatch.setattr(asyncio, "sleep", sleep)
-        assert (len(service.versions), pauses) == (2, [1.0])
-        assert not changed.is_set()
-        following.cancel()
-        await asyncio.wait({following})
-        service.reads.clear()
-        following = asyncio.create_task(service.topics.follow(changed, 0.001))
-        await service.reads.wait()
+        await asyncio.sleep(SWEEP_S / 2)
+        assert len(service.versions) == 2
+        await asyncio.sleep(SWEEP_S)
+        assert len(service.versions) == 3
         following.cancel()
         await asyncio.wait({following})
 
-    run(scenario)
+    in_virtual_time(scenario())

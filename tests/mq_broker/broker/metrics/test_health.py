@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.metrics import health
 from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.measured import ALARMS
 from mq_broker.storage.sealed import Altered, KeyAbsent, SealedAway
 from mq_protocol.errors import CoordinationUnavailable
+from tests.virtual.world import in_virtual_time
 
 
 class Part(SimpleNamespace):
@@ -60,12 +61,6 @@ class World:
         return Readiness(self.shell, lambda: self.state, timeout_s)
 
 
-@pytest.fixture
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(health, "LOOK_S", 0.01)
-
-
-@pytest.mark.usefixtures("hurry")
 def test_a_broker_is_not_ready_before_every_replica_is_named_in_sync_with_its_log() -> None:
     async def scenario() -> None:
         world = World()
@@ -77,13 +72,12 @@ def test_a_broker_is_not_ready_before_every_replica_is_named_in_sync_with_its_lo
         world.holds("gone", None)
         world.holds("unknown", CoordinationUnavailable("away"))
         readiness = world.readiness()
-        watching = asyncio.create_task(readiness.watch())
-        await asyncio.wait_for(_until(lambda: "unknown" in readiness.why_not()), 10)
+        assert await readiness.look() is None
         assert readiness.why_not() == "not in sync yet: behind, former, gone, unknown"
         world.asked.clear()
         for name in ("behind", "former", "gone", "unknown"):
             world.nodes[name] = {1: "mine"}
-        await asyncio.wait_for(watching, 10)
+        assert await readiness.look() == math.inf
         assert (readiness.why_not(), readiness.ready.is_set()) == ("", True)
         assert set(world.asked) == {"behind", "former", "gone", "unknown"}  # what was found in sync is not asked again
         world.nodes["behind"] = {2: "b"}
@@ -91,15 +85,9 @@ def test_a_broker_is_not_ready_before_every_replica_is_named_in_sync_with_its_lo
         world.state = "draining"
         assert readiness.why_not() == "draining"
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
-async def _until(what: Any) -> None:
-    while not what():  # noqa: ASYNC110 - what is waited for is a word that changes
-        await asyncio.sleep(0.01)
-
-
-@pytest.mark.usefixtures("hurry")
 def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm() -> None:
     async def scenario() -> None:
         before = ALARMS.rows()["ready_without_sync",]
@@ -107,18 +95,18 @@ def test_after_the_time_out_it_is_ready_whatever_is_behind_and_that_is_an_alarm(
         for number in range(7):
             world.holds(f"p{number}", {2: "b"})
         patient = world.readiness()
-        watching = asyncio.create_task(patient.watch())
-        await asyncio.wait_for(_until(lambda: "and 2 more" in patient.why_not()), 10)
-        watching.cancel()
-        readiness = world.readiness(timeout_s=0.05)
-        await asyncio.wait_for(readiness.watch(), 10)
+        assert await patient.look() is None
+        assert "and 2 more" in patient.why_not()
+        readiness = world.readiness(timeout_s=5.0)
+        assert await readiness.look() is None
+        await asyncio.sleep(5.0)
+        assert await readiness.look() == math.inf
         assert readiness.why_not() == ""
         assert ALARMS.rows()["ready_without_sync",] == before + 1
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
-@pytest.mark.usefixtures("hurry")
 def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_either() -> None:
     async def scenario() -> None:
         world = World()
@@ -126,46 +114,38 @@ def test_what_is_closed_is_not_ready_and_without_its_key_not_after_the_time_out_
         world.replicas |= {"keyless": None, "opening": None}
         world.closed["keyless"] = KeyAbsent("no key", "k")
         readiness = world.readiness(timeout_s=0.0)
-        watching = asyncio.create_task(readiness.watch())
-        told = "not in sync yet: keyless-0 (closed: its key is missing or wrong), opening-0 (not open yet)"
-        await asyncio.wait_for(_until(lambda: readiness.why_not() == told), 10)
-        world.holds("opening", {1: "mine"})
+        assert await readiness.look() is None
         told = "not in sync yet: keyless-0 (closed: its key is missing or wrong)"
-        await asyncio.wait_for(_until(lambda: readiness.why_not() == told), 10)
+        assert readiness.why_not() == f"{told}, opening-0 (not open yet)"
+        world.holds("opening", {1: "mine"})
+        assert await readiness.look() is None
+        assert readiness.why_not() == told
         world.holds("keyless", {1: "mine"})
-        await asyncio.wait_for(watching, 10)
+        assert await readiness.look() == math.inf
         assert readiness.why_not() == ""
         world.replicas["altered"] = None
         world.closed["altered"] = Altered("altered", "k")
         other = world.readiness(timeout_s=60.0)
-        watching = asyncio.create_task(other.watch())
-        await asyncio.wait_for(_until(lambda: other.why_not().endswith("altered-0 (closed: altered on its disk)")), 10)
-        watching.cancel()
-        await asyncio.wait_for(world.readiness(timeout_s=0.0).watch(), 10)  # no other broker has it from this one
+        assert await other.look() is None
+        assert other.why_not().endswith("altered-0 (closed: altered on its disk)")
+        assert await world.readiness(timeout_s=0.0).look() == math.inf  # no other broker has it from this one
 
-    asyncio.run(scenario())
+    in_virtual_time(scenario())
 
 
 def test_systemd_is_told_when_the_broker_is_ready_lives_and_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
-            heard.bind(str(tmp_path / "notify"))
-            heard.setblocking(False)
-            monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-            monkeypatch.setenv("WATCHDOG_USEC", "20000")
-            loop, systemd, readiness = asyncio.get_running_loop(), Systemd(), World().readiness()
-            keeping = asyncio.create_task(systemd.keep(readiness))
-            words = [await asyncio.wait_for(loop.sock_recv(heard, 100), 10) for _ in range(3)]
-            assert set(words) == {b"WATCHDOG=1"}  # it lives, and is not ready
-            readiness.ready.set()
-            while (await asyncio.wait_for(loop.sock_recv(heard, 100), 10)) != b"READY=1":
-                pass
-            assert await asyncio.wait_for(loop.sock_recv(heard, 100), 10) == b"WATCHDOG=1"
-            systemd.tell("STOPPING=1")
-            while (await asyncio.wait_for(loop.sock_recv(heard, 100), 10)) != b"STOPPING=1":
-                pass
-            keeping.cancel()
-
-    asyncio.run(scenario())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as heard:
+        heard.bind(str(tmp_path / "notify"))
+        heard.setblocking(False)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "20000")
+        systemd, readiness = Systemd(), World().readiness()
+        assert systemd.look(readiness) == 0.01, "half of what it waits for"
+        readiness.ready.set()
+        for _ in range(2):
+            assert systemd.look(readiness) == 0.01
+        systemd.tell("STOPPING=1")
+        words = [heard.recv(100) for _ in range(5)]
+        assert words == [b"WATCHDOG=1", b"READY=1", b"WATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mq_broker.broker.queues import beginning
 from mq_broker.broker.queues.beginning import Beginning
 from mq_broker.broker.queues.declared import Declared
 from mq_broker.broker.queues.working import Working
+from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.entries import Work
 from mq_broker.core.messages import Published, Refused
@@ -75,7 +77,8 @@ def run(tmp_path: Path, scenario: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
         async with shell(tmp_path, isr=((1, ""),)) as broker:
             world = World(broker, await leading(broker))
-            broker.spawn(world.beginning.keep(), "beginning")
+            beginning = Periodic("beginning", math.inf, world.beginning.look, hint=world.beginning.hint)
+            broker.spawn(beginning.run(), beginning.name)
             await scenario(world)
 
     asyncio.run(main())

@@ -65,9 +65,6 @@ class World:
     def now_ms(self) -> int:
         return self.ms
 
-    def partitions(self) -> list[Any]:
-        return [self.partition]
-
     def leader(self, _topic: object, number: int) -> Any:
         assert number == self.partition.number
         if not self.partition.serving:
@@ -120,7 +117,7 @@ class World:
         while ms > 0:
             self.ms += min(ms, 1_000)
             ms -= 1_000
-            self.idle.look()
+            self.idle.look([self.partition])
         return self.asked
 
     def says(self, life: int = 1) -> int:
@@ -136,7 +133,7 @@ class World:
 def watched(number: int = 0) -> World:
     """At the moment from which the group counts as idle."""
     world = World(number)
-    world.idle.look()
+    world.idle.look([world.partition])
     return world
 
 

@@ -51,7 +51,7 @@ class World:
             replica=SimpleNamespace(machine=machine, leader_epoch=LED_IN),
             ask=self._written,
         )
-        shell: Any = SimpleNamespace(partitions=lambda: [self.partition], leader=lambda *_: self.partition)
+        shell: Any = SimpleNamespace(leader=lambda *_: self.partition)
         topics: Any = SimpleNamespace(with_id=lambda _: self.topic, meant=self._meant)
         transactions: Any = SimpleNamespace(ask_leader=self._ask_leader)
         letters: Any = SimpleNamespace(in_hand=lambda *_: self.in_hand)
@@ -78,7 +78,8 @@ class World:
 
     def sweep(self) -> list[tuple[str, int]]:
         self.asked = []
-        asyncio.run(self.leftovers.sweep())
+        part: Any = self.partition
+        asyncio.run(self.leftovers.look([part] if self.leftovers.which(part) else []))
         return self.asked
 
     def status(self, run: str, *numbers: int) -> pb.AttemptStatusResponse:

@@ -36,7 +36,7 @@ class Watched:
     def later(self, milliseconds: int) -> str:
         """So much later, the alarm."""
         self.now_ms += milliseconds
-        self.stuck.look(self.world.partition, self.now_ms)
+        self.stuck.look_at(self.world.partition, self.now_ms)
         return self.stuck.alarm("t-0", "g")
 
 

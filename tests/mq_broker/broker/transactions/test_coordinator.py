@@ -23,6 +23,7 @@ from mq_protocol.errors import (
 )
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from tests.mq_broker.broker.cluster import Broker, standalone, until
+from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 KEY = pb.TransactionKey(query_id="query", sink="t")
@@ -200,7 +201,7 @@ def test_a_manifest_that_names_what_was_never_staged_is_told_to_the_driver(tmp_p
 
 
 def test_the_reaper_removes_what_has_lost_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions, "REAP_EVERY_S", 0.05)
+    look_every(monkeypatch, reap=0.05)
     monkeypatch.setattr(transactions, "REAP_AGE_S", 0.0)
 
     async def scenario() -> None:

@@ -27,7 +27,7 @@ def test_what_no_decision_names_goes_and_what_one_that_is_not_published_yet_name
     async def scenario(world: World) -> None:
         world.coordinator.machine.transactions[KEY] = known(5, finished=finished)
         world.parts["t", 0].stage(staged(1, 4), staged(2, 5), staged(3, 6), staged(4, 4, due_us=1))
-        await world.transactions.reap(60.0)
+        await world.transactions.reap()
         assert reaped(world) == {0: [Discard(KEY, losers)]}
         assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
 
@@ -41,7 +41,7 @@ def test_what_is_young_stays() -> None:
         world.parts["t", 0].stage(
             staged(1, 1, timestamp_us=now_us - 70_000_000), staged(2, 1, timestamp_us=now_us - 50_000_000)
         )
-        await world.transactions.reap(60.0)
+        await world.transactions.reap()
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
 
     run(scenario)
@@ -54,7 +54,7 @@ def test_what_is_led_elsewhere_or_belongs_to_nobody_that_is_known_stays() -> Non
         world.parts["t", 1].serving = False
         world.parts[TRANSACTIONS_TOPIC, 0].stage(staged(3, 1))
         world.coordinator.machine.transactions[KEY] = known(5)
-        await world.transactions.reap(60.0)
+        await world.transactions.reap()
         assert reaped(world) == {}
         assert not world.parts[TRANSACTIONS_TOPIC, 0].of(Discard)
 
@@ -67,7 +67,7 @@ def test_a_key_is_asked_about_once_and_each_partition_has_its_own_losers() -> No
         world.answers["TransactionStatus"] = pb.TransactionStatusResponse(known=True, batch_id=3, published=True)
         for number in range(3):
             world.parts["t", number].stage(staged(number, 3), staged(10 + number, 4))
-        await world.transactions.reap(60.0)
+        await world.transactions.reap()
         assert reaped(world) == {number: [Discard(KEY, (uuid(number),))] for number in range(3)}
         assert [method for _, method, _ in world.calls] == ["TransactionStatus"]
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_asked_about_stays(how: str) -> None:
             world.answers["TransactionStatus"] = NotLeader("moved")
         else:
             world.missing.add(TRANSACTIONS_TOPIC)
-        await world.transactions.reap(60.0)
+        await world.transactions.reap()
         assert reaped(world) == {}
 
     run(scenario)
@@ -94,13 +94,13 @@ def test_what_an_aborted_query_has_staged_is_fenced_once_its_last_decision_is_pu
         transactions_of = world.coordinator.machine.transactions
         world.parts["t", 0].stage(staged(1, 4), staged(2, 6))
         transactions_of[KEY] = known(5, line(1, 9), finished=False, aborted=True)
-        await world.transactions.reap(60.0)
+        await world.transactions.reap()
         assert reaped(world) == {0: [Discard(KEY, (uuid(1),))]}
         world.parts["t", 0].asked.clear()
         transactions_of[KEY] = known(5, aborted=True)
         world.parts["t", 0].refuse = [NotEnoughReplicas("later")]
         for _ in range(2):
-            await world.transactions.reap(60.0)
+            await world.transactions.reap()
         assert reaped(world) == {0: [Fence(KEY), Fence(KEY)]}
         assert within(world.parts["t", 0].deadlines, transactions.ATTEMPT_S)
 
