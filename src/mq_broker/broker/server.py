@@ -47,8 +47,7 @@ from mq_broker.broker.host.checkpoints import Checkpoints, Scrub
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
 from mq_broker.broker.host.stamps import Stamps
-from mq_broker.broker.host.window_budget import WindowBudget
-from mq_broker.broker.host.window_turnover import WindowTurnover
+from mq_broker.broker.host.windows import WindowBudget, WindowTurnover
 from mq_broker.broker.judging import Judging
 from mq_broker.broker.locks import Locks
 from mq_broker.broker.metadata.brokers import Cluster, Hints, joined
@@ -469,7 +468,7 @@ class _Broker:
         yield Sweep("upkeep of transactions", 10.0, partitions, self._upkeep)
         yield Sweep("budget of UUID windows", 10.0, partitions, WindowBudget(self._dedup_memory_max))
         yield Sweep("turnover of UUID windows", 10.0, partitions, WindowTurnover(self._producing.fillers))
-        yield Sweep("checkpoints", 5.0, partitions, Checkpoints(shell))
+        yield Sweep("checkpoints", 5.0, partitions, Checkpoints(shell.failure.done))
         if self._scrub_rate:
             yield Sweep("scrub", 5.0, partitions, Scrub(self._scrub_rate))
         if after_ms := self._balance_leaders_ms:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from mq_broker.broker import BrokerConfig
-from mq_broker.broker.host import replica_settings
+from mq_broker.broker.host import partition
 from mq_broker.core.messages import ReplicaSettings
 from mq_broker.storage.files import OsFiles
 from mq_protocol import mq_pb2 as pb
@@ -90,7 +90,7 @@ def test_what_is_acknowledged_is_on_every_broker(
     zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each partition's first replica is to lead, however busy the machine is: the next one waits longer for it.
-    monkeypatch.setattr(replica_settings, "ReplicaSettings", partial(ReplicaSettings, claim_delay_ms=5_000))
+    monkeypatch.setattr(partition, "ReplicaSettings", partial(ReplicaSettings, claim_delay_ms=5_000))
 
     async def scenario() -> None:
         async with three(zookeeper, tmp_path) as cluster:

@@ -34,4 +34,4 @@ def test_a_walk_over_all_partitions_is_found() -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOM.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOM)))
 def test_no_coroutine_walks_over_all_partitions_at_once(path: Path) -> None:
-    assert list(walks(path.read_text())) == [], "use `in_turns` or `those` of runtime/streams.py"
+    assert list(walks(path.read_text())) == [], "use `Sweep` (runtime/periodic.py) or `in_turns` (runtime/streams.py)"

@@ -22,7 +22,7 @@ from mq_broker.broker.data.scheduled import Scheduled, check_schedule, is_schedu
 from mq_broker.broker.data.tracing import Tracing, end
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.shell import Shell
-from mq_broker.broker.host.window_turnover import Fillers
+from mq_broker.broker.host.windows import Fillers
 from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.broker.runtime.places import Places

@@ -11,17 +11,14 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple, TypeAlias, assert_never, cast
 
-from mq_broker.broker.host import counting
 from mq_broker.broker.host.arriving import bytes_max
 from mq_broker.broker.host.interface import Host
-from mq_broker.broker.host.observers import Observers
 from mq_broker.broker.host.opened import Opened
 from mq_broker.broker.host.peer_messages import PeerMessages
 from mq_broker.broker.host.quiescence import IN_EARNEST, Rest
-from mq_broker.broker.host.replica_settings import replica_settings
 from mq_broker.broker.metadata.topics import Topic
 from mq_broker.core.entries import NO_UUID, Decide, Entry, Operation, level_of
 from mq_broker.core.messages import (
@@ -29,6 +26,7 @@ from mq_broker.core.messages import (
     AreStaged,
     Audit,
     CasAnswer,
+    CasOutcome,
     Decided,
     DecisionCommitted,
     Done,
@@ -40,6 +38,7 @@ from mq_broker.core.messages import (
     Install,
     JournalBegins,
     NodeRead,
+    NodeState,
     OffsetsSkipped,
     Propose,
     Published,
@@ -49,6 +48,7 @@ from mq_broker.core.messages import (
     Refused,
     Reopen,
     ReplicasChanged,
+    ReplicaSettings,
     Reply,
     RequestId,
     Result,
@@ -66,7 +66,7 @@ from mq_broker.core.messages import (
 )
 from mq_broker.core.replication.peer_admission import judge
 from mq_broker.core.replication.replica import Replica
-from mq_broker.measured import ALARMS
+from mq_broker.measured import ALARMS, ISR_CHANGES, LEADERSHIPS, TOPIC_BYTES_IN, TOPIC_RECORDS_IN
 from mq_broker.storage.codec.frame import Place, encode
 from mq_broker.storage.interface import NOTHING_UNSEALED, Frame, Journal, Unsealed
 from mq_protocol import mq_pb2 as pb
@@ -81,6 +81,7 @@ from mq_protocol.errors import (
     TritonMQError,
 )
 from mq_protocol.limits import READ_BATCHES_MAX, SCHEDULED_MAX
+from mq_protocol.names import OnTotalLoss
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,28 @@ _request_ids = itertools.count(1)
 class _Waiting(NamedTuple):
     on_reply: OnReply
     deadline: float
+
+
+class Observers:
+    """Who is told of changes, in the order in which they began to observe. A `set` of functions has one that depends on
+    their addresses: no run would be like another."""
+
+    def __init__(self) -> None:
+        self._observers: dict[Callable[[], None], None] = {}
+
+    def __len__(self) -> int:
+        return len(self._observers)
+
+    def __iter__(self) -> Iterator[Callable[[], None]]:
+        return iter(self._observers)
+
+    def add(self, observer: Callable[[], None]) -> None:
+        """Behind the others, unless it is there."""
+        self._observers[observer] = None
+
+    def discard(self, observer: Callable[[], None]) -> None:
+        """It need not be there."""
+        self._observers.pop(observer, None)
 
 
 class Partition:
@@ -425,7 +448,7 @@ class Partition:
                 self._changed = True
                 if self._led and not leading:
                     self.speak()
-                counting.role_changed(self._led, effect)
+                count_role(self._led, effect)
                 self._led, self._taken_up = leading, ready
                 self._host.role_changed(self)
             case DecisionCommitted(decision):
@@ -449,7 +472,7 @@ class Partition:
             case Published():
                 self.index.append(effect)
                 start = self.replica.epoch_start
-                counting.published(self.topic.spec.name, start, effect, taken_up=self._taken_up)
+                count_published(self.topic.spec.name, start, effect, taken_up=self._taken_up)
             case Trimmed(log_start_offset):
                 self.index.trim(log_start_offset)
                 self.shorten_due = True
@@ -502,7 +525,7 @@ class Partition:
         outcome, version = await self._host.coordination.write_state(
             self.topic.spec.topic_id, self.number, effect.expected_version, state
         )
-        counting.node_written(self.replica.isr, state, outcome)
+        count_in_sync(self.replica.isr, state, outcome)
         self.feed(CasAnswer(state.token, outcome, version))
 
     # ------------------------------------------------------------------ what changes while it is open
@@ -586,3 +609,38 @@ def _not_yet(operation: str, needed: int, level: int) -> IncompatibleVersion:
         f"{operation} needs level {needed} of the cluster's features, and the cluster is at level {level}: once every "
         "broker runs a release that knows it, raise the level with `tritonmq cluster upgrade`"
     )
+
+
+def replica_settings(topic: Topic, number: int) -> ReplicaSettings:
+    """What the core is told of a topic when a replica of it is opened."""
+    settings = topic.settings
+    return ReplicaSettings(
+        replicas=topic.spec.assignment[number],
+        min_insync_replicas=settings.min_insync_replicas,
+        dedup_uuids_max=settings.dedup_uuids_max,
+        dedup_ms=settings.dedup_ms,
+        volatile=topic.volatile,
+        begins_empty=settings.on_total_loss is OnTotalLoss.RECOVER,
+    )
+
+
+def count_published(topic: str, epoch_start: int, effect: Published, *, taken_up: bool) -> None:
+    """Count what became readable under this broker's leadership, and nothing else: what it learns as a follower others
+    count, and a former leader may have counted what is before `epoch_start` (0: it does not lead). What was staged or
+    scheduled before that is counted if it is published once the leadership is `taken_up`."""
+    if epoch_start and (effect.index > epoch_start or taken_up):
+        TOPIC_RECORDS_IN.add(topic, n=effect.record_count)
+        TOPIC_BYTES_IN.add(topic, n=effect.payload_bytes)
+
+
+def count_role(led: bool, effect: RoleChanged) -> None:
+    """`led`: before."""
+    if effect.leading != led:
+        LEADERSHIPS.add("taken" if effect.leading else "lost")
+
+
+def count_in_sync(before: tuple[int, ...], state: NodeState, outcome: CasOutcome) -> None:
+    """`before`: the brokers in sync until this was written."""
+    now = {broker for broker, _ in state.isr}
+    if outcome is CasOutcome.DONE and len(now) != len(before):
+        ISR_CHANGES.add("shrunk" if len(now) < len(before) else "expanded")

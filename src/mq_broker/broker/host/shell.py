@@ -17,9 +17,9 @@ from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
 from typing import Any, Final
 
 from mq_broker.broker.host.arriving import ArrivingSnapshots
+from mq_broker.broker.host.checkpoints import leave
 from mq_broker.broker.host.contacts import BEAT_PATIENCE_MS, Contacts
 from mq_broker.broker.host.early import EarlyEntries
-from mq_broker.broker.host.leaving import leave
 from mq_broker.broker.host.opened import JournalEvents, Opened
 from mq_broker.broker.host.partition import Partition
 from mq_broker.broker.host.quiescence import Ticking

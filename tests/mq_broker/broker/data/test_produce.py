@@ -20,7 +20,7 @@ from mq_broker.broker.data.produce import (
     _Stream,
 )
 from mq_broker.broker.data.tracing import Tracing
-from mq_broker.broker.host.window_turnover import Fillers
+from mq_broker.broker.host.windows import Fillers
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.entries import NO_UUID
 from mq_broker.core.messages import Done, RecordsThere, RecordThere, Room

@@ -1,4 +1,9 @@
-"""Says when the window of UUIDs of a partition turns over within a minute, and which clients fill it.
+"""What is said of the windows of UUIDs of this broker's partitions: that they take more memory than it was given for
+them; that one turns over within a minute, and which clients fill it.
+
+That is all that is done about the memory. A broker may not make a window smaller: the window follows from the journal,
+and replicas whose windows differ would answer a retry differently after a failover. Nor may it refuse batches or topics
+for the memory: what is told in time costs an operator a look, and what is refused costs users their writes.
 
 A window that is full forgets the oldest UUID for each new one. Who sends many batches, or many records with UUIDs, so
 makes the broker forget the UUIDs of others: if one of those is sent again, it becomes a second copy. A broker cannot
@@ -15,12 +20,16 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from mq_broker.broker.runtime.streams import in_turns
 from mq_protocol.names import quoted
 
 if TYPE_CHECKING:
     from mq_broker.broker.host.partition import Partition
 
 log = logging.getLogger(__name__)
+
+CALM: Final = 0.9
+"""The budget is told as over once less than this part of it is taken: else a window at the edge fills the log."""
 
 CALM_S: Final = 600.0
 """A window that has not turned over for so long is calm: only then the next time is told again."""
@@ -155,3 +164,42 @@ class WindowTurnover:
             self._fillers.described(partition),
             quoted(partition.topic.spec.name),
         )
+
+
+class WindowBudget:
+    """Owns whether it was told that the budget of `bytes_max` is reached."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._told = False
+
+    @staticmethod
+    def which(partition: Partition) -> object:
+        return partition.replica.window_bytes
+
+    async def look(self, partitions: Iterable[Partition]) -> None:
+        """One error in the log when the budget is reached, one line when there is room again."""
+        taken: dict[str, int] = {}
+        async for partition in in_turns(partitions):
+            taken[partition.name] = partition.replica.window_bytes
+        total = sum(taken.values())
+        if not self._told and total >= self._bytes_max:
+            self._told = True
+            largest = ", ".join(
+                f"{name} {_mib(taken[name])}" for name in sorted(taken, key=lambda name: -taken[name])[:3]
+            )
+            log.error(
+                "the UUIDs that partitions remember take %s of memory, and --dedup-memory-max is %s. None is forgotten "
+                "for that, and nothing is refused: move partitions to other brokers, make topics with a smaller "
+                "dedup_uuids_max or a dedup_ms, or raise the option. The largest: %s",
+                _mib(total),
+                _mib(self._bytes_max),
+                largest,
+            )
+        elif self._told and total < CALM * self._bytes_max:
+            self._told = False
+            log.info("the UUIDs that partitions remember take %s of memory again", _mib(total))
+
+
+def _mib(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB"
