@@ -7,10 +7,9 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from mq_broker.broker.runtime.streams import those
 from mq_protocol.errors import CoordinationUnavailable
 
 log = logging.getLogger(__name__)
@@ -22,6 +21,9 @@ Again: TypeAlias = Awaitable[float | None] | float | None
 
 AGAIN_S: Final = 0.5
 """After the coordination service could not be asked."""
+
+ASKED_AT_ONCE: Final = 100
+"""Partitions, between two turns of others: what is asked of each takes up to some microseconds."""
 
 
 class Periodic:
@@ -83,11 +85,15 @@ class Swept(Protocol[T]):
 
 
 class Sweep(Periodic):
-    """The same for what looks at partitions. They are found in turns: there may be thousands."""
+    """The same for what looks at partitions. They are found in turns: to ask thousands takes milliseconds."""
 
-    def __init__(self, name: str, every_s: float, partitions: Callable[[], Iterable[T]], of: Swept[T]) -> None:
+    def __init__(self, name: str, every_s: float, partitions: Callable[[], Sequence[T]], of: Swept[T]) -> None:
         async def find() -> float | None:
-            return await _result(of.look(await those(partitions(), of.which)))
+            every, found = partitions(), list[T]()
+            for first in range(0, len(every), ASKED_AT_ONCE):
+                found += filter(of.which, every[first : first + ASKED_AT_ONCE])
+                await asyncio.sleep(0)
+            return await _result(of.look(found))
 
         super().__init__(name, every_s, find)
 

@@ -29,11 +29,6 @@ async def in_turns(elements: Iterable[T], turns: Turns | None = None) -> AsyncIt
             began = clock()
 
 
-async def those(elements: Iterable[T], wanted: Callable[[T], object]) -> list[T]:
-    """The elements that are wanted, found in turns: to look at thousands of idle partitions takes milliseconds."""
-    return [element async for element in in_turns(elements) if wanted(element)]
-
-
 async def asked_of_each(ask: Callable[[T], Awaitable[R]], elements: Sequence[T]) -> list[R]:
     """What `ask` answers for each of the elements, at its place. `YIELD_EVERY` are asked at once: more would be begun
     one after the other before anybody else had a turn."""

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from mq_broker.broker.runtime.periodic import AGAIN_S, Periodic, Sweep
+from mq_broker.broker.runtime.periodic import AGAIN_S, ASKED_AT_ONCE, Periodic, Sweep
 from mq_protocol.errors import CoordinationUnavailable, StorageFailed
-from mq_protocol.limits import YIELD_EVERY
 from tests.virtual.world import in_virtual_time
 
 
@@ -107,7 +106,7 @@ def test_what_looks_at_partitions_gets_those_that_it_wants_and_others_have_their
 
         class Seen:
             def which(self, each: int) -> object:
-                return each % YIELD_EVERY == 1
+                return each % ASKED_AT_ONCE == 1
 
             def look(self, wanted: Sequence[int]) -> float:
                 found.append([*wanted])
@@ -119,10 +118,10 @@ def test_what_looks_at_partitions_gets_those_that_it_wants_and_others_have_their
                 turns += 1
                 await asyncio.sleep(0)
 
-        many = range(5 * YIELD_EVERY)
+        many = range(5 * ASKED_AT_ONCE)
         sweep = Sweep("sweep", 0.0, lambda: many, Seen())
         await asyncio.gather(sweep.run(), another())
-        assert found == [[each for each in many if each % YIELD_EVERY == 1]]
+        assert found == [[each for each in many if each % ASKED_AT_ONCE == 1]]
         assert turns >= 5
 
     in_virtual_time(scenario())

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from mq_broker.broker.runtime.streams import asked_of_each, in_turns, side_by_side, those, until_one_ends
+from mq_broker.broker.runtime.streams import asked_of_each, in_turns, side_by_side, until_one_ends
 from mq_broker.rpc.turns import Turns
 from mq_protocol.limits import YIELD_EVERY
-
-
-def quick(count: int) -> Iterator[int]:
-    yield from range(count)
 
 
 def test_long_work_on_a_request_rests_between_its_turns() -> None:
@@ -29,26 +24,6 @@ def test_long_work_on_a_request_rests_between_its_turns() -> None:
 
     asyncio.run(scenario())
     assert len(had) >= 3
-
-
-def test_those_that_are_wanted_are_found_in_turns() -> None:
-    async def scenario() -> None:
-        had = 0
-
-        async def other() -> None:
-            nonlocal had
-            while True:
-                await asyncio.sleep(0)
-                had += 1
-
-        task = asyncio.create_task(other())
-        assert await those(quick(3 * YIELD_EVERY), lambda number: number % YIELD_EVERY == 0) == [
-            0, YIELD_EVERY, 2 * YIELD_EVERY,
-        ]  # fmt: skip
-        task.cancel()
-        assert had >= 2
-
-    asyncio.run(scenario())
 
 
 def test_few_are_asked_at_once_and_answers_keep_their_places() -> None:
