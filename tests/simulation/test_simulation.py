@@ -46,7 +46,10 @@ def test_every_invariant_holds_under_faults_and_all_is_whole_once_they_stop(firs
         assert report.violation is None, failure(report)
 
 
-SEEDS = "776 1229 2045 2392 2405 3545 3749 3774 3913 4023 4344 4806 5368 5971 6073 6337 7113 8064 8140 9206 50004 50307 50323"
+SEEDS = """
+776 1229 2045 2392 2405 3545 3749 3774 3913 4023 4344 4806
+5368 5971 6073 6337 7113 8064 8140 9206 50004 50307 50323
+"""
 """That failed once."""
 
 
