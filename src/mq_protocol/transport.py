@@ -53,10 +53,6 @@ FORWARD_METADATA: Final = "tritonmq-forward"
 """Of a call to a broker that is to pass it on: the broker that is meant, by the address that it advertises."""
 
 
-class MethodUnknown(InvalidRequest):
-    """That broker does not know the method; one of another release may."""
-
-
 _UNENCODED: Final = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 _BROKEN: Final = "broker at {address} cannot be reached: {details}"
@@ -76,7 +72,7 @@ MEANINGS: Final[dict[str, tuple[type[TritonMQError], str]]] = {
     "UNKNOWN": (Unreachable, _BROKEN),
     "ABORTED": (Unreachable, _BROKEN),
     "DEADLINE_EXCEEDED": (OutcomeUnknown, _LATE),
-    "UNIMPLEMENTED": (MethodUnknown, _UNKNOWN),  # refused before anything was done
+    "UNIMPLEMENTED": (InvalidRequest, _UNKNOWN),  # refused before anything was done
     # A message is above gRPC's bound. It may be the answer, so the request may have been carried out.
     "RESOURCE_EXHAUSTED": (InternalError, _TOO_LARGE),
     # gRPC makes none of these by itself, and a broker of ours none without its error: something else answers there.

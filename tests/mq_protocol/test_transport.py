@@ -11,8 +11,8 @@ import pytest
 from mq_client.cluster import channels
 from mq_client.cluster.channels import NOBODY, Client
 from mq_protocol import errors
-from mq_protocol.errors import InternalError, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
-from mq_protocol.transport import ERROR_METADATA, MEANINGS, MethodUnknown, from_call, to_call
+from mq_protocol.errors import InternalError, InvalidRequest, NotLeader, OutcomeUnknown, TritonMQError, Unreachable
+from mq_protocol.transport import ERROR_METADATA, MEANINGS, from_call, to_call
 from tests.securing import Certs
 
 
@@ -45,7 +45,7 @@ def test_every_status_of_grpc_has_a_meaning_and_nothing_else_has() -> None:
         ("UNKNOWN", Unreachable),
         ("ABORTED", Unreachable),
         ("DEADLINE_EXCEEDED", OutcomeUnknown),
-        ("UNIMPLEMENTED", MethodUnknown),
+        ("UNIMPLEMENTED", InvalidRequest),
         ("PERMISSION_DENIED", InternalError),
     ],
 )

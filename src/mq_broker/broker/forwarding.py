@@ -41,7 +41,7 @@ from mq_protocol.errors import InvalidRequest, PeerRefused, TritonMQError, Unrea
 from mq_protocol.limits import FETCH_CHUNK_BYTES
 from mq_protocol.methods import BROKER, Method
 from mq_protocol.names import quoted
-from mq_protocol.transport import FORWARD_METADATA, MethodUnknown, from_call
+from mq_protocol.transport import FORWARD_METADATA, from_call
 
 CONNECT_S: Final = 2.0
 
@@ -170,11 +170,6 @@ class Forwarding:
     def _meaning(self, error: aio.AioRpcError, to: int, address: str) -> TritonMQError:
         me = self._me.broker
         found = from_call(error, f"{address}, to which broker {me} passes on,")
-        if isinstance(found, MethodUnknown):
-            return Unreachable(
-                f"broker {to} takes no calls that are passed on: it runs an older release. Upgrade it; "
-                "`tritonmq cluster status` shows versions"
-            )
         if isinstance(found, PeerRefused):
             return Unreachable(f"broker {to} does not believe broker {me}, which passes on: {found}")
         return found

@@ -30,7 +30,7 @@ from mq_protocol.errors import (
     OutcomeUnknown,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.transport import MethodUnknown, from_call
+from mq_protocol.transport import from_call
 
 
 class Answering:
@@ -221,7 +221,7 @@ def test_a_method_that_does_not_exist_is_said_so() -> None:
         async with served() as (_, channel, address):
             with pytest.raises(aio.AioRpcError) as refused:
                 await _unary(channel, "Nothing", b"")
-            assert type(from_call(refused.value, address)) is MethodUnknown
+            assert type(from_call(refused.value, address)) is InvalidRequest
 
     asyncio.run(scenario())
 
