@@ -140,7 +140,7 @@ def test_a_topic_is_made_when_a_producer_or_a_consumer_names_it_and_by_nobody_el
 
 def test_many_who_name_a_topic_at_once_make_it_once(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path, auto_create=AutoCreate(2, 3)) as cluster:
+        async with three(tmp_path, zookeeper, auto_create=AutoCreate(2, 3)) as cluster:
             addresses = [cluster[broker].address for broker in (1, 2, 3)]
             await asyncio.gather(
                 *(asyncio.to_thread(publish, address, "t") for address in addresses)

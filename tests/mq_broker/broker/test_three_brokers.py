@@ -1,4 +1,4 @@
-"""Three brokers over a real ZooKeeper, in one process: replication, failover, handing over, and what crosses
+"""Three brokers over one ZooKeeper, in one process: replication, failover, handing over, and what crosses
 brokers."""
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ SESSION_TIMEOUT_MS = 6_000
 class Three:
     """Brokers 1, 2 and 3 of one cluster."""
 
-    def __init__(self, zookeeper: str, data: Path, session_timeout_ms: int = SESSION_TIMEOUT_MS, **fields: Any) -> None:
+    def __init__(
+        self, data: Path, zookeeper: str = "", session_timeout_ms: int = SESSION_TIMEOUT_MS, **fields: Any
+    ) -> None:
         self.root = f"/three-{uuid.uuid4().hex}"
         coordination = shared(zookeeper, session_timeout_ms, self.root)
         self.brokers = {
@@ -70,9 +72,9 @@ class Three:
 
 
 @contextlib.asynccontextmanager
-async def three(zookeeper: str, data: Path, **fields: Any) -> AsyncIterator[Three]:
-    """`fields`: of each broker's configuration."""
-    cluster = Three(zookeeper, data, **fields)
+async def three(data: Path, zookeeper: str = "", **fields: Any) -> AsyncIterator[Three]:
+    """`zookeeper`: the address of one, for brokers in real time. `fields`: of each broker's configuration."""
+    cluster = Three(data, zookeeper, **fields)
     try:
         await asyncio.gather(*(broker.start() for broker in cluster.brokers.values()))
         await until(lambda: _all_known(cluster))
@@ -86,14 +88,12 @@ async def _all_known(cluster: Three) -> bool:
     return all([b.id for b in answer.brokers] == [1, 2, 3] for answer in answers)
 
 
-def test_what_is_acknowledged_is_on_every_broker(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_acknowledged_is_on_every_broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Each partition's first replica is to lead, however busy the machine is: the next one waits longer for it.
     monkeypatch.setattr(partition, "ReplicaSettings", partial(ReplicaSettings, claim_delay_ms=5_000))
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", partitions=6, replicas=3)
             assert sorted(p.leader for p in info.partitions) == [1, 1, 2, 2, 3, 3]
             assert all(sorted(p.replicas) == [1, 2, 3] for p in info.partitions)
@@ -115,9 +115,9 @@ def test_what_is_acknowledged_is_on_every_broker(
     in_virtual_time(scenario())
 
 
-def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(zookeeper: str, tmp_path: Path) -> None:
+def test_a_leader_that_vanishes_is_replaced_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[2].create_topic("t", replicas=3)
             former = info.partitions[0].leader
             name = uuid.uuid4().bytes
@@ -156,7 +156,7 @@ def test_a_leader_whose_sync_fails_reads_its_log_again_and_serves_on(
 
     async def scenario() -> None:
         nonlocal failing
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path, zookeeper) as cluster:
             info = await cluster[1].create_topic("t", replicas=3)
             first = await cluster.leader("t", at=1)
             numbers = list(range(20))
@@ -189,9 +189,9 @@ async def _produced(cluster: Three, leader: int) -> bool:
     return True
 
 
-def test_a_clean_stop_hands_leadership_over_before_the_session_ends(zookeeper: str, tmp_path: Path) -> None:
+def test_a_clean_stop_hands_leadership_over_before_the_session_ends(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3)
             former = info.partitions[0].leader
             await cluster[former].produce("t", 1)
@@ -205,9 +205,9 @@ def test_a_clean_stop_hands_leadership_over_before_the_session_ends(zookeeper: s
     in_virtual_time(scenario())
 
 
-def test_a_subscription_is_told_when_leadership_moves(zookeeper: str, tmp_path: Path) -> None:
+def test_a_subscription_is_told_when_leadership_moves(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3)
             former = info.partitions[0].leader
             await cluster[former].produce("t", 1)
@@ -229,9 +229,9 @@ def test_a_subscription_is_told_when_leadership_moves(zookeeper: str, tmp_path: 
     in_virtual_time(scenario())
 
 
-def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(zookeeper: str, tmp_path: Path) -> None:
+def test_followers_know_how_far_behind_a_group_is_when_its_leader_is_gone(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3)
             former = info.partitions[0].leader
             for number in (1, 2, 3):
@@ -258,9 +258,9 @@ async def _settled(broker: Broker, offset: int) -> bool:
     return [c.offset for c in await _cursors(broker)] == [offset]
 
 
-def test_a_decision_is_published_on_every_leader(zookeeper: str, tmp_path: Path) -> None:
+def test_a_decision_is_published_on_every_leader(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", partitions=3, replicas=3)
             coordinators = (await cluster[3].metadata(TRANSACTIONS_TOPIC)).topics[0]
             assert all(len(p.replicas) == 3 for p in coordinators.partitions)
@@ -289,9 +289,9 @@ async def _ask_coordinator(cluster: Three, request: pb.DecideRequest) -> pb.Deci
     return answer
 
 
-def test_all_brokers_down_and_up_again_keep_everything(zookeeper: str, tmp_path: Path) -> None:
+def test_all_brokers_down_and_up_again_keep_everything(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3, durability="os")
             await cluster[info.partitions[0].leader].produce("t", 1, 2, 3)
             await asyncio.gather(*(broker.abandon() for broker in cluster.brokers.values()))
@@ -306,7 +306,7 @@ def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(zookeep
     """It stands back while it still has its session: nobody needs to notice first that it is gone."""
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path, zookeeper) as cluster:
             info = await cluster[1].create_topic("t", partitions=2, replicas=3)
             leader = await cluster.leader("t", at=1)
             await until(lambda: cluster[leader].produce("t", 1))
@@ -323,11 +323,11 @@ def test_a_broker_that_has_stopped_cleanly_is_named_as_leader_by_no_node(zookeep
     asyncio.run(scenario())
 
 
-def test_a_new_leader_tells_no_end_before_it_knows_what_is_committed(zookeeper: str, tmp_path: Path) -> None:
+def test_a_new_leader_tells_no_end_before_it_knows_what_is_committed(tmp_path: Path) -> None:
     """What the former one acknowledged last it has, and has not heard that it is committed."""
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", replicas=3)
             first = await cluster.leader("t", at=1)
             left = [n for n in cluster.brokers if n != first]

@@ -53,7 +53,7 @@ def test_a_read_from_any_replica_goes_to_the_one_in_the_reader_s_rack(
     zookeeper: str, tmp_path: Path, fetched: list[str]
 ) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path, zookeeper) as cluster:
             leader, followers = await fill(cluster, replicas=3, count=3)
             bootstrap = cluster[leader].address
             for near in followers:
@@ -71,7 +71,7 @@ def test_what_the_nearest_replica_lacks_is_read_from_another(
     zookeeper: str, tmp_path: Path, fetched: list[str]
 ) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path, zookeeper) as cluster:
             leader, (near, other) = await fill(cluster, replicas=3, count=3)
             await cluster[near].abandon()
             reader = Reader(cluster[leader].address, read_from="any", rack=f"rack-{near}")
@@ -87,7 +87,7 @@ def test_reads_go_on_while_the_partition_has_fewer_replicas_than_a_leader_needs(
     """Two replicas, both needed, and the leader dies: nothing can be written, and what is committed is still read."""
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path, zookeeper) as cluster:
             leader, (follower,) = await fill(cluster, replicas=2, count=5)
             bystander = next(broker for broker in (1, 2, 3) if broker not in (leader, follower))
             await cluster[leader].abandon()

@@ -35,7 +35,7 @@ def test_a_task_reads_from_the_replica_in_its_rack(
     monkeypatch.setattr("mq_client.reader.open_fetch", noted)
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path, zookeeper) as cluster:
             await cluster[1].create_topic("t", replicas=3)
             leader = await cluster.leader("t", at=1)
             near = 1 + leader % 3

@@ -187,10 +187,10 @@ async def held_by(broker: Broker) -> str:
 
 
 def test_journal_files_go_once_every_group_is_done_with_them_and_a_leader_that_dies_changes_nothing(
-    zookeeper: str, tmp_path: Path, checked_often: None
+    tmp_path: Path, checked_often: None
 ) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention="consumed")
             await cluster[1].ask("AlterQueue", pb.AlterQueueRequest(topic="t", group="g"))
             leader = await cluster.leader("t", at=1)

@@ -34,11 +34,9 @@ async def replicas(broker: Broker, topic: str) -> list[list[int]]:
     return [list(p.replicas) for p in (await broker.metadata(topic)).topics[0].partitions]
 
 
-def test_the_coordinators_topic_gets_three_replicas_when_there_are_brokers_for_them(
-    zookeeper: str, tmp_path: Path
-) -> None:
+def test_the_coordinators_topic_gets_three_replicas_when_there_are_brokers_for_them(tmp_path: Path) -> None:
     async def main() -> None:
-        cluster = Three(zookeeper, tmp_path)
+        cluster = Three(tmp_path)
         try:
             await cluster[1].start()
             await cluster[1].metadata(TRANSACTIONS_TOPIC)
@@ -73,9 +71,9 @@ async def known(cluster: Three, count: int) -> bool:
     return all(len(answer.brokers) == count for answer in answers)
 
 
-def test_two_brokers_that_begin_different_moves_at_once_leave_one_of_them(zookeeper: str, tmp_path: Path) -> None:
+def test_two_brokers_that_begin_different_moves_at_once_leave_one_of_them(tmp_path: Path) -> None:
     async def main() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", 4, 1)
             await asyncio.gather(*(start(cluster[b], "t", *((n, (b,)) for n in range(4))) for b in (1, 2, 3)))
             await until(lambda: over(cluster[1]))
@@ -87,11 +85,9 @@ def test_two_brokers_that_begin_different_moves_at_once_leave_one_of_them(zookee
     in_virtual_time(main())
 
 
-def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_sent(
-    zookeeper: str, tmp_path: Path
-) -> None:
+def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_sent(tmp_path: Path) -> None:
     async def main() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", 1, 2)
             [[leader, follower]] = await replicas(cluster[1], "t")
             third = 6 - leader - follower
@@ -114,9 +110,9 @@ def test_a_move_changes_how_many_need_a_broker_and_leadership_goes_where_it_is_s
     in_virtual_time(main())
 
 
-def test_a_topic_gets_fewer_copies_and_more_again_and_takes_its_floor_along(zookeeper: str, tmp_path: Path) -> None:
+def test_a_topic_gets_fewer_copies_and_more_again_and_takes_its_floor_along(tmp_path: Path) -> None:
     async def main() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", 1, 3)
             [[first, *others]] = await replicas(cluster[1], "t")
             await cluster[1].ask("AlterTopic", pb.AlterTopicRequest(name="t", replicas=1))

@@ -68,9 +68,9 @@ def test_a_broker_that_does_not_keep_what_it_gets_is_given_less_and_less_often()
     assert leader.until_given(FORGOTTEN_MS) == AFTER_MS, "it has kept all for long: forgotten"
 
 
-def test_a_broker_that_was_away_leads_what_it_led_by_itself(zookeeper: str, tmp_path: Path) -> None:
+def test_a_broker_that_was_away_leads_what_it_led_by_itself(tmp_path: Path) -> None:
     async def main() -> None:
-        async with three(zookeeper, tmp_path, balance_leaders_ms=500) as cluster:
+        async with three(tmp_path, balance_leaders_ms=500) as cluster:
             await cluster[1].create_topic("t", 6, 3)
             members = [list(p.replicas) for p in (await cluster[1].metadata("t")).topics[0].partitions]
             mine = next(number for number, replicas in enumerate(members) if replicas[0] == 1)

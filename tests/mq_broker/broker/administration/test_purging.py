@@ -24,9 +24,9 @@ async def purge(broker: Broker, topic: str, offset: int) -> pb.PartitionOffsets:
     return answer
 
 
-def test_what_was_purged_stays_so_under_the_next_leader(zookeeper: str, tmp_path: Path) -> None:
+def test_what_was_purged_stays_so_under_the_next_leader(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", replicas=3)
             former = await cluster.leader("t", at=1)
             for n in range(4):

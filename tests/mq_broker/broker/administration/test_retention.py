@@ -60,9 +60,9 @@ async def settled_start(cluster: Three, leader: int) -> int:
     return int(await until(steady))
 
 
-def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(zookeeper: str, tmp_path: Path) -> None:
+def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="200000")
             leader = await cluster.leader("t", at=1)
             await fill(cluster[leader], 0, 12)
@@ -90,9 +90,9 @@ def test_what_is_too_much_is_dropped_on_every_replica_and_stays_dropped(zookeepe
     in_virtual_time(scenario())
 
 
-def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zookeeper: str, tmp_path: Path) -> None:
+def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", replicas=3, segment_bytes_max="65536", retention_bytes="150000")
             leader = await cluster.leader("t", at=1)
             away, other = (n for n in (1, 2, 3) if n != leader)
@@ -120,12 +120,12 @@ def test_a_replica_that_is_too_far_behind_begins_anew_with_the_leaders_state(zoo
     in_virtual_time(scenario())
 
 
-def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: str, tmp_path: Path) -> None:
+def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(tmp_path: Path) -> None:
     """Each trim lets a journal in memory begin later, and each time a replica that was given the state before that
     lacks some."""
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", replicas=3, durability="memory", retention_bytes="50000")
             leader = await cluster.leader("t", at=1)
             away = next(n for n in (1, 2, 3) if n != leader)
@@ -150,9 +150,9 @@ def test_a_new_replica_gets_in_sync_though_retention_goes_on_taking(zookeeper: s
     in_virtual_time(scenario())
 
 
-def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(zookeeper: str, tmp_path: Path) -> None:
+def test_offsets_go_on_after_a_topic_was_emptied_by_age_and_its_leader_died(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", replicas=3, retention_ms="1s")
             leader = await cluster.leader("t", at=1)
             await cluster[leader].produce("t", 1, 2, 3)

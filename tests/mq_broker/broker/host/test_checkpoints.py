@@ -167,11 +167,9 @@ def test_damage_that_a_start_did_not_see_is_put_aside_once_it_is_found(tmp_path:
 
 
 @pytest.mark.parametrize("hurt", [1, 2], ids=["first", "second"])
-def test_damage_that_a_start_did_not_see_is_repaired_from_another_broker(
-    zookeeper: str, tmp_path: Path, hurt: int
-) -> None:
+def test_damage_that_a_start_did_not_see_is_repaired_from_another_broker(tmp_path: Path, hurt: int) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path, scrub_rate=32 << 20) as cluster:
+        async with three(tmp_path, scrub_rate=32 << 20) as cluster:
             await cluster[1].create_topic("t", replicas=3, **SETTINGS)
             leader = await cluster.leader("t", at=1)
             for number in range(300):

@@ -31,7 +31,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, method: str) -> list[Partition]:
 
 
 def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("mq_broker.broker.host.partition.IN_EARNEST", SOON)
     replicas, woken = noted(monkeypatch, "add"), noted(monkeypatch, "woke")
@@ -40,7 +40,7 @@ def test_idle_replicas_go_to_rest_and_wake_for_a_record_and_for_a_lost_leader(
         return all(replica.rest.asleep for replica in replicas if not replica.closed)
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             info = await cluster[1].create_topic("t", partitions=3, replicas=3)
             await until(all_asleep)
             leader = info.partitions[0].leader

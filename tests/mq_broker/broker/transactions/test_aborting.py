@@ -249,10 +249,10 @@ def _of_peers(monkeypatch: pytest.MonkeyPatch) -> list[transactions.Transactions
 
 
 def test_an_abort_survives_its_coordinator_and_the_leader_where_it_staged(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", partitions=3, replicas=3)
             await cluster[1].metadata(TRANSACTIONS_TOPIC)
             for partition in range(3):

@@ -196,7 +196,7 @@ def test_a_give_survives_its_coordinator_killed_in_the_middle(
     whether a successor has the entry or not. At no broker is the key of two users."""
 
     async def main() -> None:
-        async with three(zookeeper, tmp_path, authorize=True, superusers=(Principal.parse(ROOT),)) as cluster:
+        async with three(tmp_path, zookeeper, authorize=True, superusers=(Principal.parse(ROOT),)) as cluster:
             roots = {number: As(broker, ROOT) for number, broker in cluster.brokers.items()}
             await roots[1].create_topic("t", replicas=3)
             await roots[1].allow(writes_all(OLD), writes_all(NEW), writes_all(THIEF))
