@@ -21,20 +21,27 @@ from mq_broker.broker.administration.floor import Floor
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.credential import Credential
 from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.interface import BrokerRegistration, CoordinationEvent, SecurityDocuments
+from mq_broker.coordination.interface import (
+    BrokerRegistration,
+    CoordinationEvent,
+    CoordinationService,
+    SecurityDocuments,
+)
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.security.names import Principal
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import CoordinationUnavailable, InvalidRequest, InvalidSetting, PermissionDenied
 from mq_protocol.versions import ours
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_versions import Registered
 from tests.mq_broker.coordination.wire import LASTING_MS, Heard
 from tests.securing import HOST, Certs
+from tests.virtual.world import in_virtual_time, the_world
 
-Make = Callable[[], ZooKeeperCoordination]
+Make = Callable[[], CoordinationService]
+ROOT_NODE = "/floor"
 
 
 def alter(add: tuple[str, ...] = (), remove: tuple[str, ...] = (), *, force: bool = False) -> Any:
@@ -108,7 +115,7 @@ def test_only_who_may_lowers_the_floor_and_a_broker_below_does_not_start(tmp_pat
         assert '"authorize -> nothing"' in lines
         assert lines.count('"User:etl"') == 3  # what was denied
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.usefixtures("named")
@@ -127,7 +134,7 @@ def test_what_cannot_be_demanded_is_refused_whole(tmp_path: Path) -> None:
                     await root.ask("AlterSecurityFloor", request)
                 assert await floor_of(root) == []
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -> None:
@@ -163,11 +170,10 @@ def test_a_copied_certificate_starts_no_broker_of_another_id(tmp_path: Path) -> 
     asyncio.run(does_not_start(config, InvalidSetting, "is the certificate of Broker:1, not of broker 2"))
 
 
-@pytest.mark.cluster
 @pytest.mark.usefixtures("named")
-def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(zookeeper: str, tmp_path: Path) -> None:
+def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(tmp_path: Path) -> None:
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        make = shared("", LASTING_MS, ROOT_NODE)
         first, second = (
             a_broker(1, tmp_path / "1", make, authorize=True),
             a_broker(2, tmp_path / "2", make),
@@ -190,32 +196,30 @@ def test_one_broker_that_offers_less_or_is_absent_keeps_the_floor_down(zookeeper
             async with running(dataclasses.replace(second, authorize=True)):
                 await until(lambda: _live(broker, 2))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def _live(root: Broker, count: int) -> bool:
     return len((await root.metadata()).brokers) == count
 
 
-@pytest.mark.cluster
 @pytest.mark.usefixtures("named")
-def test_a_broker_that_runs_below_the_floor_stops(zookeeper: str, tmp_path: Path) -> None:
+def test_a_broker_that_runs_below_the_floor_stops(tmp_path: Path) -> None:
     """As if it had been registered just when the floor was raised."""
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        make = shared("", LASTING_MS, ROOT_NODE)
         async with contextlib.AsyncExitStack() as undo:
             below = Broker(a_broker(2, tmp_path / "2", make))
             undo.push_async_callback(below.abandon)
             await below.start()
-            other = make()
-            undo.push_async_callback(other.stop)
-            await other.start(Heard())
-            await other.security.write({"floor": (-1, b'{"demands":["authorize"]}')})
+            service = the_world().zookeeper(ROOT_NODE, 0)
+            service.documents = SecurityDocuments(1, {"floor": (0, b'{"demands":["authorize"]}')})
+            service.hint(CoordinationEvent.SECURITY_CHANGED)
             error = await ended(below)
             assert isinstance(error, InvalidSetting), error
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.cluster

@@ -15,7 +15,6 @@ from grpc import aio
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration import acls
 from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_cli.cert import cert
 from mq_client import AclRule, Admin, Producer, Security
 from mq_client.errors import InvalidRequest, NotAuthenticated
@@ -23,7 +22,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import PermissionDenied, RequestTooLarge
 from mq_protocol.limits import REQUEST_RULES_MAX
-from tests.mq_broker.broker.cluster import Broker, rows, until
+from tests.mq_broker.broker.cluster import Broker, rows, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.test_taking_rights_away import (
     ETL,
@@ -77,14 +76,12 @@ def test_a_revoked_producers_stream_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("named")
-def test_a_user_is_refused_at_a_broker_that_was_not_asked(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_user_is_refused_at_a_broker_that_was_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ZooKeeper tells it: nobody looks by himself meanwhile."""
     monkeypatch.setattr(acls, "SWEEP_S", 3_600.0)
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        make = shared("", LASTING_MS, "/revoking")
         async with (
             judging(tmp_path / "1", coordination=make) as first,
             judging_second(tmp_path / "2", make) as second,
@@ -107,7 +104,7 @@ def test_a_user_is_refused_at_a_broker_that_was_not_asked(
                 assert isinstance(await ended(call), NotAuthenticated)
                 await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @pytest.mark.usefixtures("named")

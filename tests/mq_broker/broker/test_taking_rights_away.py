@@ -15,7 +15,6 @@ from grpc import aio
 
 from mq_broker.broker.administration import acls
 from mq_broker.coordination.file import FileCoordination
-from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.rpc.service import path
 from mq_broker.security.rule_documents import document_of
 from mq_protocol import mq_pb2 as pb
@@ -23,7 +22,7 @@ from mq_protocol.arrow import encode_batch
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidTopicName, PermissionDenied, TritonMQError, UnknownTopic
 from mq_protocol.transport import from_call
-from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, until
+from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, shared, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.virtual.world import in_virtual_time
@@ -151,14 +150,12 @@ def test_an_open_stream_ends_when_its_right_is_gone(what: str, how: str, tmp_pat
     in_virtual_time(main())
 
 
-def test_rights_are_gone_at_a_broker_that_was_not_asked(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rights_are_gone_at_a_broker_that_was_not_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ZooKeeper tells it: nobody looks by himself meanwhile."""
     monkeypatch.setattr(acls, "SWEEP_S", 3_600.0)
 
     async def main() -> None:
-        make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
+        make = shared("", LASTING_MS, "/rights")
         async with (
             judging(tmp_path / "1", coordination=make) as first,
             judging_second(tmp_path / "2", make) as second,
@@ -180,7 +177,7 @@ def test_rights_are_gone_at_a_broker_that_was_not_asked(
     async def _described(etl: As) -> bool:
         return bool((await etl.metadata("t")).topics)
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context, copy_context
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -50,20 +50,6 @@ class _Lost(Exception):
     """No answer within the deadline."""
 
 
-class _NoDocuments:
-    """Simulated brokers do not judge rights. They ask all the same who was revoked, and what the quotas are: nobody,
-    and none."""
-
-    def __init__(self, read: Callable[[Callable[[], SecurityDocuments]], Awaitable[SecurityDocuments]]) -> None:
-        self._read = read
-
-    async def read(self) -> SecurityDocuments:
-        return await self._read(SecurityDocuments)
-
-    async def write(self, changes: Mapping[str, tuple[int, bytes]]) -> tuple[CasOutcome, int]:
-        raise AssertionError(f"simulated brokers do not judge rights, and {list(changes)} are written")
-
-
 class ZooKeeper:
     """Owns what the service knows, and the sessions."""
 
@@ -88,6 +74,7 @@ class ZooKeeper:
         self.older: dict[tuple[str, int], int] = {}
         """State nodes that were put back: the epoch that each had reached before. It says nothing up to that."""
         self.changes: list[str] = []
+        self.documents = SecurityDocuments()
         self.sessions: list[Session] = []
         self.on_state: Callable[[str, int, int, NodeState], None] = lambda topic_id, partition, version, state: None
         self.on_topic: Callable[[TopicSpec, TopicSpec], None] = lambda before, after: None
@@ -268,7 +255,7 @@ class Session:
 
     @property
     def security(self) -> SecurityStore:
-        return _NoDocuments(self._read)
+        return _Documents(self)
 
     async def cluster_id(self) -> str:
         return await self._read(lambda: self._service.cluster)
@@ -416,3 +403,29 @@ class Session:
     @property
     def access(self) -> str:
         return "open"
+
+
+class _Documents:
+    """The security documents, as one session reads and writes them."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    async def read(self) -> SecurityDocuments:
+        return await self._session._read(lambda: self._session._service.documents)
+
+    async def write(self, changes: Mapping[str, tuple[int, bytes]]) -> tuple[CasOutcome, int]:
+        service = self._session._service
+
+        def write() -> tuple[CasOutcome, int]:
+            after = service.documents.changed(changes)
+            if after is None:
+                return CasOutcome.REFUSED, -1
+            service.documents = after
+            service.hint(CoordinationEvent.SECURITY_CHANGED)
+            return CasOutcome.DONE, after.version
+
+        try:
+            return await self._session._ask(write, writes=True)
+        except _Lost:
+            return CasOutcome.UNKNOWN, -1

@@ -22,11 +22,6 @@ ROWS = 2_000
 """A batch of so many takes some 60 KB: each begins a segment of its own, or nearly."""
 
 
-@pytest.fixture(autouse=True)
-def checked_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    look_every(monkeypatch, retention=0.1)
-
-
 async def fill(broker: Broker, first: int, batches: int, **fields: object) -> None:
     for n in range(first, first + batches):
         await broker.produce("t", *range(n * ROWS, (n + 1) * ROWS), uuid=b"batch %10d" % n, **fields)
@@ -54,7 +49,7 @@ async def settled_start(cluster: Three, leader: int) -> int:
 
     async def steady() -> int:
         before = await start_of(cluster[leader])
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(5)
         return before if before and before == await start_of(cluster[leader]) else 0
 
     return int(await until(steady))

@@ -189,14 +189,12 @@ def test_attempts_are_denials_and_a_give_is_noted_in_the_audit_log(tmp_path: Pat
     in_virtual_time(main())
 
 
-def test_a_give_survives_its_coordinator_killed_in_the_middle(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_give_survives_its_coordinator_killed_in_the_middle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry is on its way when the leader goes, and nobody is told what became of it. Asked again it is done,
     whether a successor has the entry or not. At no broker is the key of two users."""
 
     async def main() -> None:
-        async with three(tmp_path, zookeeper, authorize=True, superusers=(Principal.parse(ROOT),)) as cluster:
+        async with three(tmp_path, authorize=True, superusers=(Principal.parse(ROOT),)) as cluster:
             roots = {number: As(broker, ROOT) for number, broker in cluster.brokers.items()}
             await roots[1].create_topic("t", replicas=3)
             await roots[1].allow(writes_all(OLD), writes_all(NEW), writes_all(THIEF))
@@ -224,7 +222,7 @@ def test_a_give_survives_its_coordinator_killed_in_the_middle(
             await until(lambda: decided(cluster, NEW, 1, but=coordinator))
             await until(lambda: owners_are(alive, {NEW}))
 
-    asyncio.run(main())
+    in_virtual_time(main())
 
 
 async def decided(cluster: Three, who: str, batch_id: int, *, but: int = 0) -> bool:
