@@ -72,12 +72,12 @@ def beside(tmp_path: Path, job: Callable[[Served], None], **fields: Any) -> None
     asyncio.run(scenario())
 
 
-def written(served: Served, sizes: list[int], compression: str | None = None) -> pa.Table:
+def written(served: Served, sizes: list[int]) -> pa.Table:
     """A topic `t` with batches of these sizes."""
     with served.admin() as admin:
         admin.create_topic("t", schema=DDL, durability="memory")
     at = 0
-    with Producer(served.broker, compression=compression) as producer:
+    with Producer(served.broker, compression="zstd") as producer:
         for size in sizes:
             producer.publish_batch("t", rows(at, at + size), partition=0).result(30)
             at += size
@@ -93,13 +93,12 @@ def chunks(reader: flight.FlightStreamReader) -> Iterator[tuple[pa.RecordBatch, 
         yield chunk.data, json.loads(chunk.app_metadata.to_pybytes())
 
 
-@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
-def test_each_range_has_its_rows_and_no_others_and_says_where_it_is(compression: str | None, tmp_path: Path) -> None:
+def test_each_range_has_its_rows_and_no_others_and_says_where_it_is(tmp_path: Path) -> None:
     def job(served: Served) -> None:
         chance = random.Random(3)
         # Small ones, which are joined, and some above what is joined
         sizes = [chance.choice([1, 2, 3, 50, 700]) for _ in range(60)] + [40_000, 1, 40_000, 1, 1]
-        whole = written(served, sizes, compression)
+        whole = written(served, sizes)
         end = whole.num_rows
         assert served.table().equals(whole)
         places = {0, end, *(chance.randrange(end) for _ in range(40)), sum(sizes[:61]), sum(sizes[:62])}
@@ -187,14 +186,13 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRONG)
-def test_a_ticket_that_cannot_be_served_is_refused_by_what_is_wrong_with_it(what: str, tmp_path: Path) -> None:
-    said, why = WRONG[what]
-
+def test_a_ticket_that_cannot_be_served_is_refused_by_what_is_wrong_with_it(tmp_path: Path) -> None:
     def job(served: Served) -> None:
         written(served, [10])
-        with pytest.raises(pa.ArrowException, match=why):
-            served.table(**said)
+        for what, (said, why) in WRONG.items():
+            with pytest.raises(pa.ArrowException) as refused:
+                served.table(**said)
+            assert why in str(refused.value), what
         assert served.table().num_rows == 10
 
     beside(tmp_path, job)

@@ -20,9 +20,11 @@ from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.storage.journal.recovery import recover
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
-from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
+from mq_protocol.framing import preamble
+from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES, STREAMS_MAX
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 from tests.mq_broker.coordination.wire import LASTING_MS, end_session_of
+from tests.mq_broker.rpc.test_peer_port import MAX_CONCURRENT_STREAMS, Stranger
 from tests.virtual.world import in_virtual_time
 
 
@@ -212,28 +214,36 @@ def test_other_brokers_dial_the_host_of_the_client_port_unless_told_otherwise(
     assert (config.peers_at, config.peer_address(7501)) == (served, dialled)
 
 
-def test_a_broker_registers_its_peer_port(zookeeper: str, tmp_path: Path) -> None:
+def test_a_broker_registers_its_ports_for_other_brokers_which_have_bounds(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         coordination = ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}")
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         found = (await coordination.brokers())[1]
         assert found.peer_address.startswith("127.0.0.1:")
-        assert found.peer_address != found.address
+        assert len({found.address, found.peer_address, found.link_address, ""}) == 4
         async with aio.insecure_channel(found.peer_address) as channel:
             ask = channel.unary_unary(peer_path(next(iter(PEER_UNARY))), None, None)
             with pytest.raises(aio.AioRpcError) as refused:
                 await ask(b"", timeout=DEADLINE_S)
             assert refused.value.code() != grpc.StatusCode.UNIMPLEMENTED, "it serves brokers there, and this is none"
+        stranger = await Stranger.connect(int(found.peer_address.rpartition(":")[2]))
+        assert (await stranger.settings())[MAX_CONCURRENT_STREAMS] == STREAMS_MAX
+        stranger.close()
+        host, _, port = found.link_address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        assert await reader.readexactly(len(preamble())) == preamble(), "links are held there"
+        writer.close()
         await broker.stop()
 
     asyncio.run(scenario())
 
 
-def test_a_broker_that_stands_alone_has_no_peer_port(tmp_path: Path) -> None:
+def test_a_broker_that_stands_alone_has_no_ports_for_other_brokers(tmp_path: Path) -> None:
     async def scenario() -> None:
         coordination = FileCoordination(tmp_path)
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
-        assert (await coordination.brokers())[1].peer_address == ""
+        found = (await coordination.brokers())[1]
+        assert (found.peer_address, found.link_address) == ("", "")
         await broker.stop()
 
     in_virtual_time(scenario())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 LONG = "spent = iter(range(1 << 40)); garbage = Garbage(lambda: next(spent), lambda: resident)"
 """Every pass takes long: as many seconds as calls of the clock."""
 
@@ -30,6 +32,7 @@ print(max(walked), len(walked))
 """
 
 
+@pytest.mark.long
 def test_a_pass_walks_over_what_has_come_since_the_last_one_however_much_is_held() -> None:
     walked, passes = map(int, lines(LONG, WALKED))
     assert passes > 10
