@@ -109,6 +109,12 @@ def test_an_installed_package_brings_a_serializer(tmp_path: Path, monkeypatch: p
     assert deserialize(b"cba") == "abc"
     with pytest.raises(InvalidSetting, match="s='backward' is not known: did you mean 'backwards'"):
         serializer_of("s", "backward")
+    more = tmp_path / "more"
+    more.mkdir()
+    install(more, "tritonmq.serializers", "halves", "class offered:\n    dumps = staticmethod(str.encode)\n")
+    monkeypatch.syspath_prepend(str(more))
+    with pytest.raises(InvalidSetting, match="lacks `dumps` or `loads`"):
+        deserializer_of("d", "halves")
 
 
 @pytest.mark.parametrize("given", ["pickle", pickle.dumps, pickle.loads, "marshal", marshal.loads])

@@ -26,21 +26,6 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     return World(monkeypatch)
 
 
-def test_two_at_one_place_go_over_to_one_stream_and_leave_their_own(world: World) -> None:
-    first, second = world.two()
-    [stream] = world.shared
-    assert opens(stream) == [(0, 5)]
-    assert not first.place().fed, "not before the broker has said where the stream begins"
-    first.opened(stream, 0, 5)
-    for client in (first, second):
-        assert client.place().fed
-        assert closes(world.stream(client)) == [0]
-        assert world.stream(client).last_said, "nothing else is on it"
-        assert not world.stream(client, 2).last_said
-    first.push(stream, 0, 5, 2)
-    assert first.taken() == second.taken() == [(0, 5), (0, 6)]
-
-
 def test_a_consumer_that_cannot_work_is_not_fed(world: World) -> None:
     world.met()
     for suspended in (True, False):
@@ -61,13 +46,6 @@ def test_members_of_groups_are_fed_by_nobody_else(world: World, options: dict[st
 def test_users_are_kept_apart(world: World) -> None:
     first, second = world.client(), world.client()
     second.connection.client = Caller(("b:1",), None, "tunnel:1")
-    for client in (first, second):
-        client.opened(world.stream(client), 0, 5)
-    assert not world.shared
-
-
-def test_a_topic_that_was_made_again_is_another_one(world: World) -> None:
-    first, second = world.client(), world.client(topic_id="y")
     for client in (first, second):
         client.opened(world.stream(client), 0, 5)
     assert not world.shared
@@ -197,14 +175,6 @@ def test_credit_of_the_stream_for_all_is_given_again_though_nobody_has_taken_any
     assert [credit.bytes for credit in stream.take("credit")] == [size]
 
 
-def test_a_batch_that_does_not_follow_is_not_taken(world: World) -> None:
-    first, _, stream = world.met()
-    first.push(stream, 0, 6, 1)
-    assert not first.place().fed
-    first.look()
-    assert opens(world.stream(first)) == [(0, 5)]
-
-
 def test_columns_that_one_has_not_heard_of_are_learned_by_its_own_stream(world: World) -> None:
     first, second = world.client(columns="a long"), world.client(columns="a long")
     for client in (first, second):
@@ -249,13 +219,6 @@ def push_row(client: Client, stream: Stream, **row: Any) -> None:
 def records_of(count: int = 2, base: int = 0) -> SharedBatch:
     payload = memoryview(encode_batch(records_to_batch([], [b"v"] * count, [], [0] * count)))
     return shared_batch(payload, base, count)
-
-
-def test_records_are_made_once_for_all_and_columns_for_each(world: World) -> None:
-    first, second, stream = world.met()
-    first.push(stream, 0, 5, 1)
-    mine, theirs = first.subscriptions.queues["t"].get_nowait(), second.subscriptions.queues["t"].get_nowait()
-    assert mine is theirs
 
 
 def test_rows_are_each_consumer_s_to_change(world: World) -> None:

@@ -12,10 +12,8 @@ import pyarrow as pa
 import pytest
 
 from mq_client.consuming.record_queue import Chunk, ConsumerRecord, PartitionPlace, RecordQueue, batch_to_records
-from mq_client.errors import UnknownTopic
 from mq_client.producing.batches import records_to_batch
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
-from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.consuming.played_subscription import shared_batch
 
 
@@ -91,15 +89,6 @@ def test_what_another_member_was_given_is_dropped_and_its_credit_comes_back() ->
     assert pushed.given_back == pushed.pushed
 
 
-def test_a_subscription_that_ended_raises_once_its_records_are_taken() -> None:
-    pushed, place = Pushed(), PartitionPlace("t", 0)
-    pushed.push(place, 0, 1)
-    pushed.queue.error = UnknownTopic("deleted")
-    assert pushed.queue.get_nowait().offset == 0
-    with pytest.raises(UnknownTopic):
-        pushed.queue.get(timeout=30)
-
-
 def test_a_record_has_its_own_time_else_the_brokers() -> None:
     batch = records_to_batch([b"k", None], [b"v", None], [[("h", b"1")], None], [5, 2**62])
     first, second = batch_to_records(batch, "t", 1, 100, 77, typed=False)
@@ -112,26 +101,12 @@ def test_a_record_has_its_own_time_else_the_brokers() -> None:
     assert [record.timestamp for record in batch_to_records(without, "t", 1, 100, 77, typed=False)] == [77, 77]
 
 
-def test_a_typed_record_is_a_row() -> None:
-    batch = pa.RecordBatch.from_pylist([{"a": 1, "b": "x"}], parse_schema("a long, b string"))
-    [record] = batch_to_records(batch, "t", 0, 5, 77, typed=True)
-    assert record == ConsumerRecord("t", 0, 5, None, {"a": 1, "b": "x"}, (), 77)
-
-
 def test_a_wait_that_is_no_number_has_passed_and_one_without_end_is_one() -> None:
     pushed, place = Pushed(), PartitionPlace("t", 0)
     with pytest.raises(queue.Empty):
         pushed.queue.get(timeout=math.nan)
     threading.Timer(0.02, pushed.push, (place, 7, 1)).start()
     assert pushed.queue.get(timeout=math.inf).offset == 7
-
-
-def test_a_place_that_another_member_has_is_known_no_more() -> None:
-    place = PartitionPlace("t", 0, 1, 2, 3, 4, 5, 6, active=True, answered=True, address="b:1")
-    place.forget()
-    assert place.to_settle == -1
-    assert (place.began, place.position, place.taken, place.processed, place.pushed, place.settled) == (-1,) * 6
-    assert (place.active, place.answered, place.address) == (False, True, "b:1")
 
 
 def test_a_batch_that_was_taken_in_part_before_goes_on_behind_that() -> None:
@@ -171,15 +146,6 @@ def test_a_record_in_hand_is_not_done_with_once_another_member_has_its_partition
     assert mine.processed == 1
 
 
-def test_what_is_given_back_is_gone_and_its_credit_returns() -> None:
-    pushed, place = Pushed(), PartitionPlace("t", 0)
-    pushed.push(place, 0, 2)
-    pushed.push(place, 2, 2)
-    pushed.queue.give_back()
-    assert pushed.given_back == pushed.pushed
-    assert pushed.queue.empty()
-
-
 def test_a_closed_queue_takes_nothing_more_and_hands_nothing_out() -> None:
     pushed, place = Pushed(), PartitionPlace("t", 0)
     pushed.push(place, 0, 2)
@@ -188,12 +154,3 @@ def test_a_closed_queue_takes_nothing_more_and_hands_nothing_out() -> None:
     assert pushed.queue.empty()
     with pytest.raises(queue.Empty):
         pushed.queue.get_nowait()
-
-
-def test_a_queue_makes_of_records_what_its_deserializer_says() -> None:
-    changed = threading.Condition(threading.RLock())
-    made = RecordQueue("t", changed, lambda record: record._replace(value=int(record.value)))
-    payload = memoryview(encode_batch(records_to_batch([], [b"7"], [], [0])))
-    place = PartitionPlace("t", 0)
-    made.put(Chunk(place, shared_batch(payload, 0, 1), RECORD_SCHEMA, 1, False, 0, lambda count: None))
-    assert made.get_nowait().value == 7

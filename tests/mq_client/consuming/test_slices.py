@@ -108,34 +108,10 @@ def cut_out(said: tuple[pb.StoredBatch, memoryview], position: int, end: int) ->
     return cut(*said, position, end, wanted_of(topic(WORDS), None, ""))
 
 
-@pytest.mark.parametrize(
-    ("position", "end", "numbers", "share"),
-    [
-        (10, 14, [0, 1, 2, 3], 1_000),
-        (10, 99, [0, 1, 2, 3], 1_000),
-        (11, 99, [1, 2, 3], 750),
-        (10, 12, [0, 1], 500),
-        (11, 13, [1, 2], 500),
-    ],
-)
-def test_the_rows_between_two_offsets_are_cut_out(position: int, end: int, numbers: list[int], share: int) -> None:
-    found = cut_out(stored(10, [0, 1, 2, 3]), position, end)
-    assert (found.base_offset, found.end_offset, found.timestamp_us) == (position, min(14, end), 9)
-    assert (found.batch["n"].to_pylist(), found.sent_bytes, found.offsets) == (numbers, share, None)
-
-
 @pytest.mark.parametrize(("count", "position"), [(2, 9), (2, 12), (3, 10), (0, 10), (1 << 31, 10)])
 def test_a_batch_that_is_not_what_was_asked_for_or_of_another_size_is_refused(count: int, position: int) -> None:
     with pytest.raises(CorruptBatch):
         cut_out(stored(10, [0, 1], count=count), position, 99)
-
-
-def test_filtered_rows_have_the_offsets_that_the_broker_names() -> None:
-    found = cut_out(stored(10, [5, 6, 7], count=20, kept=bytes([0b0001_0010, 0b1])), 11, 99)
-    assert found.offsets is not None
-    assert found.offsets.tolist() == [11, 14, 18]
-    assert (found.base_offset, found.end_offset, found.sent_bytes) == (11, 30, 1_000)
-    assert found.batch["n"].to_pylist() == [5, 6, 7]
 
 
 def test_a_filter_may_keep_nothing() -> None:

@@ -46,20 +46,6 @@ def member(monkeypatch: pytest.MonkeyPatch) -> Client:
 # ---------------------------------------------------------------- opening
 
 
-def test_each_leader_is_asked_for_its_partitions_on_one_stream(member: Client) -> None:
-    assert [stream.address for stream in member.streams] == ["b:1", "b:2"]
-    for stream, partition in zip(member.streams, (0, 1), strict=True):
-        [credit] = stream.take("credit")
-        assert credit.bytes == CREDIT
-        [opening] = stream.take("open")
-        assert (opening.group, opening.member_id, opening.ephemeral) == ("g", "me", False)
-        [wanted] = opening.partitions
-        assert (wanted.topic, wanted.partition, wanted.topic_id, wanted.latest) == ("t", partition, "x", True)
-    member.look()
-    assert len(member.streams) == 2
-    assert member.streams[0].said == []
-
-
 def test_a_topic_that_is_subscribed_to_already_is_left_as_it_is(client: Client) -> None:
     client.opened(client.stream(1), 0, 5)
     queue, place = client.subscriptions.queues["t"], client.place()
@@ -144,16 +130,6 @@ def test_it_is_waited_for_until_all_partitions_are_opened(client: Client) -> Non
     client.subscriptions.fail("t", UnknownTopic("gone"))
     with pytest.raises(UnknownTopic):
         client.subscriptions.wait_opened(["t"], Deadline(0))
-
-
-def test_a_broker_that_does_not_lead_is_left_for_the_one_that_it_names(client: Client) -> None:
-    client.opened(client.stream(1), 0, active=False, error=NotLeader("3 does", 3, 2))
-    assert client.place().address is None
-    assert client.subscriptions._failed
-    assert client.subscriptions.queues["t"].error is None
-    client.connection.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), Unreachable("gone"))
-    client.look()
-    assert [p.partition for p in client.stream(3).take("open")[0].partitions] == [0]
 
 
 def test_a_partition_that_is_refused_ends_its_topic(client: Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -292,19 +268,6 @@ def test_a_stream_that_is_refused_for_want_of_a_right_ends_the_topics_that_were_
     assert len(client.streams) == 2, "no other broker would grant it"
 
 
-def test_a_member_asks_for_what_it_is_not_done_with(member: Client) -> None:
-    """A leader that died before the group had a place leaves this to the member."""
-    stream = member.stream(1)
-    member.opened(stream, 0, 0)
-    member.push(stream, 0, 0, 3)
-    assert member.subscriptions.queues["t"].get_nowait().offset == 0
-    assert member.subscriptions.queues["t"].get_nowait().offset == 1
-    stream.over(None)
-    member.look()
-    [opening] = member.stream(1).take("open")
-    assert opening.partitions[0].offset == 1
-
-
 # ---------------------------------------------------------------- columns that were added
 
 
@@ -371,16 +334,6 @@ def test_columns_that_nobody_can_tell_of_are_left_out(monkeypatch: pytest.Monkey
 # ---------------------------------------------------------------- settling
 
 
-def test_without_a_group_nothing_is_settled(client: Client) -> None:
-    stream = client.stream(1)
-    client.opened(stream, 0, 0)
-    client.push(stream, 0, 0, 1)
-    client.taken()
-    client.subscriptions.queues["t"].done_with_last()
-    client.subscriptions._settle()
-    assert stream.take("settled") == []
-
-
 # ---------------------------------------------------------------- the end
 
 
@@ -435,14 +388,6 @@ def test_a_member_that_stops_leaves_the_groups_place_where_it_is(
     streams = len(member.streams)
     member.look()
     assert len(member.streams) == streams
-
-
-def test_a_consumer_without_a_group_leaves_no_place_behind(client: Client, moved: list[Any]) -> None:
-    client.opened(client.stream(1), 0, 5)
-    client.push(client.stream(1), 0, 5, 3)
-    client.taken()
-    client.subscriptions.stop(Deadline(1_000), last_is_done=True)
-    assert moved == [("", {}, "consumer", "me")]
 
 
 def test_a_place_that_cannot_be_left_behind_does_not_stop_the_end(

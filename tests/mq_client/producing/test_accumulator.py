@@ -10,29 +10,10 @@ import pytest
 
 from mq_client.errors import InvalidRequest, OutcomeUnknown, Unreachable
 from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
-from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordPlace
-from mq_protocol import mq_pb2 as pb
+from mq_client.producing.futures import BatchPlace, RecordPlace
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch
 from mq_protocol.names import parse_settings
 from tests.mq_client.producing.filling import accumulator, add, add_own, own_uuids, take_all, values, view
-
-
-def test_records_with_uuids_and_without_are_not_of_one_batch_and_keep_their_order() -> None:
-    made = accumulator(max_in_flight=10)
-    target = made.add_target(view())
-    add(made, target, b"1", 0.0)
-    add_own(made, target, b"2", b"two")
-    add_own(made, target, b"3", b"three")
-    assert made.add_plain(target, 0, None, b"4", 1, 0, 1_000) is None
-    add(made, target, b"4", 0.0)
-    add_own(made, target, b"5", b"five")
-    add_own(made, target, b"5", b"five")  # the same again cannot be of the same batch
-    made.close_all(0.0)
-    batches = [batch for batch, _, _ in take_all(made, 0.0)]
-    assert [values(batch) for batch in batches] == [[b"1"], [b"2", b"3"], [b"4"], [b"5"], [b"5"]]
-    assert [own_uuids(batch) for batch in batches] == [[], [b"two", b"three"], [], [], []]
-    assert [batch.uuid for batch in batches[3:]] == [b"five".ljust(16)] * 2
-    assert made.pending_bytes == 6
 
 
 def test_what_a_broker_has_of_a_batch_is_left_out_and_the_rest_is_sent_as_another() -> None:
@@ -70,15 +51,6 @@ def test_a_batch_of_which_a_broker_has_everything_is_answered_at_once() -> None:
     answer.tell()
     assert [future.result(0)[2:] for future in futures] == [(5, 9, True), (3, 8, True)]
     assert made.idle
-
-
-def test_a_batch_of_records_with_uuids_closes_at_the_most_that_a_broker_takes() -> None:
-    made = accumulator(batch_bytes_max=1 << 20)
-    target = made.add_target(view())
-    for n in range(4_001):
-        add_own(made, target, b"x", b"%d" % n)
-    made.close_all(0.0)
-    assert [batch.record_count for batch, _, _ in take_all(made, 0.0)] == [4_000, 1]
 
 
 def test_a_batch_names_the_span_of_its_first_record_that_has_one() -> None:
@@ -132,54 +104,11 @@ def test_a_lingering_batch_goes_on_filling_while_its_lane_is_full() -> None:
     assert values(batch) == [b"b", b"c"]
 
 
-def test_a_batch_that_is_not_full_waits_while_another_is_unanswered() -> None:
-    made = accumulator(linger_s=0.0)
-    target = made.add_target(view())
-    add(made, target, b"a", now=1.0, partition=0)
-    made.close_ready(1.0)
-    [(_, correlation, _)] = take_all(made, 1.0)
-    for value, partition in ((b"b", 1), (b"c", 1), (b"d", 2)):
-        add(made, target, value, now=1.001, partition=partition)
-    assert made.close_ready(1.002) == pytest.approx(1.051), "when it is not waited for any longer"
-    assert take_all(made, 1.002) == []
-    made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
-    made.close_ready(1.003)
-    assert sorted(values(batch) for batch, _, _ in take_all(made, 1.003)) == [[b"b", b"c"], [b"d"]], (
-        "all that waited go together"
-    )
-
-
-def test_a_full_batch_waits_for_no_answer() -> None:
-    made = accumulator(linger_s=0.0, batch_bytes_max=100)
-    target = made.add_target(view())
-    add(made, target, b"a", now=1.0, partition=0)
-    made.close_ready(1.0)
-    take_all(made, 1.0)
-    add(made, target, b"b" * 100, now=1.001, partition=0)
-    assert [values(batch)[0][:1] for batch, _, _ in take_all(made, 1.001)] == [b"b"]
-
-
 def test_the_sender_is_told_only_when_there_is_something_new() -> None:
     made = accumulator(batch_bytes_max=100)
     target = made.add_target(view())
     news = [made.add(target, 0, None, b"x" * 40, None, None, 40, 0, 1.0)[1] for _ in range(4)]
     assert news == [True, False, True, False]
-
-
-def test_a_plain_record_goes_where_the_one_before_it_went_and_counts_as_any_other() -> None:
-    made = accumulator()
-    target = made.add_target(view())
-    first = add(made, target, b"a", now=1.0, partition=None)
-    plain = made.add_plain(target, None, None, b"b", 40, 7_000, 1_000)
-    assert plain is not None
-    assert (plain.outcome, first.index, plain.index) == (first.outcome, 0, 1)
-    assert made.pending_bytes == 41
-    made.close_all(1.0)
-    [(batch, correlation, _)] = take_all(made, 1.0)
-    assert (values(batch), batch.record_count, batch.size) == ([b"a", b"b"], 2, 41)
-    made.answer(correlation, BatchPlace(2, 10, 2, 0, False)).tell()  # type: ignore[union-attr]
-    assert plain.result(0).offset == 11
-    assert made.pending_bytes == 0
 
 
 def test_a_plain_record_that_needs_more_than_its_place_in_a_batch_is_not_taken() -> None:
@@ -271,18 +200,6 @@ def test_a_record_with_a_uuid_that_a_signal_broke_off_leaves_no_uuid_to_the_next
     assert (values(sent), own_uuids(sent)) == ([b"0", b"1"], [b"a", following])
 
 
-def test_what_is_staged_closes_no_batch_of_records() -> None:
-    made = accumulator()
-    target = made.add_target(view(1))
-    add(made, target, b"0", now=1.0)
-    staged = pa.RecordBatch.from_pylist([{"value": b"s"}], schema=RECORD_SCHEMA)
-    made.add_closed(target.view, 0, staged, BatchOutcome("t"), 1.0, stage=pb.StageOf())
-    add(made, target, b"1", now=1.0)
-    assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"s"]]
-    made.close_all(1.0)
-    assert [values(batch) for batch, _, _ in take_all(made, 1.0)] == [[b"0", b"1"]]
-
-
 def test_partitions_that_are_stuck_are_passed_over() -> None:
     made = accumulator(batch_bytes_max=10)
     target = made.add_target(view(3))
@@ -296,23 +213,6 @@ def test_partitions_that_are_stuck_are_passed_over() -> None:
         for correlation in list(made.in_flight):
             made.answer(correlation, BatchPlace(0, 0, 1, 0, False))
     assert sum(len(lane.batches) for lane in made.busy()) <= 4
-
-
-def test_a_batch_given_whole_goes_behind_what_is_open() -> None:
-    made = accumulator()
-    topic = view()
-    target = made.add_target(topic)
-    add(made, target, b"before", now=1.0)
-    whole = pa.RecordBatch.from_pylist(
-        [{"key": None, "value": b"whole", "headers": None, "timestamp": None}], RECORD_SCHEMA
-    )
-    made.add_closed(topic, 0, whole, BatchOutcome("t"), 1.0, uuid=b"u" * 16)
-    add(made, target, b"behind", now=1.0)
-    made.close_all(1.0)
-    first, second = take_all(made, 1.0)
-    assert (values(first[0]), values(second[0])) == ([b"before"], [b"whole"])
-    assert second[2] == first[0].uuid
-    assert second[0].uuid == b"u" * 16
 
 
 def test_an_answer_that_comes_after_giving_up_is_ignored() -> None:

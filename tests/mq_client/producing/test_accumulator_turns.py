@@ -11,14 +11,10 @@ import pytest
 from mq_client.cluster.connection import TopicView
 from mq_client.errors import OutcomeUnknown
 from mq_client.producing.accumulator import Accumulator
-from mq_client.producing.batches import RECORD_OVERHEAD_BYTES
 from mq_client.producing.futures import BatchOutcome, RecordFuture
 from mq_client.producing.lanes import OutgoingBatch
 from mq_client.producing.targets import Target
-from mq_protocol import limits
-from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, decode_batch, schema_fingerprint
-from mq_protocol.names import parse_settings
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.producing.filling import accumulator, add, take_all, values, view
 
@@ -75,16 +71,6 @@ def test_a_partition_whose_batches_are_all_on_their_way_keeps_up() -> None:
     assert turns(made, target, 65) == [(target.first, 64), (after, 1)]
 
 
-def test_records_and_rows_with_a_partition_of_their_own_change_nobodys_turn() -> None:
-    made = accumulator(batch_bytes_max=1 << 20)
-    target, typed = made.add_target(view(3)), made.add_target(replace(typed_view(), name="u"))
-    before = target.sticky, typed.sticky
-    for number in range(64):
-        add(made, target, b"x", now=1.0, partition=before[0])
-        add_row(made, typed, number, partition=before[1])
-    assert (target.sticky, typed.sticky) == before
-
-
 def test_tables_take_turns_among_the_partitions_that_keep_up() -> None:
     made = accumulator()
     target = made.add_target(view(3))
@@ -116,19 +102,6 @@ def test_a_plain_record_fits_up_to_the_bounds_of_batch_and_memory() -> None:
     assert made.add_plain(target, 0, None, b"", 1, 0, 1_000) is None
 
 
-def test_the_topics_own_bound_of_a_batch_counts_if_it_is_smaller() -> None:
-    small = replace(view(), settings=parse_settings({"batch_bytes_max": str(64 << 10)}, 1))
-    made = accumulator(batch_bytes_max=1 << 20)
-    assert made.add_target(small).batch_bytes_max == (64 << 10) - limits.BATCH_OVERHEAD_BYTES
-    assert accumulator(batch_bytes_max=1_000).add_target(small).batch_bytes_max == 1_000
-
-
-def test_plain_records_are_those_that_the_topic_allows_and_none_of_a_typed_one() -> None:
-    made = accumulator()
-    assert made.add_target(view()).plain_size_max == view().settings.record_bytes_max + RECORD_OVERHEAD_BYTES
-    assert made.add_target(typed_view()).plain_size_max == -1
-
-
 def test_an_open_batch_closes_after_half_of_the_time_whoever_is_behind() -> None:
     made = accumulator(max_in_flight=1)
     target = made.add_target(view())
@@ -139,15 +112,6 @@ def test_an_open_batch_closes_after_half_of_the_time_whoever_is_behind() -> None
     made.close_ready(16.001)
     assert [len(lane.batches) for lane in made.busy()] == [2]
     assert made.busy()[0].batches[1].deadline == 31.0  # counted from its first record
-
-
-def test_a_long_linger_is_not_cut_short_by_an_answer_that_is_waited_for() -> None:
-    made = accumulator(linger_s=0.2)
-    target = made.add_target(view())
-    made.add_closed(target.view, 1, records(b"x"), BatchOutcome("t"), 1.0)
-    take_all(made, 1.0)
-    add(made, target, b"a", now=1.0, partition=0)
-    assert made.close_ready(1.1) == pytest.approx(1.2)
 
 
 # ---------------------------------------------------------------- typed topics
@@ -236,21 +200,6 @@ def test_a_topic_that_changed_has_its_open_batches_closed_and_is_written_to_no_m
     assert made.targets() == [other]
     assert sorted(batch.partition for batch, _, _ in take_all(made, 1.0)) == [0, 2]
     assert target.open == [None] * 3
-
-
-def test_a_batch_given_whole_has_the_deadline_given_or_that_of_all() -> None:
-    made = accumulator()
-    made.add_closed(view(), 0, records(b"a"), BatchOutcome("t"), 5.0)
-    made.add_closed(view(), 0, records(b"b"), BatchOutcome("t"), 5.0, deadline=7.0)
-    assert [batch.deadline for batch in made.busy()[0].batches] == [35.0, 7.0]
-
-
-def test_staged_batches_have_lanes_of_their_own_without_an_order() -> None:
-    made = accumulator()
-    for stage in (None, pb.StageOf(), pb.StageOf()):
-        made.add_closed(view(), 0, records(b"a"), BatchOutcome("t"), 5.0, stage=stage)
-    assert [(lane.ordered, len(lane.batches)) for lane in made.busy()] == [(True, 1), (False, 2)]
-    assert [after for _, _, after in take_all(made, 5.0)] == [b"", b"", b""]
 
 
 def test_what_is_called_back_goes_again_and_what_waits_stays() -> None:

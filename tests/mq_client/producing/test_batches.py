@@ -16,7 +16,6 @@ from mq_client.producing.batches import (
     one_record,
     record_key_column,
     record_size,
-    records_to_batch,
     split_by_partition,
     split_by_size,
     to_bytes,
@@ -24,7 +23,6 @@ from mq_client.producing.batches import (
     to_timestamp_us,
 )
 from mq_client.producing.scheduling import due_of
-from mq_protocol import limits
 from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.sql.ddl import parse_schema
 
@@ -42,21 +40,6 @@ def table(**columns: object) -> pa.Table:
 
 
 # ---------------------------------------------------------------- records
-
-
-def test_records_become_columns() -> None:
-    batch = records_to_batch([b"k", None], [b"v", None], [[("h", b"1"), ("h", None)], None], [5, -5])
-    assert batch.schema == RECORD_SCHEMA
-    assert batch.to_pylist() == [
-        {
-            "key": b"k",
-            "value": b"v",
-            "headers": [{"key": "h", "value": b"1"}, {"key": "h", "value": None}],
-            "timestamp": datetime(1970, 1, 1, 0, 0, 0, 5, UTC),
-        },
-        {"key": None, "value": None, "headers": None, "timestamp": datetime(1969, 12, 31, 23, 59, 59, 999995, UTC)},
-    ]
-    batch.validate(full=True)
 
 
 def test_headers_may_be_a_mapping_or_pairs_and_repeat() -> None:
@@ -88,12 +71,6 @@ def test_timestamps_are_microseconds_or_datetimes_with_a_zone() -> None:
 
 
 # ---------------------------------------------------------------- tables
-
-
-def test_columns_are_matched_by_name_in_any_order() -> None:
-    given = table().select(["t", "c", "b", "a"])
-    assert conform(given, SCHEMA, "t").equals(conform(table(), SCHEMA, "t"))
-    assert conform(given, SCHEMA, "t").schema.equals(SCHEMA, check_metadata=True)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +154,6 @@ def test_a_row_larger_than_a_piece_is_one_of_its_own_up_to_the_topics_bound() ->
         list(split_by_size(given, 20_000, 40_000))
 
 
-def test_an_empty_table_has_no_pieces() -> None:
-    assert sum(piece.num_rows for piece in split_by_size(table().slice(0, 0), 1000, 1000)) == 0
-
-
 # ---------------------------------------------------------------- sizes and bounds
 
 
@@ -215,34 +188,11 @@ def test_keys_spread_a_table_if_any_row_has_one() -> None:
     assert record_key_column(pa.table({"key": pa.nulls(2, pa.binary())})) is None
 
 
-def test_headers_stay_with_their_records_where_some_have_none() -> None:
-    headers = [[("a", b"1")], None, [], [("b", None), ("c", b"3")]]
-    batch = records_to_batch([], [b"v"] * 5, headers, [0] * 5)
-    assert batch.column("headers").to_pylist() == [
-        [{"key": "a", "value": b"1"}],
-        None,
-        [],
-        [{"key": "b", "value": None}, {"key": "c", "value": b"3"}],
-        None,
-    ]
-    batch.validate(full=True)
-    assert records_to_batch([], [b"v"], [], [0]).column("headers").null_count == 1
-
-
 def test_a_name_of_a_header_may_be_any_text() -> None:
     assert to_header_pairs({"grün\ud7ff\ue000": b""})
     for lone in ("\ud800", "\udfff", "x\ud800"):
         with pytest.raises(InvalidRequest, match="lone surrogate"):
             to_header_pairs({lone: b""})
-
-
-def rows_of(count: int, size: int) -> pa.Table:
-    return conform(pa.table({"value": [b"x" * size] * count}), RECORD_SCHEMA, "t", now_us=1)
-
-
-def test_no_batch_has_more_records_than_a_broker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "BATCH_RECORDS_MAX", 3)
-    assert [piece.num_rows for piece in split_by_size(rows_of(7, 1), 1 << 20, 1 << 20)] == [3, 3, 1]
 
 
 def test_columns_that_were_added_may_be_left_out_and_those_before_them_not() -> None:

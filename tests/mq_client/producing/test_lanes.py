@@ -52,32 +52,6 @@ def send_all(made: Lane, now: float) -> Iterator[tuple[OutgoingBatch, bytes]]:
         yield one, made.sent(one, correlation, now)
 
 
-def test_each_batch_names_the_unanswered_one_before_it() -> None:
-    made, (first, second, third) = filled(3)
-    assert list(send_all(made, 0.0)) == [(first, b""), (second, first.uuid), (third, second.uuid)]
-
-
-def test_an_answered_batch_is_named_no_more() -> None:
-    made, (first, second) = filled(2, max_in_flight=1)
-    assert [sent for sent, _ in send_all(made, 0.0)] == [first]
-    made.answered(first, place(0))
-    assert list(send_all(made, 0.0)) == [(second, b"")]
-
-
-def test_no_more_are_in_flight_than_allowed() -> None:
-    made, batches = filled(5, max_in_flight=2)
-    assert [sent for sent, _ in send_all(made, 0.0)] == batches[:2]
-    made.answered(batches[1], place(1))
-    assert [sent for sent, _ in send_all(made, 0.0)] == batches[2:3]
-
-
-def test_staged_batches_have_no_order() -> None:
-    made, batches = filled(2)
-    made.ordered = False
-    assert [after for _, after in send_all(made, 0.0)] == [b"", b""]
-    made.failed(batches[0], OutOfOrder("?"), 0.0)
-
-
 def test_a_lost_batch_and_those_behind_it_go_again_in_order_under_their_uuids() -> None:
     made, (first, second, third) = filled(3)
     list(send_all(made, 0.0))
@@ -86,14 +60,6 @@ def test_a_lost_batch_and_those_behind_it_go_again_in_order_under_their_uuids() 
     assert made.failed(third, OutOfOrder("second"), 1.0) is None
     assert made.next(1.0) is None, "a failure is followed by a pause"
     assert list(send_all(made, made.not_before)) == [(first, b""), (second, first.uuid), (third, second.uuid)]
-
-
-def test_out_of_order_is_not_the_batchs_own_fault() -> None:
-    made, (first, second) = filled(2, retries=0)
-    list(send_all(made, 0.0))
-    made.answered(first, place(0))
-    assert made.failed(second, OutOfOrder("?"), 0.0) is None
-    assert list(send_all(made, 0.0)) == [(second, b"")], "at once, and behind nobody"
 
 
 def test_a_batch_whose_predecessor_is_refused_for_good_goes_on_without_it() -> None:
@@ -162,14 +128,6 @@ def test_what_had_no_turn_behind_others_says_so() -> None:
     *_, said = [made.give_up(one) for one in batches]
     assert type(said) is NotSent
     assert "the batches before it took all of that time. Publish more slowly" in str(said)
-
-
-def test_given_up_in_flight_it_is_unknown() -> None:
-    made, (first, second) = filled(2)
-    list(send_all(made, 0.0))
-    assert type(made.give_up(first)) is OutcomeUnknown
-    assert made.in_flight == 1
-    assert type(made.failed(second, InvalidRequest("no"), 0.0)) is InvalidRequest
 
 
 def test_a_refusal_after_an_unknown_attempt_is_unknown() -> None:
@@ -244,17 +202,6 @@ def test_whatever_is_lost_refused_or_answered_late_each_batch_is_there_once_and_
     assert log.uuids == [number.to_bytes(16, "big") for number in range(1, 41)]
 
 
-def test_a_batch_that_was_shortened_is_not_in_doubt_whatever_was_before() -> None:
-    made, (one,) = filled(1)
-    list(send_all(made, 0.0))
-    made.failed(one, OutcomeUnknown("late"), 0.0)
-    assert one.in_doubt
-    list(send_all(made, made.not_before))
-    made.shortened(one)
-    assert (one.in_doubt, one.attempts, one.correlation) == (False, 1, None)
-    assert isinstance(made.give_up(one), NotSent)
-
-
 def test_out_of_order_behind_one_that_is_still_on_its_way_makes_it_wait() -> None:
     made, (first, second) = filled(2)
     list(send_all(made, 0.0))
@@ -263,12 +210,3 @@ def test_out_of_order_behind_one_that_is_still_on_its_way_makes_it_wait() -> Non
     assert made.next(5.0) is None
     made.answered(first, place(0))
     assert made.next(5.0) is second
-
-
-def test_out_of_order_behind_one_that_failed_too_adds_no_wait_to_its_own() -> None:
-    made, (first, second) = filled(2)
-    list(send_all(made, 0.0))
-    made.failed(first, NotLeader("2 does", 2, 1), 5.0)  # told whom to ask: no wait
-    made.failed(second, OutOfOrder("not yet"), 5.0)
-    assert made.not_before == 0.0
-    assert (first.attempts, second.attempts) == (1, 0)

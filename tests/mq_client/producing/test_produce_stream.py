@@ -177,17 +177,6 @@ def test_what_is_sent_before_the_connection_is_made_goes_out_first(
     assert calls.empty()
 
 
-def test_a_stream_over_a_stream_port_that_is_closed_ends_its_thread(
-    calls: queue.Queue[Call], duplex: SpokenDuplex
-) -> None:
-    duplex.dialled.set()
-    sender = Sender()
-    stream = ProduceStream("b:1", sender.on_results, sender.on_broken, stream_address="b:2")
-    stream.close(WAIT_S)
-    assert not stream._thread.is_alive()
-    assert duplex.released
-
-
 # ---------------------------------------------------------------- waiting for a connection
 
 

@@ -3,11 +3,9 @@ brokers."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from mq_client.cluster.deadline import Deadline
@@ -29,9 +27,7 @@ from mq_client.errors import (
 from mq_client.producing import sender as sender_module
 from mq_client.producing.accumulator import Answer
 from mq_client.producing.futures import BatchOutcome, BatchPlace, RecordFuture
-from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.arrow import RECORD_SCHEMA
 from tests.mq_client.producing.sender_turns import DELIVERY_S, STALL_S, T0, Clock, Stream, Turns
 
 
@@ -63,19 +59,6 @@ def placed(correlation: int, base_offset: int) -> pb.ProduceResult:
 # ---------------------------------------------------------------- what goes out
 
 
-def test_batches_go_to_the_leaders_of_their_partitions_and_are_answered_there(turns: Turns) -> None:
-    turns.lead(1, 2, epoch=2)
-    first, second = turns.publish(partition=0), turns.publish(partition=1, rows=2)
-    sent, answers, _ = turns.turn()
-    assert [(header.topic, header.partition, header.record_count) for header in sent] == [("t", 0, 1), ("t", 1, 2)]
-    assert answers == []
-    turns.results("b:1", placed(1, 10))
-    turns.results("b:2", placed(2, 20))
-    assert result(first) == ("t", 0, 10, 7, False)
-    assert result(second, 1) == ("t", 1, 21, 7, False)
-    assert turns.accumulator.idle
-
-
 def test_a_request_says_what_the_broker_must_know(turns: Turns) -> None:
     view = turns.connection.known_topic("t")
     assert view is not None
@@ -90,43 +73,6 @@ def test_a_request_says_what_the_broker_must_know(turns: Turns) -> None:
     turns.accumulator.traceparent = lambda: b"span"
     turns.publish()
     assert [header.traceparent for header in turns.turn()[0]] == [b"span"]
-
-
-def test_a_broker_is_given_the_time_that_is_left_within_bounds(made: type[Turns]) -> None:
-    short, long = made(), made(delivery_s=1e9)
-    short.publish(T0)
-    (header,), _, _ = short.turn(T0 + DELIVERY_S - 2)
-    assert header.timeout_ms == 2_000
-    long.publish(T0)
-    (header,), _, _ = long.turn(T0)
-    assert header.timeout_ms == limits.REQUEST_TIMEOUT_MS
-    last = made()
-    last.publish(T0)
-    (header,), _, _ = last.turn(T0 + DELIVERY_S - 0.000_1)
-    assert header.timeout_ms == 1
-
-
-def test_staged_batches_wait_for_all_replicas_whatever_the_producer_waits_for(made: type[Turns]) -> None:
-    turns = made(acks=pb.NONE)
-    turns.publish()
-    turns.publish(stage=pb.StageOf(batch_id=3))
-    (plain, staged), _, _ = turns.turn()
-    assert (plain.acks, staged.acks) == (pb.NONE, pb.ALL)
-    assert staged.stage.batch_id == 3
-
-
-def test_a_stream_takes_no_more_once_its_bytes_are_reached(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = pa.RecordBatch.from_pylist([{"value": b"x"}], schema=RECORD_SCHEMA).nbytes
-    monkeypatch.setattr(limits, "PRODUCE_IN_FLIGHT_BYTES_MAX", 2 * size)
-    for _ in range(3):
-        turns.publish()
-    sent, _, _ = turns.turn()
-    assert len(sent) == 2
-    assert turns.stream("b:1").bytes == 2 * size
-    turns.results("b:1", placed(1, 0))
-    assert turns.stream("b:1").bytes == size
-    sent, _, _ = turns.turn()
-    assert [header.correlation for header in sent] == [3]
 
 
 def test_without_a_leader_nothing_is_sent_and_it_is_asked_who_leads(turns: Turns) -> None:
@@ -154,30 +100,6 @@ def test_a_lane_that_waits_after_a_failure_opens_no_stream(turns: Turns) -> None
 
 
 # ---------------------------------------------------------------- when it looks again
-
-
-def test_it_looks_again_when_a_batch_expires_or_a_leader_may_have_stalled(turns: Turns) -> None:
-    turns.sender._renew_at = math.inf
-    assert turns.turn(T0)[2] == math.inf
-    turns.publish(T0)
-    assert turns.turn(T0)[2] == T0 + STALL_S
-    assert turns.turn(T0 + DELIVERY_S - 1)[2] == T0 + DELIVERY_S
-
-
-def test_it_looks_again_when_a_batch_has_lingered(made: type[Turns]) -> None:
-    turns = made(linger_s=0.5)
-    turns.sender._renew_at = math.inf
-    view = turns.connection.known_topic("t")
-    assert view is not None
-    target = turns.accumulator.add_target(view)
-    turns.accumulator.add(target, 0, None, b"x", None, None, 1, 0, T0)
-    assert turns.turn(T0) == ([], [], T0 + 0.5)
-    assert len(turns.turn(T0 + 0.5)[0]) == 1
-
-
-def test_it_looks_at_its_topics_at_least_as_often_as_they_may_be_old(made: type[Turns]) -> None:
-    assert made(metadata_age_s_max=0.25).turn(T0)[2] == T0 + 0.25
-    assert made(metadata_age_s_max=60.0).turn(T0)[2] == T0 + sender_module._IDLE_S
 
 
 # ---------------------------------------------------------------- what ends

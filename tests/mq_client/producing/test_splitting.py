@@ -28,21 +28,6 @@ def told(ways: list[tuple[Shipment, pa.Table]]) -> list[tuple[int, int, list[byt
     return [(way.attributes.priority, way.due.at_us, rows.column("value").to_pylist()) for way, rows in ways]
 
 
-def test_rows_of_one_priority_go_together_in_their_order() -> None:
-    given = table(p=[9, 0, None, 9, 0])
-    ways = ways_of(given, Shipment(Attributes(7, 5_000), NOT_SCHEDULED), "p", None, ["value"])
-    assert told(ways) == [(7, 0, [b"2"]), (0, 0, [b"1", b"4"]), (9, 0, [b"0", b"3"])]
-    assert {way.attributes.ttl_ms for way, _ in ways} == {5_000}
-    assert {tuple(rows.schema.names) for _, rows in ways} == {("value",)}
-
-
-def test_rows_go_by_time_and_priority_and_columns_of_the_topic_are_kept() -> None:
-    given = table(at=[SOON_US, None, SOON_US], p=pa.array([1, 1, 2], pa.int8()))
-    ways = ways_of(given.combine_chunks().to_batches()[0], PLAIN, "p", "at", ["value", "at"])
-    assert told(ways) == [(1, 0, [b"1"]), (1, SOON_US, [b"0"]), (2, SOON_US, [b"2"])]
-    assert ways[0][1].schema.names == ["value", "at"]
-
-
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_times_are_timestamps_with_a_zone_too(unit: str) -> None:
     at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)

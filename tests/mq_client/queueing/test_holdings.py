@@ -5,16 +5,12 @@ from __future__ import annotations
 import random
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from mq_client.queueing.holdings import Holdings
 from mq_client.queueing.leases import DONE, LOST, SETTLING, HeldLease, LeaseId
 from mq_client.queueing.places import Place
 from mq_client.queueing.settling import ACK, RELEASE, Tally
-from mq_client.queueing.shelf import Rows
-
-SCHEMA = pa.schema([("n", pa.int64())])
 
 
 def lease(entry: int, records: int, *, partition: int = 0, lease_s: float = 30.0, now: float = 0.0) -> HeldLease:
@@ -66,33 +62,3 @@ def test_the_counts_are_those_of_the_leases_whatever_happens_to_them(seed: int) 
         alive = {each.id for each in known if each.open}
         assert {name for place in held.places.values() for name in place.leases} == alive
         assert sum(place.settles.records for place in held.places.values()) >= held.settling
-
-
-def test_the_earliest_of_all_leases_says_when_a_partition_is_to_be_told_of_them() -> None:
-    held = holdings()
-    for each, expected in (
-        (lease(1, 3, lease_s=30.0), (10.0, 40.0)),
-        (lease(2, 3, lease_s=6.0), (2.0, 40.0)),
-        (lease(3, 3, lease_s=60.0), (2.0, 40.0)),
-    ):
-        held.grant(each, settled=False)
-        place = held.places[0]
-        assert (place.extend_at, place.check_at) == expected
-    assert [(each.id.entry, first) for each, first in held.unread] == [(1, 0), (2, 0), (3, 0)]
-    assert held.places[1].extend_at > 1e9
-
-
-def test_a_member_is_hungry_if_nothing_waits_to_be_worked_on_or_read() -> None:
-    held = holdings()
-    assert held.hungry
-    one = lease(1, 1)
-    held.grant(one, settled=False)
-    assert not held.hungry
-    held.unread.clear()
-    held.reading = True
-    assert not held.hungry
-    held.reading = False
-    held.put(Rows(one, 0, pa.RecordBatch.from_pydict({"n": [1]}, schema=SCHEMA), 0, "t", True))
-    assert not held.hungry
-    held.shelf.take()
-    assert held.hungry

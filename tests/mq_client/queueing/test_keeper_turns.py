@@ -64,16 +64,6 @@ def test_outcomes_go_out_at_once_if_nothing_else_is_to_be_worked_on_or_if_they_a
     assert [saying.lines for saying in played.sayings()] == [[(A, [0, 5])]]
 
 
-def test_whoever_says_something_takes_a_turn_and_many_who_do_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch)
-    lease = played.lend(5)
-    played.rest()
-    for index in range(4):
-        played.keeper.settle(lease, places(index), ACK)
-    assert len(played.loop.due) == 1
-    assert played.one().lines == [(A, [0, 4])]
-
-
 def test_what_was_refused_for_now_is_said_again_after_a_pause_and_before_all_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -232,17 +222,6 @@ def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue(monkeypatch: p
     with played.keeper.lock:
         played.keeper.fail(InternalError("later"))
     assert isinstance(played.keeper.error, UnknownTopic), "the first error is told"
-
-
-def test_a_session_says_as_whom_and_on_which_terms_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, lease_ms=5_000, bytes_max=777, priority=7, filter_text="n > 5")
-    first, second = played.said()
-    opened, terms, credit = first.open, first.terms, second.credit
-    assert (opened.topic, opened.group, opened.topic_id, opened.member) == ("t", "g", "x", "m")
-    assert (opened.member_key, list(opened.held)) == (b"k" * 16, [])
-    assert (terms.lease_ms, terms.accept, terms.working) == (5_000, False, 1)
-    assert (terms.priority, terms.filter) == (7, "n > 5")
-    assert (credit.records, credit.bytes) == (10, 777)
 
 
 # ---------------------------------------------------------------- credit

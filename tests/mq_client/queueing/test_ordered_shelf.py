@@ -43,14 +43,6 @@ def taken(shelf: Shelf) -> list[int]:
     return found
 
 
-def test_with_all_in_order_one_record_is_handed_out_at_a_time() -> None:
-    shelf = ordered()
-    lease = put(shelf, 0, "abc", order=pb.ORDER_ALL)
-    for offset in range(3):
-        assert taken(shelf) == [offset]
-        shelf.acknowledge(lease, [offset])
-
-
 def test_after_a_lost_record_its_key_waits_until_the_leader_has_said_what_is_left() -> None:
     shelf = ordered()
     first = put(shelf, 0, "aab")

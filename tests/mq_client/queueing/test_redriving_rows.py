@@ -107,17 +107,6 @@ class Run:
         return dict(self.redrive._sent), dict(self.redrive._refused)
 
 
-def test_letters_of_several_topics_go_out_with_one_ack(monkeypatch: pytest.MonkeyPatch) -> None:
-    run, letters = Run(monkeypatch), Letters(("0", "a"), ("1", "b"), ("2", "a"))
-    run.take(letters)
-    assert letters.said == [("ack", [0, 1, 2], None)]
-    assert letters.acks == [[("a", b"0", 1), ("a", b"2", 1), ("b", b"1", 1)]]
-    assert run.counts == ({"a": 2, "b": 1}, {})
-    assert run.sent == [3]
-    run.take(Letters(("3", "a")))
-    assert run.asked == ["a", "b"], "each is asked about once"
-
-
 @pytest.mark.parametrize("rows_max", range(1, 8))
 def test_what_is_too_much_for_one_ack_is_sent_by_several_and_each_letter_once(
     rows_max: int, monkeypatch: pytest.MonkeyPatch

@@ -150,16 +150,3 @@ def test_a_leader_of_a_later_epoch_is_told_which_leases_are_held(monkeypatch: py
     assert [lease.entry for request in played.said() for lease in request.check] == [5]
     played.pass_s(1.0)
     assert not any(request.check for request in played.said()), "once"
-
-
-def test_outcomes_wait_for_the_answer_to_those_before_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    played = Played(monkeypatch, in_flight_max=30)
-    lease = played.lend(10)
-    ack(played, lease, 0, 1, 2)
-    first = played.one()
-    assert first.lines == [(A, [0, 3])]
-    ack(played, lease, 3)
-    played.pass_s(1.0)
-    assert played.sayings() == []
-    first.done()
-    assert played.one().lines == [(A, [3, 1])]

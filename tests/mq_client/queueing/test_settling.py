@@ -8,9 +8,8 @@ import pytest
 from mq_client.errors import LeaseLost
 from mq_client.queueing import settling
 from mq_client.queueing.leases import HeldLease, LeaseId
-from mq_client.queueing.settling import ACK, RANGES_MAX, Outbox, StagedOutputs, Tally, Word, failed, to_wire
+from mq_client.queueing.settling import ACK, Outbox, Tally, failed, to_wire
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.manifest import StagedPart
 
 
 def lease(records: int, number: int = 0) -> HeldLease:
@@ -36,26 +35,6 @@ def test_single_outcomes_become_one_line_and_each_has_its_own_answer() -> None:
     with pytest.raises(LeaseLost, match="offset 102"):
         tallies[2].future.result()
     assert tallies[0].future.result() is None
-
-
-def test_one_request_has_one_ack_with_outputs() -> None:
-    """A leader takes numbers in order: the first one, asked again behind the second, would be taken for done."""
-    part = StagedPart("out", 2, (b"u" * 16,), 3, "id")
-    box, held = Outbox(), lease(RANGES_MAX * 2)
-    box.add_one(held, 0, ACK, Tally(("t", 0), 1), 0.0)
-    for number, index in ((7, 1), (8, 2)):
-        word = Word(pb.OUTCOME_ACK, outputs=StagedOutputs((part,), number))
-        box.add(held, np.array([index]), word, Tally(("t", 0), 1), 0.0)
-    box.add_one(held, 3, ACK, Tally(("t", 0), 1), 0.0)
-    requests = [to_wire(lines) for lines in iter(box.take_lines, [])]
-    assert [[(one.number, list(one.ranges)) for one in request] for request in requests] == [
-        [(0, [100, 1]), (7, [101, 1])],
-        [(8, [102, 1]), (0, [103, 1])],
-    ]
-    assert box.records == 0
-    [line] = requests[0][1].outputs
-    assert (line.topic, line.partition, line.topic_id, line.row_count) == ("out", 2, "id", 3)
-    assert list(line.uuids) == [b"u" * 16]
 
 
 def test_an_error_text_is_cut_on_a_character() -> None:

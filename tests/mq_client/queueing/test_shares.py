@@ -21,18 +21,6 @@ def outs(of: list[Account]) -> list[int]:
     return [account.out for account in of]
 
 
-def test_a_share_is_given_again_once_half_of_it_was_lent_and_settled() -> None:
-    shares, of = Shares(0), accounts(6)
-    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
-    of[0].changed = False
-    of[0].note_lent(49, 1)
-    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
-    assert (of[0].out, of[0].changed) == (51, False)
-    of[0].note_lent(1, 1)
-    shares.hand_out(of, WHOLE, NOTHING, hungry=True)
-    assert (of[0].out, of[0].changed) == (100, True)
-
-
 def test_bytes_that_lie_idle_with_others_are_taken_back_with_the_records() -> None:
     """A leader that had lent all but one record kept the bytes of all, and another could lend nothing."""
     shares, of = Shares(0), accounts(3)
@@ -46,18 +34,6 @@ def test_bytes_that_lie_idle_with_others_are_taken_back_with_the_records() -> No
     shares.hand_out(of, WHOLE, NOTHING, hungry=True)
     assert (of[0].out, of[1].out) == (1, 599)
     assert of[1].out_bytes > 599 * 1_000
-
-
-def test_what_others_may_lend_and_have_not_keeps_nobody_waiting() -> None:
-    """Many records are worked on for long, and leaders that have none may lend one each: the rest of the credit is for
-    who has something, however little it is."""
-    small = Credit(20, 60 << 20)
-    shares, of = Shares(0), accounts(6)
-    for account in of[1:]:
-        account.give(1, SHARE_BYTES_MIN)
-    of[0].ready = True
-    shares.hand_out(of, small, Credit(10, 1_000), hungry=True)
-    assert of[0].out == 5
 
 
 def test_a_word_about_credit_that_was_taken_back_before_counts_for_nothing() -> None:

@@ -42,15 +42,6 @@ def test_only_the_rows_of_the_lease_are_handed_out_in_their_order() -> None:
     assert not shelf
 
 
-@pytest.mark.parametrize("ranges", [((0, 1), (2, 3)), ((0, 2), (3, 6)), ((5, 6), (7, 8), (9, 10))])
-def test_records_with_a_single_one_missing_between_them_have_their_own_offsets(
-    ranges: tuple[tuple[int, int], ...],
-) -> None:
-    lease, shelf = held(*ranges), Shelf()
-    shelf.put(rows(lease, 0, 12))
-    assert taken(shelf) == [(n, n) for first, end in ranges for n in range(first, end)]
-
-
 @pytest.mark.parametrize("losses", [0.0, 0.3])
 @pytest.mark.parametrize("seed", range(10))
 def test_each_row_that_is_not_lost_is_handed_out_once_and_in_order(seed: int, losses: float) -> None:

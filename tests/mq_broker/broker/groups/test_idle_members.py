@@ -33,35 +33,6 @@ def joined(case: Case, *names: str, position: int = 5) -> list[Reader]:
     return members
 
 
-def test_a_member_that_does_nothing_gives_way_to_the_next_which_begins_where_it_had_settled() -> None:
-    async def scenario(case: Case) -> None:
-        a, b = joined(case, "a", "b")
-        case.settles(a, 3)
-        case.share.look(1_000, IDLE_MS)
-        case.share.look(1_000 + IDLE_MS - 1, IDLE_MS)
-        assert a.told == ["activate 0"]
-        case.share.look(1_000 + IDLE_MS, IDLE_MS)
-        assert a.told == ["activate 0", "deactivate"]
-        assert b.told == ["activate 3"], "what was not settled is given again"
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("does", ["takes", "settles"])
-def test_a_member_that_takes_or_settles_something_keeps_the_partition(does: str) -> None:
-    async def scenario(case: Case) -> None:
-        a, b = joined(case, "a", "b", position=50)
-        for at in range(40):
-            if does == "takes":
-                a.position += 1
-            else:
-                case.settles(a, at + 1)
-            case.share.look(at * (IDLE_MS - 1), IDLE_MS)
-        assert (a.told, b.told) == (["activate 0"], [])
-
-    run(scenario)
-
-
 def test_a_member_that_has_nothing_to_do_keeps_the_partition_for_ever() -> None:
     async def scenario(case: Case) -> None:
         a, b = joined(case, "a", "b")
@@ -77,17 +48,6 @@ def test_a_member_that_has_nothing_to_do_keeps_the_partition_for_ever() -> None:
         assert a.told == ["activate 0"]
         case.share.look(10**9 + IDLE_MS, IDLE_MS)
         assert a.told[-1] == "deactivate"
-
-    run(scenario)
-
-
-def test_it_holds_records_although_there_are_no_others_to_take() -> None:
-    async def scenario(case: Case) -> None:
-        a, b = joined(case, "a", "b", position=100)
-        case.settles(a, 99)
-        case.share.look(0, IDLE_MS)
-        case.share.look(IDLE_MS, IDLE_MS)
-        assert (a.told[-1], b.told) == ("deactivate", ["activate 99"])
 
     run(scenario)
 
@@ -143,33 +103,6 @@ def test_who_gave_way_is_passed_over_until_it_comes_anew_or_nobody_else_is_left(
         case.share.leave(c)
         case.share.leave(b)
         assert again.told == ["activate 0", "deactivate", "activate 0"], "nobody else is left"
-
-    run(scenario)
-
-
-def test_where_all_others_have_given_way_the_last_one_keeps_it() -> None:
-    async def scenario(case: Case) -> None:
-        members = joined(case, "a", "b", "c")
-        for round_ in range(10):
-            for member in members:
-                member.position = 5
-            case.share.look(round_ * IDLE_MS, IDLE_MS)
-        assert [len(member.told) for member in members] == [2, 2, 1]
-        assert members[2].told == ["activate 0"]
-
-    run(scenario)
-
-
-def test_a_partition_that_is_being_handed_over_has_its_own_time_for_that() -> None:
-    async def scenario(case: Case) -> None:
-        b = Reader("b")
-        case.share.join(b)
-        b.position = 5
-        case.share.look(0, IDLE_MS)
-        case.share.join(Reader("a"))
-        assert b.told == ["activate 0", "pause"]
-        case.share.look(10 * IDLE_MS, IDLE_MS)
-        assert b.told == ["activate 0", "pause"]
 
     run(scenario)
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,22 +21,15 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import QueueSpec
 from mq_broker.core.entries import Work
-from mq_broker.core.messages import Published, Refused
+from mq_broker.core.messages import Published
 from mq_broker.core.work.steps import Begin
 from mq_protocol.errors import (
     CoordinationUnavailable,
     IncompatibleVersion,
-    NotEnoughReplicas,
     UnknownQueue,
     WrongGroupKind,
 )
 from tests.mq_broker.broker.host.test_shell import HERE, leading, shell, until
-
-
-class Other(SimpleNamespace):
-    """A partition that is none of the broker's."""
-
-    __hash__ = object.__hash__
 
 
 class World:
@@ -143,41 +135,6 @@ def test_a_life_that_this_broker_has_not_read_of_is_not_ended(tmp_path: Path, mo
         world.stored = Topic.of(replace(world.stored.spec, queues={}))
         world.beginning.topics_changed()
         await until(lambda: world.lives() == {})
-
-    run(tmp_path, scenario)
-
-
-def test_what_is_refused_for_now_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beginning, "AGAIN_S", 0.01)
-
-    async def scenario(world: World) -> None:
-        refusals = [NotEnoughReplicas("for now")] * 3
-        propose = world.partition.propose
-
-        def refusing(operation: Any, on_reply: Any, deadline: float) -> None:
-            if refusals:
-                on_reply(Refused(refusals.pop()))
-            else:
-                propose(operation, on_reply, deadline)
-
-        monkeypatch.setattr(world.partition, "propose", refusing)
-        world.store(g=QueueSpec(3))
-        await until(lambda: world.lives() == {"g": 3})
-        assert refusals == []
-
-    run(tmp_path, scenario)
-
-
-def test_a_partition_that_is_held_up_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        topic = world.unanswered = SimpleNamespace(spec=SimpleNamespace(topic_id="other", queues={}))
-        machine = SimpleNamespace(work={"former": SimpleNamespace(life=1)})
-        replica = SimpleNamespace(leading=True, machine=machine)
-        held_up = Other(name="held up", closed=False, serving=True, topic=topic, replica=replica)
-        monkeypatch.setattr(world.broker, "partitions_of", lambda _: [held_up, world.partition])
-        world.store(g=QueueSpec(3))
-        await until(lambda: world.lives() == {"g": 3})
-        assert world.asked == 1
 
     run(tmp_path, scenario)
 

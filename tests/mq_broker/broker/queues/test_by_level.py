@@ -76,24 +76,6 @@ def test_the_highest_level_goes_first_and_within_it_the_lowest_offset() -> None:
     assert [log.lend(3) for _ in range(6)] == [[2, 3, 6], [7], [8], [0, 1], [4, 5], []]
 
 
-def test_a_new_leader_goes_on_by_levels() -> None:
-    log = Log((3, 4), (3, 9), (3, 1))
-    log.lend(2)
-    log.apply(Return(((3, 4),)))
-    log.lead_anew()
-    assert [log.lend(9) for _ in range(4)] == [[3, 5], [0, 1, 2], [6, 7, 8], []]
-
-
-def test_what_was_chosen_and_not_lent_is_chosen_again() -> None:
-    log = Log((3, 4), (3, 9))
-    choice = log.ready.choose(Wish(2), 0, 6, no_bytes)
-    assert log.choose(9) == [(5, 6)]
-    log.ready.put_back(choice.runs)
-    assert log.choose(9) == [(3, 5)]
-    assert log.ready.is_ready(Wish(1), 0, 6)
-    assert log.choose(9) == [(0, 3)]
-
-
 def test_at_the_bound_of_runs_what_was_never_lent_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log((10, 4), (10, 9))
     log.lend(2)
@@ -110,13 +92,6 @@ def test_weighted_lends_two_high_records_for_a_low_one() -> None:
     assert all(sum(high[at : at + 3]) == 2 for at in range(len(high) - 3))
     more = [len([offset for offset in log.lend(10) if offset < 100]) for _ in range(9)]
     assert sum(more) >= 20
-
-
-def test_weighted_looks_without_counting() -> None:
-    log = Log((9, HIGH), (4, HIGH - 1), priority=Priority.WEIGHTED)
-    for _ in range(20):
-        assert log.ready.is_ready(Wish(1), 0, 13)
-    assert log.lend(5) == [0, 1, 2, 3, 4]
 
 
 def test_a_long_rush_of_high_records_is_not_paid_back_for_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,16 +203,3 @@ async def test_a_group_that_ignores_priorities_lends_by_offset() -> None:
     lower = group.ask("a", 4)
     await rounds()
     assert offsets(lower) == [(3, 5)], "what it did not name went back"
-
-
-def test_what_was_settled_after_it_came_back_does_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(by_level, "_SLACK", 10)
-    log = Log((1_000, 9), (1, 4))
-    log.apply(Lease(((0, 1_000),), "m"))
-    for offset in range(100):
-        log.apply(Return(((offset, offset + 1),)))
-        log.scan()
-        log.apply(Accept(((offset, offset + 1),)))  # late
-        if log.ready.overgrown():
-            break
-    assert log.ready.overgrown()

@@ -7,10 +7,9 @@ import pytest
 from mq_broker.broker.queues import clocks as clocks_module
 from mq_broker.broker.queues import members as members_module
 from mq_broker.broker.queues.clocks import Clocks
-from mq_broker.broker.queues.holdings import Holdings
-from mq_broker.broker.queues.members import Members, first_unsettled
+from mq_broker.broker.queues.members import Members
 from mq_broker.core.work.state import WorkState
-from mq_broker.core.work.steps import Accept, Lease, LeaseId, Return
+from mq_broker.core.work.steps import Lease, LeaseId, Return
 
 LEASE_MS = 6_400
 """Its deadlines are rounded up to a tenth of a second."""
@@ -57,64 +56,6 @@ def test_leases_of_members_that_never_ask_again_are_forgotten_once_they_are_most
         known.apply(Return(((2, 4),)), LeaseId(1, entry, 1), 1_000)
         assert len(members._leases) <= 2 * 2 + 3
     assert list(members.leases("here")) == [LeaseId(1, 0, 0)]
-
-
-def test_a_process_is_another_one_only_if_both_have_said_who_they_are() -> None:
-    members = Members(state())
-    assert not members.is_another("a", b"one"), "the first that is seen"
-    members.seen("a", b"")
-    assert not members.is_another("a", b"one")
-    members.seen("a", b"one")
-    members.seen("a", b"")
-    assert (members.is_another("a", b"one"), members.is_another("a", b"two")) == (False, True)
-    assert (members.is_another("a", b""), members.is_another("b", b"two")) == (False, False)
-
-
-def test_what_a_member_can_have_begun_is_as_much_as_it_works_on_until_it_is_heard_of_again() -> None:
-    members = Members(state())
-    assert members.begun("a", [(3, 6)]) == [(3, 4)], "one, unless it says otherwise"
-    assert members.begun("a", [(3, 6)]) == [(3, 4)], "asked again"
-    assert members.begun("a", [(9, 12)]) == []
-    members.heard_of("a", 4)
-    assert members.begun("a", [(1, 3), (5, 6)]) == [(1, 3), (5, 6)]
-    assert members.begun("a", [(7, 12)]) == [(7, 8)]
-    members.heard_of("a")
-    assert members.begun("a", [(20, 40)]) == [(20, 24)]
-    members.heard_of("b", 0)
-    assert members.begun("b", [(0, 9)]) == [(0, 1)]
-    members.heard_of("c", 1 << 31)
-    assert members.begun("c", [(0, 1 << 20)]) == [(0, members_module.WORKING_MAX)]
-
-
-@pytest.mark.parametrize(("most", "until", "count"), [(0, 10, 0), (1, 11, 1), (2, 14, 2), (3, 20, 3), (4, 20, 3)])
-def test_the_first_unsettled_records_of_a_range_are_one_range(most: int, until: int, count: int) -> None:
-    known = WorkState(1, 0)
-    known.apply(Accept(((11, 13), (15, 20))), LeaseId(1, 1, 0), 1_000)
-    assert first_unsettled(known, 10, 20, most) == (until, count)
-
-
-def test_no_lease_is_shorter_than_it_was_made_by_the_part_of_a_millisecond_that_had_passed() -> None:
-    known = WorkState(1, 0)
-    lease = LeaseId(1, 1, 0)
-    known.apply(Lease(((0, 5),), "a"), lease, 5)
-    holdings = Holdings(known, 1)
-    holdings.lent(lease, "a", ((0, 5),), 1_000, 5)
-    assert holdings.expired(1_005) == []
-    assert holdings.expired(1_020) != []
-
-
-def test_what_runs_out_in_pieces_goes_back_by_one_entry() -> None:
-    """Every second record was acknowledged before its member died."""
-    known = WorkState(1, 0)
-    lease = LeaseId(1, 1, 0)
-    known.apply(Lease(((0, 100_000),), "a"), lease, 100_000)
-    holdings = Holdings(known, 1)
-    holdings.lent(lease, "a", ((0, 100_000),), 1_000, 0)
-    holdings.members.heard_of("a", 30_000)
-    known.apply(Accept(tuple((n, n + 1) for n in range(0, 100_000, 2))), lease, 100_000)
-    settles = holdings.expired(2_000)
-    assert [settle.ranges for settle in settles] == [((1, 60_000),), ((60_000, 100_000),)]
-    assert holdings.expired(2_250) == settles
 
 
 def test_a_process_is_replaced_once_another_was_seen_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

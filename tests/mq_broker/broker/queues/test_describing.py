@@ -110,21 +110,6 @@ async def one_of_each(world: World) -> None:
     await world.write(Return(((30, 31),), True))
 
 
-def test_records_are_counted_in_each_state_with_who_has_them(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
-        await one_of_each(world)
-        told = await world.told()
-        assert (told.life, told.base, told.frontier, told.log_end_offset) == (3, 10, 40, 100)
-        counts = told.ready, told.leased, told.delayed, told.doomed, told.parked
-        assert counts == (65, 15, 5, 2, 3)
-        assert sum(counts) == 90
-        assert (told.accepted, told.returned, told.charged) == (10, 16, 10)
-        assert {each.member: each.records for each in told.members} == {"a": 10, "b": 5}
-        assert (told.oldest_ready_us, told.more_members, len(told.runs)) == (7_000, 0, 0)
-
-    run(tmp_path, scenario)
-
-
 def test_runs_are_listed_by_state_and_a_page_goes_on_after_the_one_before(tmp_path: Path) -> None:
     async def scenario(world: World) -> None:
         await one_of_each(world)

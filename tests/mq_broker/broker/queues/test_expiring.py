@@ -9,11 +9,10 @@ import pytest
 from mq_broker.broker.queues import dropping
 from mq_broker.broker.queues.expiring import Expiring, Fate
 from mq_broker.core.messages import Published
-from mq_broker.core.work.settling import Failed, Release
+from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import NO_MARK, WorkState
 from mq_broker.core.work.steps import Drop, Park, Reason
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol.errors import NotEnoughReplicas
 from mq_protocol.queue_settings import DeadLetter, Expired, Order
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
 
@@ -30,14 +29,6 @@ def group_of(*ages_ms: int, records: int = 5, **settings: Any) -> Group:
 
 def dropped(group: Group) -> int:
     return dict(group.state.totals.dropped).get(Reason.EXPIRED, 0)
-
-
-@scenario
-async def test_records_that_are_too_old_are_not_lent_and_go() -> None:
-    group = group_of(20_000, TTL_MS, TTL_MS - 1, 0)
-    assert offsets_of(await lent(group, "a", 100)) == [(10, 20)]
-    await rounds()
-    assert (dropped(group), group.state.base) == (10, 10)
 
 
 async def lent(group: Group, member: str, records: int, **fields: Any) -> Any:
@@ -66,47 +57,6 @@ def test_a_batch_that_is_committed_long_after_its_time_is_not_lent_if_it_is_too_
         assert (offsets_of(asking), dropped(group)) == ([(8, 10)], 8)
 
     run()
-
-
-@scenario
-async def test_a_clock_that_is_set_back_while_everything_has_expired_keeps_nothing_alive_for_longer() -> None:
-    group = group_of(2 * TTL_MS)
-    asking = await lent(group, "a", 100)
-    group.gathering.leave(asking)
-    group.us -= TTL_MS * 1_000
-    group.led.append(5, at_us=group.us)
-    group.pass_ms(TTL_MS)
-    await rounds()
-    assert offsets_of(await lent(group, "b", 100)) == []
-    assert (dropped(group), group.state.base) == (10, 10)
-
-
-@scenario
-async def test_one_that_a_member_has_may_be_settled_and_goes_when_it_comes_back() -> None:
-    group = group_of(5_000)
-    lease = await lease_of(group, "a", 5)
-    group.pass_ms(6_000)
-    await rounds()
-    assert dropped(group) == 0
-    group.ack("a", lease, (0, 2))
-    group.outcome(Release(0), "a", lease, (2, 3))
-    group.outcome(Failed("boom", 60_000), "a", lease, (3, 4))
-    await rounds()
-    assert (group.state.totals.accepted, dropped(group)) == (2, 2)
-    group.pass_ms(30_000)
-    await rounds()
-    assert (dropped(group), group.state.base) == (3, 5), "its lease ran out"
-
-
-async def refused() -> Group:
-    """A group that was not allowed to drop what is too old, and is from now on."""
-    group = group_of(20_000, 0)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    group.gathering.wake()
-    await rounds()
-    assert dropped(group) == 0
-    group.led.refuses = None
-    return group
 
 
 @scenario
@@ -197,27 +147,6 @@ async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> N
         drops = [step.ranges for work in group.led.proposed for step in work.steps if isinstance(step, Drop)]
         assert [len(ranges) for ranges in drops] == [3, 3, 3, 1]
         assert dropped(group) == 10
-
-
-def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_second_nor_rarer_than_a_minute() -> None:
-    state, index = WorkState(1, 0), OffsetIndex()
-    of = Expiring(state, index, TTL_MS, Fate.DROPPED, ordered=False)
-    of.look(100_000_000, 7_000)
-    assert [of.due(ms) for ms in (7_999, 8_000)] == [False, True], "nothing is there"
-    index.append(Published(0, 5, 1, 95_000_000, 10, 10))
-    of.look(101_000_000, 8_000)
-    assert [of.due(ms) for ms in (11_999, 12_000)] == [False, True], "it expires in four seconds"
-    of.look(104_999_001, 12_000)
-    assert (of.floor, of.due(12_999), of.due(13_000)) == (0, False, True)
-    of.look(104_999_999, 13_000)
-    assert of.floor == 0
-    of.look(105_000_000, 13_001)
-    assert of.floor == 5
-    of = Expiring(state, index, 3_600_000, Fate.DROPPED, ordered=False)
-    of.look(105_000_000, 0)
-    assert [of.due(ms) for ms in (59_999, 60_000)] == [False, True]
-    of.look(95_000_000 + 3_600_000_000 - 1_500_001, 60_000)
-    assert [of.due(ms) for ms in (61_500, 61_501)] == [False, True], "not a moment too early"
 
 
 def test_what_was_handed_out_is_not_remembered_where_nothing_waits_for_it() -> None:

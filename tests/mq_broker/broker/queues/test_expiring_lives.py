@@ -41,20 +41,6 @@ async def pass_ms(group: Group, ms: int) -> None:
     await rounds()
 
 
-@scenario
-async def test_each_batch_goes_at_its_own_time_wherever_it_is() -> None:
-    group = group_of(0, 3_000, 0, 1_000)
-    await lent(group, "a", 1)
-    await pass_ms(group, 999)
-    assert dropped(group) == 0
-    await pass_ms(group, 1)
-    await pass_ms(group, 1_000)
-    assert dropped(group) == 5, "the last one has gone though nobody asked"
-    group.ms, group.us = group.ms + 1_000, group.us + 1_000_000
-    assert await lent(group, "b", 100) == [(1, 5), (10, 15)], "the second one is not lent from that moment on"
-    assert dropped(group) == 10
-
-
 @pytest.mark.parametrize(("ttl_ms", "of_batch", "after_ms"), [(5_000, 2_000, 2_000), (2_000, 5_000, 2_000)])
 def test_a_record_expires_by_its_batch_or_by_its_group_whichever_is_first(
     ttl_ms: int, of_batch: int, after_ms: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from mq_protocol.arrow import RECORD_SCHEMA, encode_batch
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.limits import FILTER_CHARACTERS_MAX, FILTER_DEPTH_MAX, FILTER_NUMBER_CHARACTERS_MAX
 from mq_protocol.queue_filters import bound_filter
-from mq_protocol.sql.row_filter import RowFilter
 from tests.mq_broker.broker.cluster import Broker, standalone, until
 from tests.mq_broker.broker.queues.members import Member, queue, ranges
 from tests.virtual.world import in_virtual_time
@@ -32,21 +30,6 @@ def test_only_wanted_records_are_named_and_a_batch_that_cannot_be_read_is_kept()
     stored = [(10, 0, numbers(1, 9, 2, 3)), (14, 0, b"no batch"), (20, 0, numbers(4, None)), (22, 0, numbers(8, 1))]
     assert unfit_of(stored, NUMBERS, row_filter, (11, 23)) == [(12, 14), (20, 22)]
     assert unfit_of(stored, NUMBERS, row_filter, (10, 11)) == [(10, 11)]
-
-
-def test_of_a_large_batch_only_the_wanted_rows_are_compared() -> None:
-    """It is read again for each ten thousand of its records: all rows each time would cost a hundred times as much."""
-    compared: list[int] = []
-    bound = bound_filter("n > 5", NUMBERS)
-
-    def test(columns: Mapping[str, pa.Array]) -> pa.Array:
-        compared.append(len(columns["n"]))
-        return bound.mask(pa.record_batch(dict(columns)))
-
-    counting = RowFilter(bound.text, bound.columns, test)
-    stored = [(100, 0, numbers(*range(10))), (110, 0, numbers(*range(10)))]
-    assert unfit_of(stored, NUMBERS, counting, (104, 112)) == [(104, 106), (110, 112)]
-    assert compared == [6, 2]
 
 
 def test_a_record_without_a_time_of_its_own_has_that_of_its_batch() -> None:

@@ -17,24 +17,6 @@ KEY, OTHER_KEY = b"k" * 16, b"o" * 16
 
 
 @scenario
-async def test_one_entry_is_on_its_way_and_what_comes_meanwhile_shares_the_next() -> None:
-    group = Group()
-    group.led.keeps_up = False
-    first = group.ask("a", 5)
-    await rounds()
-    others = [group.ask("b", 5), group.ask("c", 5)]
-    await rounds()
-    assert (group.led.in_flight, len(group.led.proposed)) == (1, 1)
-    group.led.commit()
-    await rounds()
-    assert (group.led.in_flight, len(group.led.proposed)) == (1, 2)
-    group.led.commit()
-    await rounds()
-    assert [offsets(asking) for asking in (first, *others)] == [[(0, 5)], [(5, 10)], [(10, 15)]]
-    assert len(group.led.proposed) == 2
-
-
-@scenario
 async def test_a_lease_is_answered_only_once_it_is_committed() -> None:
     group = Group()
     group.led.keeps_up = False
@@ -86,16 +68,6 @@ async def test_lost_records_are_told_only_by_a_leader_that_knows_that_it_leads()
     assert not group.led.proposed, "nothing is written for that"
     group.led.commit()
     assert settling.answered.result() == [Answer(lost=((0, 5),))]
-
-
-@scenario
-async def test_a_refusal_that_was_not_confirmed_is_an_unknown_outcome() -> None:
-    group = Group()
-    group.led.keeps_up = False
-    settling = group.ack("a", LeaseId(1, 1, 0), (0, 5))
-    await rounds()
-    group.led.lose(OutcomeUnknown("deposed"))
-    assert isinstance(settling.answered.result()[0].error, OutcomeUnknown)
 
 
 @scenario
@@ -167,21 +139,6 @@ async def test_leases_that_a_member_does_not_name_go_back_at_once_and_are_not_ch
 
 
 @scenario
-async def test_a_member_is_told_which_of_its_leases_are_gone_once_that_is_certain() -> None:
-    group = Group(5)
-    lease = (await group.ask("a", 5).answered).lease
-    assert lease is not None
-    group.ack("a", lease, (0, 5))
-    await rounds()
-    group.led.keeps_up = False
-    asking = group.ask("a", 5, held=frozenset({lease}))
-    await rounds()
-    assert not asking.answered.done()
-    group.led.commit()
-    assert asking.answered.result() == Lent(gone=(lease,))
-
-
-@scenario
 async def test_of_a_process_whose_place_is_taken_the_first_records_are_charged() -> None:
     group = Group()
     first = (await group.ask("a", 4, key=KEY).answered).lease
@@ -195,27 +152,6 @@ async def test_of_a_process_whose_place_is_taken_the_first_records_are_charged()
     marks = {(a, b): (mark.failures, mark.error) for a, b, mark in group.state.marks}
     assert marks == {(1, 3): (1, "the process that held it ended"), (3, 8): (0, "")}
     assert group.leased() == {}
-
-
-@scenario
-async def test_as_many_are_charged_as_it_worked_on_over_all_its_leases() -> None:
-    for working in range(1, 8):
-        group = Group()
-        leases = frozenset[LeaseId]()
-        for _ in range(2):
-            lease = (await group.ask("a", 3, key=KEY, held=leases).answered).lease
-            assert lease is not None
-            leases |= {lease}
-        group.ack("a", min(leases), (0, 1))
-        group.ack("a", max(leases), (4, 5))
-        await rounds()
-        group.declare(paused=True)
-        group.ask("a", 4, key=OTHER_KEY, working=working)
-        await rounds()
-        marks = [(offset, mark) for first, end, mark in group.state.marks for offset in range(first, end)]
-        charged = [offset for offset, mark in marks if mark.failures and offset not in group.state.settled]
-        assert charged == [1, 2, 3, 5][:working]
-        assert (group.state.totals.returned, group.leased()) == (4, {})
 
 
 # ---------------------------------------------------------------- what wakes who waits
@@ -280,10 +216,6 @@ async def test_records_that_are_accepted_by_being_lent_are_settled_when_they_are
 
 
 # ---------------------------------------------------------------- bytes, trimmed logs
-
-
-def offsets_of(lent: Lent) -> list[tuple[int, int]]:
-    return [(run.first, run.end) for run in lent.runs]
 
 
 @scenario

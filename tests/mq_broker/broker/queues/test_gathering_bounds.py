@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from mq_broker.broker.queues import gathering as gathering_module
-from mq_broker.broker.queues import holdings as holdings_module
 from mq_broker.broker.queues.requests import Asking, Lent, OwnSteps, Sending
-from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release, SendDead, Settle
+from mq_broker.core.work.settling import Ack, Failed, Rejected, SendDead, Settle
 from mq_broker.core.work.steps import Accept, Begin, Drop, End, LeaseId, OutputLine, Reason, Return
 from mq_protocol.errors import NotEnoughReplicas, NotLeader, OutcomeUnknown
 from tests.mq_broker.broker.queues.partitions import EPOCH, Group, lease_of, offsets, rounds, scenario
 
 # ---------------------------------------------------------------- one entry
-
-
-@scenario
-async def test_settles_are_judged_in_the_order_in_which_they_came_though_a_later_one_had_room() -> None:
-    group = Group(20_000)
-    lease = await lease_of(group, "a", 20_000)
-    odd = tuple((offset, offset + 1) for offset in range(1, 10_001, 2))
-    group.led.keeps_up = False
-    settlings = [group.ack("a", lease, *odd), group.ack("a", lease, *odd), group.outcome(Release(), "a", lease, (1, 2))]
-    await rounds()
-    assert [list(settling.todo) for settling in settlings] == [[], [0], [0]]
-    group.led.keeps_up = True
-    group.led.commit()
-    await rounds()
-    assert [settling.answered.result() for settling in settlings] == [[Answer()]] * 2 + [[Answer(lost=((1, 2),))]]
 
 
 @scenario
@@ -85,22 +68,6 @@ async def test_a_member_whose_leases_do_not_fit_into_the_entry_is_lent_something
     assert (group.state.totals.returned, offsets(asking)) == (2, [(0, 1)])
 
 
-@scenario
-async def test_who_has_as_many_leases_as_it_may_is_lent_more_once_one_is_settled() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holdings_module, "LEASES_MAX", 2)
-        group = Group(100)
-        first = await lease_of(group, "a", 2)
-        second = await lease_of(group, "a", 2, held=frozenset({first}))
-        asking = group.ask("a", 2, held=frozenset({first, second}))
-        other = group.ask("b", 2)
-        await rounds()
-        assert (asking.answered.done(), offsets(other)) == (False, [(4, 6)])
-        group.ack("a", first, (0, 2))
-        await rounds()
-        assert offsets(asking) == [(6, 8)]
-
-
 # ---------------------------------------------------------------- who waits
 
 
@@ -123,22 +90,6 @@ async def test_a_request_that_waits_no_more_is_answered_once_it_was_judged_and_n
     await rounds()
     assert late.answered.result() == Lent(), "the queue has not begun"
     assert not group.gathering.waits
-
-
-@scenario
-async def test_who_left_is_lent_nothing_and_who_came_instead_is_not_sent_away() -> None:
-    group = Group(0)
-    first = group.ask("a", 2)
-    await rounds()
-    second = group.ask("a", 2)
-    group.gathering.leave(first)
-    assert group.gathering.waits
-    group.gathering.leave(second)
-    assert not group.gathering.waits
-    group.led.append(4)
-    group.gathering.wake()
-    await rounds()
-    assert len(group.led.proposed) == 0
 
 
 @scenario
@@ -213,29 +164,6 @@ async def test_doomed_records_that_have_no_room_in_an_entry_are_parked_by_the_ne
 
 
 @scenario
-async def test_doomed_records_are_told_of_once_and_again_when_they_are_given_back() -> None:
-    group = Group(5, dead_letter="t.dead", delivery_limit=1)
-    lease = await lease_of(group, "a", 3)
-    assert group.gathering.take_doomed(9) == []
-    group.outcome(Failed("broken"), "a", lease, (0, 3))
-    await rounds()
-    assert group.told_of_doomed
-    assert not list(group.state.parked()), "they are sent, and not parked"
-    group.led.apply("g", 1, Accept(((1, 2),)))
-    taken = group.gathering.take_doomed(9)
-    assert sorted((a, b) for a, b, _ in taken) == [(0, 1), (2, 3)], "what is settled is no letter"
-    assert group.gathering.take_doomed(9) == []
-    group.told_of_doomed.clear()
-    group.gathering.doomed_again([])
-    await rounds()
-    assert not group.told_of_doomed
-    group.gathering.doomed_again(taken)
-    await rounds()
-    assert group.told_of_doomed
-    assert sorted((a, b) for a, b, _ in group.gathering.take_doomed(9)) == [(0, 1), (2, 3)]
-
-
-@scenario
 async def test_an_acknowledgement_of_a_later_leaders_lease_is_not_judged_here() -> None:
     group = Group(5)
     asking = Asking("a", b"", 1)
@@ -307,35 +235,6 @@ async def test_whoever_waits_for_letters_when_the_leadership_ends_is_told_that_i
 
 
 # ---------------------------------------------------------------- what is refused
-
-
-async def refused_once(again_s: float, patch: pytest.MonkeyPatch) -> tuple[Group, list[object]]:
-    """A group whose leases have run out, and which was refused to write so; what it has tried to write from then on."""
-    patch.setattr(gathering_module, "AGAIN_S", again_s)
-    group = Group(5)
-    await lease_of(group, "a", 5, working=5)
-    group.led.refuses = NotEnoughReplicas("1 of 2")
-    tried: list[object] = []
-    plain = group.led.propose
-
-    def propose(*arguments: Any) -> None:
-        tried.append(arguments)
-        plain(*arguments)
-
-    group.led.propose = propose
-    group.pass_ms(40_000)
-    await rounds()
-    return group, tried
-
-
-@scenario
-async def test_after_a_refusal_the_leader_writes_nothing_by_itself_for_a_while() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        group, tried = await refused_once(60.0, patch)
-        assert len(tried) == 1
-        group.pass_ms(1)
-        await rounds()
-        assert len(tried) == 1
 
 
 @scenario

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from mq_broker.broker.queues.requests import Extend, LentRun
-from mq_broker.core.work.settling import Answer, Failed, Rejected, Release
+from mq_broker.core.work.settling import Answer, Failed, Rejected
 from mq_broker.core.work.steps import Lease, Park, Reason, Return
 from mq_protocol.queue_settings import DeadLetter
 from tests.mq_broker.broker.queues.partitions import Group, lease_of, offsets, rounds, scenario
@@ -45,32 +43,6 @@ async def test_a_lease_does_not_run_out_early() -> None:
     group.pass_ms(100)
     await rounds()
     assert group.leased() == {}
-
-
-@pytest.mark.parametrize("jump_s", [-7_200, 0, 7_200])
-@pytest.mark.parametrize(("outcome", "delay_ms"), [(Failed("bad"), 3_000), (Release(4_000_000), 4_000)])
-def test_a_delay_is_as_long_as_it_was_said_wherever_the_wall_clock_goes(
-    outcome: Failed | Release, delay_ms: int, jump_s: int
-) -> None:
-    @scenario
-    async def run() -> None:
-        group = Group(1, retry_ms=3_000)
-        lease = (await group.ask("a", 1).answered).lease
-        assert lease is not None
-        group.outcome(outcome, "a", lease, (0, 1))
-        await rounds()
-        waiting = group.ask("b", 1)
-        group.us += jump_s * 1_000_000
-        group.pass_ms(delay_ms - 1)
-        group.gathering.wake()
-        await rounds()
-        assert not waiting.answered.done()
-        group.pass_ms(1)
-        group.gathering.wake()
-        await rounds()
-        assert waiting.answered.done()
-
-    run()
 
 
 @scenario
@@ -130,17 +102,6 @@ async def test_a_member_goes_on_with_the_leases_of_a_former_leader_and_says_how_
     await rounds()
     assert settling.answered.result() == [Answer()]
     assert group.state.base == 4
-
-
-@scenario
-async def test_a_settle_that_comes_with_the_expiry_of_its_lease_is_done() -> None:
-    group = Group(10)
-    lease = (await group.ask("a", 10).answered).lease
-    group.pass_ms(40_000)
-    settling = group.ack("a", lease, (0, 10))
-    await rounds()
-    assert settling.answered.result() == [Answer()]
-    assert group.state.base == 10
 
 
 # ---------------------------------------------------------------- failing

@@ -14,13 +14,11 @@ import pytest
 from mq_broker.broker.queues.declared import Queue
 from mq_broker.broker.queues.idle import AGAIN_MS, SLEPT_MS, Idle, without_idle
 from mq_broker.coordination.interface import QueueSpec, TopicSpec
-from mq_broker.core.entries import Work
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Lease, Reason, Send
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import NotLeader, TritonMQError
 from mq_protocol.queue_settings import QueueSettings
-from tests.mq_broker.broker.cluster import Broker
 from tests.mq_broker.broker.queues.partitions import Group, rounds, scenario
 
 MINUTE = 60_000
@@ -144,20 +142,6 @@ def test_a_group_goes_once_the_leaders_of_all_partitions_agree() -> None:
     assert not world.there
 
 
-@pytest.mark.parametrize("change", ["epoch", "life", "setting"])
-def test_another_leadership_life_or_setting_begins_the_time_anew(change: str) -> None:
-    world = watched()
-    world.wait(MINUTE // 2)
-    match change:
-        case "epoch":
-            world.partition.replica.leader_epoch += 1
-        case "life":
-            world.life += 1
-        case "setting":
-            world.settings = QueueSettings(idle_ms=MINUTE - 1)
-    assert world.wait(MINUTE // 2 + 1_000) == []
-
-
 def test_a_leader_that_stood_still_begins_the_time_anew() -> None:
     world = watched()
     world.wait(MINUTE // 2)
@@ -187,13 +171,6 @@ def test_a_leader_that_cannot_be_asked_has_not_agreed() -> None:
     world.others[1] = MINUTE
     assert world.wait(1) == [0, 1, 2]
     assert not world.there
-
-
-def test_only_the_leader_of_partition_0_asks_and_the_others_say_what_they_know() -> None:
-    world = watched(1)
-    assert world.wait(2 * MINUTE) == []
-    assert world.says() == 2 * MINUTE
-    assert world.proved == [Work("g", 1, ())], "it made sure that it leads"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +222,3 @@ async def test_a_group_is_in_use_while_a_member_waits_or_has_a_lease_and_when_it
 
 
 # ---------------------------------------------------------------- real brokers
-
-
-async def groups(broker: Broker) -> list[str]:
-    return [each.group for each in (await broker.ask("Queues", pb.QueuesRequest(topic="t"))).queues]

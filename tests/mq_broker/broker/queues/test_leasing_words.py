@@ -11,14 +11,13 @@ import pytest
 
 from mq_broker.broker.queues.asked import DELAY_MS_MAX, NAMED_MAX, Asked
 from mq_broker.broker.queues.leasing import Leasing
-from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent, LentRun
+from mq_broker.broker.queues.requests import Asking, Extend, Item, Lent
 from mq_broker.core.work.settling import Ack, Answer, Failed, Rejected, Release, Settle
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import LeaseId, OutputLine
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, StagedBatchMissing, TritonMQError, UnknownTopic
-from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.queue_settings import LEASE_MS_CEILING, LEASE_MS_FLOOR, MEMBER_PRIORITY_MAX
 from tests.mq_broker.broker.queues.partitions import scenario
 
@@ -91,29 +90,6 @@ class World:
 
 def one(*gaps: int, **fields: Any) -> pb.SettleOne:
     return pb.SettleOne(lease=LEASE, ranges=gaps or (0, 1), **fields)
-
-
-@scenario
-async def test_a_member_asks_on_its_own_terms_and_is_told_what_it_was_lent() -> None:
-    world = World()
-    runs = (LentRun(2, 4, 1, 0), LentRun(9, 10, 3, 2))
-    world.lent = Lent(LeaseId(3, 8, 2), runs, 5_000, ready=True, gone=(LeaseId(1, 2, 3),))
-    told = await world.lease(
-        member_key=b"k" * 16, bytes_max=77, lease_ms=9_000, accept=True, held=[LEASE], working=4, wait_ms=2_000
-    )
-    asking, wait_until, deadline = world.asked[0]
-    assert (asking.member, asking.key, asking.records_max, asking.bytes_max) == ("m", b"k" * 16, 5, 77)
-    assert (asking.lease_ms, asking.accept, asking.working) == (9_000, True, 4)
-    assert asking.held == {LeaseId(EPOCH, 7, 1): ()}
-    assert wait_until - world.began == pytest.approx(2.0, abs=0.5)
-    assert deadline - world.began == 10.0
-    assert (list(told.ranges), list(told.deliveries), list(told.failures)) == ([2, 2, 5, 1], [1, 3], [0, 2])
-    assert (told.lease_ms, told.ready, told.number) == (5_000, True, 41)
-    assert (told.lease.entry, told.lease.step, [gone.entry for gone in told.gone]) == (8, 2, [2])
-    await world.lease(wait_ms=60_000)
-    assert world.asked[1][1] - world.began == pytest.approx(9.5, abs=0.01), "the answer takes its time, too"
-    world.lent = Lent()
-    assert not (await world.lease()).HasField("lease")
 
 
 @scenario
@@ -233,19 +209,6 @@ async def test_a_request_names_a_record_so_often_and_extensions_count_for_themse
             await world.settle(*often, more)
     with pytest.raises(InvalidRequest, match="offset 0 more often"):
         await world.settle(*[one(outcome=pb.OUTCOME_EXTEND)] * (NAMED_MAX + 1))
-
-
-@scenario
-async def test_a_request_waits_no_longer_than_it_says_or_may() -> None:
-    world = World()
-    for timeout_ms, deadline_s, expected_s in (
-        (700, 10.0, 0.7),
-        (5_000, 2.0, 2.0),
-        (0, 9e9, REQUEST_TIMEOUT_MS / 1000),
-        (1 << 31, 9e9, REQUEST_TIMEOUT_MS / 1000),
-    ):
-        await world.settle(one(), timeout_ms=timeout_ms, deadline_s=deadline_s)
-        assert world.settled[-1][1] - world.began == pytest.approx(expected_s, abs=0.2)
 
 
 @scenario

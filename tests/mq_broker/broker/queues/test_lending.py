@@ -95,18 +95,6 @@ def test_a_choice_that_looked_at_much_and_found_nothing_goes_on_in_another_turn(
 # ---------------------------------------------------------------- records that are lent alone
 
 
-def test_a_record_whose_next_failure_is_its_last_is_lent_alone_and_before_all_others() -> None:
-    of = ready(state(*failed(2, (0, 2)), *given_back((2, 3))))
-    assert of.waits_alone(0)
-    assert choose(of, alone=False).ranges == ((2, 3), (3, 12)), "not to who holds something"
-    alone = choose(of)
-    assert (alone.runs, alone.records) == ([(0, 1, Mark(2, 2))], 1)
-    of.put_back(alone.runs)
-    assert choose(of).ranges == ((0, 1),)
-    assert ((1, 2),) in [choose(of).ranges for _ in range(2)]
-    assert not of.waits_alone(0)
-
-
 def test_a_record_that_waits_to_be_lent_alone_and_was_redriven_is_lent_with_others() -> None:
     known = state(*failed(2, (0, 3)))
     of = ready(known)

@@ -133,32 +133,6 @@ async def test_what_is_lent_in_the_same_entry_need_not_be_dropped() -> None:
     assert (group.state.unlent(30), group.state.leased) == (10, 15)
 
 
-@scenario
-async def test_a_group_that_is_given_a_bound_drops_what_is_too_much() -> None:
-    group = Group(records=30)
-    assert not group.gathering.waits
-    group.declare(length_max=12)
-    await rounds()
-    assert not group.led.proposed, "with reject nothing is dropped"
-    group.declare(overflow=Overflow.DROP_HEAD)
-    await rounds()
-    assert (group.state.base, group.state.unlent(30)) == (18, 12)
-
-
-@scenario
-async def test_what_comes_back_is_dropped_if_it_is_too_much_then() -> None:
-    group = Group(records=10, length_max=10, overflow=Overflow.DROP_HEAD)
-    lease = (await group.ask("m", 4).answered).lease
-    group.led.append(4)
-    group.gathering.wake()
-    await rounds()
-    assert len(group.led.proposed) == 1, "four are lent, and ten are kept"
-    await group.outcome(Release(0), "m", lease, (0, 2)).answered
-    await rounds()
-    assert dict(group.state.totals.dropped) == {Reason.LENGTH: 2}
-    assert (group.state.base, group.leased()) == (2, {"m": ((2, 4),)}), "the released are the oldest"
-
-
 # ---------------------------------------------------------------- a bound in bytes
 
 
@@ -248,16 +222,6 @@ def test_the_bytes_that_are_kept_are_those_of_each_record_that_nobody_has(
     while not anew.count():
         pass
     assert anew.bytes() == kept.bytes()
-
-
-def test_what_was_not_counted_yet_counts_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mq_broker.broker.queues.kept._CHUNK", 4)
-    monkeypatch.setattr("mq_broker.broker.queues.kept.COUNTED_AT_ONCE", 1)
-    partition = led(20)
-    partition.apply("g", 1, Lease(((0, 12),), "m"))
-    kept = Kept(partition.state, partition.index)
-    told = [(kept.count(), kept.bytes()) for _ in range(3)]
-    assert told == [(False, 160), (False, 120), (True, 80)]
 
 
 # ---------------------------------------------------------------- what is too much becomes dead letters

@@ -205,18 +205,6 @@ async def test_letters_are_staged_in_the_partition_of_their_number_and_decided_b
     assert (world.discarded, world.slept, world.letters.alarm("t-7", "g")) == ([], [], "")
 
 
-@pytest.mark.parametrize("why", [Reason.EXPIRED, Reason.LENGTH])
-def test_records_that_are_too_old_or_too_many_are_letters_by_that_reason(why: Reason) -> None:
-    @scenario
-    async def run() -> None:
-        world = World((1, 3, Mark()), (7, 8, Mark(1, 1)))
-        world.why = why
-        await world.send()
-        assert [(each.send.reason, each.send.ranges) for each in world.decided] == [(why, ((1, 3), (7, 8)))]
-
-    run()
-
-
 @scenario
 async def test_letters_that_are_too_large_together_go_in_halves_and_one_that_is_too_large_alone_is_parked() -> None:
     world = World((0, 4, FAILED))

@@ -79,10 +79,3 @@ def catch_up(known: Lives, index: OffsetIndex, settled: OffsetSet, naive: Naive,
     assert known.end == index.log_end_offset
     assert [each for each in naive.expired(now_us, settled) if not covered(each, naive.found)] == []
     assert (known.next_us(), len(known)) == (None, 0)
-
-
-def test_a_batch_that_is_partly_settled_when_it_is_read_is_known_for_the_rest() -> None:
-    index, naive, settled, known = OffsetIndex(), Naive(), OffsetSet(3), Lives(0)
-    appended(index, naive, 5, 1, 10)
-    assert known.read(index, settled)
-    assert known.over(10, 9) == [(3, 5)]

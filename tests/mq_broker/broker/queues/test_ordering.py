@@ -163,25 +163,6 @@ async def test_a_reject_that_is_asked_again_once_the_record_is_a_dead_letter_is_
 
 
 @scenario
-async def test_a_record_is_not_lent_in_the_entry_that_gives_an_earlier_one_of_its_key_back() -> None:
-    group = by_key("aab")
-    lease = await lent(group, "x", 1)
-    group.led.keeps_up = False
-    returned = group.outcome(Release(10_000_000), "x", lease, (0, 1))
-    asking = group.ask("x", 10, held=frozenset([lease]))
-    await rounds()
-    group.led.commit()
-    assert returned.answered.result() == [Answer()]
-    assert offsets(asking) == [(2, 3)]
-    group.led.keeps_up = True
-    assert not (await ask(group, "y", 10)).answered.done()
-    group.pass_ms(10_001)
-    group.gathering.wake()
-    await rounds()
-    assert group.leased() == {"x": ((2, 3),), "y": ((0, 2),)}
-
-
-@scenario
 async def test_a_delayed_or_parked_record_holds_its_key_and_one_that_is_gone_does_not() -> None:
     group = by_key("aab", dead_letter=DeadLetter.PARK)
     await told(group, Rejected("never"), "x", await lent(group, "x", 1), (0, 1))

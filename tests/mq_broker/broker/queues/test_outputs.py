@@ -141,26 +141,6 @@ def test_an_ack_that_is_asked_again_is_done_though_its_outputs_are_published_and
     in_virtual_time(scenario())
 
 
-def test_a_process_in_the_place_of_another_is_told_the_number_to_go_on_from(
-    tmp_path: Path, shells: list[Shell]
-) -> None:
-    async def scenario() -> None:
-        async with queue(tmp_path) as broker:
-            out, key = await out_topic(broker, shells)
-            member = Member(broker)
-            lent = await member.lease(1, member_key=b"1" * 16)
-            assert lent.number == 0
-            batch = await staged(broker, key, 1)
-            settle = pb.SettleOne(
-                lease=lent.lease, ranges=[0, 1], outputs=[line(topic="out", topic_id=out, uuids=[batch])], number=7
-            )
-            assert await member.settle(settle) == [pb.SettleAnswer()]
-            assert (await member.lease(1, member_key=b"2" * 16)).number == 7
-            assert (await Member(broker, "b").lease(1)).number == 0
-
-    in_virtual_time(scenario())
-
-
 async def staged(broker: Broker, key: pb.TransactionKey, *numbers: int) -> bytes:
     """The UUID of a batch that a member has staged in topic `out`."""
     uuid = uuid4().bytes

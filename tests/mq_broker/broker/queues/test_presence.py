@@ -74,19 +74,6 @@ def test_of_all_members_that_are_gone_together_so_many_ranges_go_back_at_once(mo
     assert not state.leases
 
 
-def test_a_member_that_was_heard_of_again_is_not_gone() -> None:
-    state, presence = WorkState(1, 0), Presence()
-    holdings = Holdings(state, 2)
-    for until_ms in (None, 100):
-        session = Here("a")
-        presence.come(session, "g", replaced_before=False)
-        presence.leave(session, until_ms)
-        assert presence.due(100)
-        presence.heard_of("a")
-        assert not presence.due(100)
-        assert presence.given_up(holdings, 100, WHERE) == []
-
-
 def test_who_could_not_come_back_while_the_leader_stood_still_is_waited_for_anew() -> None:
     presence, session = Presence(), Here("a")
     presence.come(session, "g", replaced_before=False)

@@ -12,7 +12,7 @@ from mq_broker.broker.queues.dropping import DROPPED_AT_ONCE
 from mq_broker.broker.queues.lending import Ready
 from mq_broker.broker.queues.sieve import Sieve
 from mq_broker.core.work.ranges import RANGES_MAX, joined
-from mq_broker.core.work.settling import Rejected, Release
+from mq_broker.core.work.settling import Release
 from mq_broker.core.work.state import WorkState
 from mq_broker.core.work.steps import Accept, Drop, Lease, LeaseId, Park, Reason, Reset, Return
 from mq_protocol.queue_settings import Order
@@ -55,21 +55,6 @@ async def test_what_does_not_match_is_dropped_and_never_lent() -> None:
 
 
 @scenario
-async def test_nothing_is_lent_before_it_was_compared_with_the_filter() -> None:
-    group = Group(even, 10)
-    group.looks = False
-    asking = group.ask("a")
-    await rounds()
-    group.gathering.hurry(asking)
-    await rounds()
-    assert not asking.answered.done()  # whether something is ready is not known
-    group.looks = True
-    group.gathering.wake()
-    await rounds()
-    assert asking.answered.result().runs
-
-
-@scenario
 async def test_a_new_filter_holds_for_what_came_back() -> None:
     group = Group(lambda _: True, 10)
     first = group.ask("a", 4)
@@ -105,21 +90,6 @@ async def test_a_new_leader_lends_nothing_that_it_has_not_compared() -> None:
     group.gathering.wake()
     await rounds()
     assert [run.first for run in asking.answered.result().runs] == [0, 2, 4, 6, 8]
-
-
-@scenario
-async def test_a_dead_letter_is_not_dropped() -> None:
-    group = Group(lambda _: True, 4)
-    first = group.ask("a")
-    await rounds()
-    group.outcome(Rejected(), "a", first.answered.result().lease, (0, 2))
-    await rounds()
-    group.fit = lambda _: False
-    group.declare(filter="n > 1")
-    group.outcome(Release(), "a", first.answered.result().lease, (2, 4))
-    await rounds()
-    assert group.filtered == 2
-    assert group.led.state.marks.at(1).parked
 
 
 @scenario

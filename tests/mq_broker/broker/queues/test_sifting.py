@@ -57,22 +57,6 @@ async def test_a_member_is_lent_what_matches_and_others_the_rest() -> None:
 
 
 @scenario
-async def test_an_unlucky_filter_keeps_nobody_waiting_and_is_told_that_there_is_nothing() -> None:
-    group = Group(10)
-    unlucky = group.ask("a", 100, filter_text="none")
-    other = group.ask("b", 5)
-    await rounds()
-    assert offsets(other) == [(0, 5)]
-    assert not unlucky.answered.done()
-    group.gathering.hurry(unlucky)
-    await rounds()
-    assert not unlucky.answered.result().runs
-    asked = group.ask("a", 0, filter_text="none")
-    await rounds()
-    assert not asked.answered.done()
-
-
-@scenario
 async def test_members_whose_filters_overlap_all_get_on() -> None:
     group = Group(2_000)
     lent = dict.fromkeys(("even", "third", "all", ""), 0)

@@ -16,7 +16,7 @@ from mq_broker.broker.queues.working import Working
 from mq_broker.core.work.settling import Ack, Answer, Release, Settle
 from mq_broker.core.work.steps import Begin, Lease, OutputLine, Reason, Send
 from mq_protocol.errors import NotLeader, OutcomeUnknown, Overloaded
-from mq_protocol.queue_settings import Overflow, QueueSettings
+from mq_protocol.queue_settings import QueueSettings
 from tests.mq_broker.broker.queues.partitions import Led, rounds, scenario
 
 
@@ -196,38 +196,6 @@ async def test_a_lease_that_is_not_committed_in_time_is_not_known() -> None:
     now = asyncio.get_running_loop().time()
     with pytest.raises(OutcomeUnknown, match="did not commit a lease in time"):
         await world.working.lent(world.led, "g", Asking("a", b"", 1), now, now)
-
-
-@scenario
-async def test_new_settings_wake_who_waits() -> None:
-    world = World()
-    paused = QueueSettings(paused=True)
-    world.settings = paused
-    world.led.append(3)
-    waiting = world.asks("a")
-    await rounds()
-    assert not waiting.done()
-    world.settings = QueueSettings()
-    world.working.settings_changed()
-    assert (await waiting).runs
-
-
-@scenario
-async def test_a_group_that_drops_its_oldest_records_does_so_though_nobody_asks() -> None:
-    world = World(10)
-    [became_leader] = world.roles
-    world.settings = QueueSettings(length_max=4, overflow=Overflow.DROP_HEAD)
-    became_leader(world.led)
-    await rounds()
-    assert world.led.state.base == 6
-    world.led.append(3)
-    await rounds()
-    assert world.led.state.base == 9
-    world = World(10)
-    world.settings = QueueSettings(length_max=3, overflow=Overflow.DROP_HEAD)
-    world.working.settings_changed()
-    await rounds()
-    assert world.led.state.base == 7, "nobody had asked this leader anything before the group was given its bound"
 
 
 @scenario
