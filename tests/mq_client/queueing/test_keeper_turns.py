@@ -224,6 +224,17 @@ def test_a_topic_that_was_made_again_or_is_refused_ends_the_queue(monkeypatch: p
     assert isinstance(played.keeper.error, UnknownTopic), "the first error is told"
 
 
+def test_a_session_says_as_whom_and_on_which_terms_it_is_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    played = Played(monkeypatch, lease_ms=5_000, bytes_max=777, priority=7, filter_text="n > 5")
+    first, second = played.said()
+    opened, terms, credit = first.open, first.terms, second.credit
+    assert (opened.topic, opened.group, opened.topic_id, opened.member) == ("t", "g", "x", "m")
+    assert (opened.member_key, list(opened.held)) == (b"k" * 16, [])
+    assert (terms.lease_ms, terms.accept, terms.working) == (5_000, False, 1)
+    assert (terms.priority, terms.filter) == (7, "n > 5")
+    assert (credit.records, credit.bytes) == (10, 777)
+
+
 # ---------------------------------------------------------------- credit
 
 
