@@ -58,6 +58,22 @@ def test_leases_of_members_that_never_ask_again_are_forgotten_once_they_are_most
     assert list(members.leases("here")) == [LeaseId(1, 0, 0)]
 
 
+def test_what_a_member_can_have_begun_is_as_much_as_it_works_on_until_it_is_heard_of_again() -> None:
+    members = Members(state())
+    assert members.begun("a", [(3, 6)]) == [(3, 4)], "one, unless it says otherwise"
+    assert members.begun("a", [(3, 6)]) == [(3, 4)], "asked again"
+    assert members.begun("a", [(9, 12)]) == []
+    members.heard_of("a", 4)
+    assert members.begun("a", [(1, 3), (5, 6)]) == [(1, 3), (5, 6)]
+    assert members.begun("a", [(7, 12)]) == [(7, 8)]
+    members.heard_of("a")
+    assert members.begun("a", [(20, 40)]) == [(20, 24)]
+    members.heard_of("b", 0)
+    assert members.begun("b", [(0, 9)]) == [(0, 1)]
+    members.heard_of("c", 1 << 31)
+    assert members.begun("c", [(0, 1 << 20)]) == [(0, members_module.WORKING_MAX)]
+
+
 def test_a_process_is_replaced_once_another_was_seen_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(members_module, "REPLACED_MAX", 2)
     members = Members(state())

@@ -149,6 +149,27 @@ async def test_one_entry_drops_so_many_ranges_and_the_next_one_the_others() -> N
         assert dropped(group) == 10
 
 
+def test_it_is_looked_again_when_the_next_record_expires_not_oftener_than_a_second_nor_rarer_than_a_minute() -> None:
+    state, index = WorkState(1, 0), OffsetIndex()
+    of = Expiring(state, index, TTL_MS, Fate.DROPPED, ordered=False)
+    of.look(100_000_000, 7_000)
+    assert [of.due(ms) for ms in (7_999, 8_000)] == [False, True], "nothing is there"
+    index.append(Published(0, 5, 1, 95_000_000, 10, 10))
+    of.look(101_000_000, 8_000)
+    assert [of.due(ms) for ms in (11_999, 12_000)] == [False, True], "it expires in four seconds"
+    of.look(104_999_001, 12_000)
+    assert (of.floor, of.due(12_999), of.due(13_000)) == (0, False, True)
+    of.look(104_999_999, 13_000)
+    assert of.floor == 0
+    of.look(105_000_000, 13_001)
+    assert of.floor == 5
+    of = Expiring(state, index, 3_600_000, Fate.DROPPED, ordered=False)
+    of.look(105_000_000, 0)
+    assert [of.due(ms) for ms in (59_999, 60_000)] == [False, True]
+    of.look(95_000_000 + 3_600_000_000 - 1_500_001, 60_000)
+    assert [of.due(ms) for ms in (61_500, 61_501)] == [False, True], "not a moment too early"
+
+
 def test_what_was_handed_out_is_not_remembered_where_nothing_waits_for_it() -> None:
     index = OffsetIndex()
     index.append(Published(0, 5, 1, 0, 10, 10))

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mq_broker.broker.queues.lent_rows import BATCHES_MAX, RANGES_MAX, lent_rows
+from mq_broker.broker.queues.lent_rows import BATCHES_MAX, RANGES_MAX, ROWS_BYTES_MAX, lent_rows
 from mq_broker.core.messages import Published
 from mq_broker.storage.offset_index import OffsetIndex
 from mq_protocol.arrow import decode_batch, encode_batch
@@ -41,6 +41,9 @@ class Partition:
         batches = self.index.range(start, end, bytes_max)
         self.reads += len(batches)
         return [(batch, self.payloads[batch.index - 1]) for batch in batches]
+
+
+Nowhere: Any = SimpleNamespace(closed=False)
 
 
 def rows(partition: Any, *ranges: tuple[int, int], bytes_max: int = FAR) -> list[list[int]]:
@@ -82,6 +85,24 @@ def test_rows_of_every_kind_of_column_are_those_that_were_lent(places: Sequence[
     sent.validate(full=True)
     assert sent.to_pylist() == [KINDS.slice(place, 1).to_pylist()[0] for place in places]
     assert len(payload) < len(partition.payloads[0]) / 2
+
+
+def test_nothing_goes_that_takes_more_than_is_wanted_or_than_a_turn_may_cost() -> None:
+    partition = Partition(100, 100, decoded_bytes=10_000)
+    whole = len(partition.payloads[0])
+    assert len(rows(partition, (0, 100), bytes_max=whole)) == 1
+    assert rows(partition, (0, 100), bytes_max=whole - 1) == []
+    assert len(rows(partition, (5, 10), bytes_max=500)) == 1, "their share of what the batch decodes to"
+    assert rows(partition, (5, 10), bytes_max=499) == []
+    assert rows(partition, (5, 10), bytes_max=0) == []
+    assert partition.reads == 2, "nothing was read in vain"
+    assert lent_rows(Nowhere, [(0, 1)], 0) == [], "nothing was looked up for who wants none"
+    large = Partition(100, 100, decoded_bytes=ROWS_BYTES_MAX // 2)
+    assert len(rows(large, (0, 1), (150, 151))) == 2
+    large = Partition(100, 100, decoded_bytes=ROWS_BYTES_MAX // 2 + 1)
+    assert rows(large, (0, 1), (150, 151)) == []
+    assert len(rows(large, (0, 100), (150, 151))) == 2, "what goes whole is not decoded"
+    assert rows(Partition(*[100_000] * 2), (0, 200_000)) == [], "however much the member wants"
 
 
 def test_nothing_goes_of_too_many_ranges_or_batches() -> None:
