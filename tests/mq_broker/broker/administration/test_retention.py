@@ -15,7 +15,6 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
 from tests.mq_broker.broker.cluster import Broker, numbers_in, until
 from tests.mq_broker.broker.test_three_brokers import Three, three
-from tests.often import look_every
 from tests.virtual.world import in_virtual_time
 
 ROWS = 2_000
