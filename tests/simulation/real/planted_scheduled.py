@@ -13,7 +13,7 @@ SCHEDULED = (
         ("schedules",),
         (
             (
-                "broker.data.scheduled:Scheduled._publish_due",
+                "broker.data.scheduled:Scheduled.publish_due",
                 "now_us, first_us = self.now_us(), None",
                 "now_us, first_us = self.now_us() + 5_000_000, None",
             ),
@@ -21,8 +21,8 @@ SCHEDULED = (
     ),
     Fault(
         "a new leader does not look for what its predecessor scheduled",
-        "broker.data.scheduled:Scheduled.keep",
-        "self._waiting[partition] = None",
+        "broker.data.scheduled:Scheduled.look",
+        "self.waits(partition)",
         "pass",
         ("schedules", "lead"),
     ),
