@@ -40,12 +40,12 @@ async def upgrade(cluster: Three, at: int) -> tuple[int, int]:
 
 
 def test_a_cluster_is_rolled_to_the_next_release_and_back_and_its_level_is_raised(
-    zookeeper: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(entries.LEVELS, DeleteGroup, NEXT)
 
     async def scenario() -> None:
-        async with three(zookeeper, tmp_path) as cluster:
+        async with three(tmp_path) as cluster:
             await cluster[1].create_topic("t", replicas=3)
             written: list[int] = []
             for broker, level in ((1, NEXT), (2, NEXT), (2, LEVEL), (3, NEXT), (2, NEXT)):
