@@ -361,6 +361,7 @@ class Nemesis:
             coordination.put_back(copy)
             for truth, (_, state) in zip(self.cluster.oracle.truths, copy, strict=True):
                 truth.put_back = True
+                truth.unnamed = {broker for broker, log_id in state.isr if not log_id}
                 for broker, log_id in state.isr:  # the copy's name, or that of the log which has come since
                     truth.newest_named[broker] = min(Journal.life_of(log_id), truth.newest_named.get(broker, 0))
             for broker in restarted:

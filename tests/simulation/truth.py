@@ -274,6 +274,8 @@ class PartitionTruth:
         self.newest_named: dict[int, int] = {}
         self.went_back_to: dict[int, str] = {}
         """The log that a broker has again since its directory went back, until it is named or another is begun."""
+        self.unnamed: set[int] = set()
+        """Brokers that a node which was put back names without a log: it is older than their logs."""
         self.never: set[bytes] = set()
         self.believed_in: dict[str, int] = {}
         """By log: in which life its replica last took something for committed. A checkpoint of it may say so later."""
