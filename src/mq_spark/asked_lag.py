@@ -36,7 +36,7 @@ def lag_of(
     group_prefix: str = "spark",
     timeout_ms: float = 5_000,
     security: Security | None = None,
-    via: str | None = None,
+    forward: bool | None = None,
 ) -> QueryLag:
     """How far behind a query is: `lag_of(query, "host:7400").seconds`.
 
@@ -46,7 +46,7 @@ def lag_of(
 
     Raises `UnknownGroup` if no broker has heard of it, `InvalidRequest` if several have that name, `Unreachable`.
     """
-    with Admin(bootstrap, timeout_ms, security, via) as admin:
+    with Admin(bootstrap, timeout_ms, security, forward=forward) as admin:
         if isinstance(query, str):
             return _measured(_named(query, admin.describe_groups()), group_prefix, name=query)
         found = admin.describe_group(f"{group_prefix}-{query.id}")

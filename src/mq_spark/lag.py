@@ -165,7 +165,7 @@ class LagListener(StreamingQueryListener):
         timeout_ms: float = 5_000,
         security: Security | None = None,
         registry: Registry | None = None,
-        via: str | None = None,
+        forward: bool | None = None,
     ) -> None:
         if not interval_s > 0:
             raise InvalidSetting(f"interval_s={interval_s} must be a positive number of seconds")
@@ -182,9 +182,9 @@ class LagListener(StreamingQueryListener):
             self._metrics = None if registry is None else self._register(registry)
             if self._metrics is not None:
                 unless_made.callback(self._metrics.close)
-            self._connection = Connection(bootstrap, security=security, via=via)
-            self._admin = Admin(bootstrap, timeout_ms, security, via)
-            self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security, via)
+            self._connection = Connection(bootstrap, security=security, forward=forward)
+            self._admin = Admin(bootstrap, timeout_ms, security, forward=forward)
+            self._rows = None if topic is None else _LagTopic(bootstrap, topic, self._admin, security, forward)
             unless_made.pop_all()
 
     def _register(self, registry: Registry) -> LagMetrics:
@@ -366,7 +366,9 @@ def _see_labels(query: _Query, cursors: Iterable[GroupCursor]) -> None:
 class _LagTopic:
     """Owns the producer that writes measurements as rows; never waits for an answer but when it is closed."""
 
-    def __init__(self, bootstrap: str, topic: str, admin: Admin, security: Security | None, via: str | None) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, admin: Admin, security: Security | None, forward: bool | None
+    ) -> None:
         self._schema = parse_schema(LAG_SCHEMA)
         # More columns may have been added
         if list(admin.describe_topic(topic).schema)[: len(self._schema)] != list(self._schema):
@@ -374,7 +376,7 @@ class _LagTopic:
                 f"topic {topic!r} cannot take lag: create one with the schema mq_spark.LAG_SCHEMA ({LAG_SCHEMA!r})"
             )
         self._topic = topic
-        self._producer = Producer(bootstrap, security=security, via=via)
+        self._producer = Producer(bootstrap, security=security, forward=forward)
         self._last: Future[BatchMetadata] | None = None
 
     def write(self, measured: QueryLag) -> None:

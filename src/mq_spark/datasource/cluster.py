@@ -53,7 +53,7 @@ class Reached(Protocol):
     @property
     def security(self) -> SecurityOptions | None: ...
     @property
-    def via(self) -> str: ...
+    def forward(self) -> bool: ...
 
 
 _lock = threading.Lock()
@@ -68,11 +68,17 @@ def connect(options: Reached, read_from: str = "leader", rack: str = "") -> Clus
     WORKER.begins()
     bootstrap, timeout_ms = options.bootstrap, options.timeout_ms
     security = on_this_machine(options.security)
-    key = (os.getpid(), Client(parse_bootstrap(bootstrap), security, options.via), timeout_ms, read_from, rack)
+    key = (
+        os.getpid(),
+        Client(parse_bootstrap(bootstrap), security, forward=options.forward),
+        timeout_ms,
+        read_from,
+        rack,
+    )
     with _lock:
         found = _clusters.get(key)
         if found is None:
-            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack, security, options.via)
+            found = _clusters[key] = Cluster(bootstrap, timeout_ms, read_from, rack, security, options.forward)
         return found
 
 
@@ -86,10 +92,10 @@ class Cluster:
         read_from: str = "leader",
         rack: str = "",
         security: Security | None = None,
-        via: str = "",
+        forward: bool = False,
     ) -> None:
         self._timeout_ms = timeout_ms
-        self._connection = Connection(bootstrap, security=security, via=via, from_environment=False)
+        self._connection = Connection(bootstrap, security=security, forward=forward, from_environment=False)
         self._reader = Reader(self._connection, timeout_ms, read_from=read_from, rack=rack)
         self._reporter = Reporter(self._move_cursors)
         self._labels: dict[str, str] = {}  # of the groups that were reported last

@@ -45,7 +45,7 @@ class Lent:
     leases: tuple[Lease, ...]
     topic_ids: Mapping[str, str]
     security: SecurityOptions | None = None
-    via: str = ""
+    forward: bool = False
 
     @classmethod
     def lend(cls, options: SourceOptions, topics: Sequence[Topic]) -> Lent:
@@ -64,7 +64,7 @@ class Lent:
             leasing.close()
         topic_ids = {topic.name: topic.topic_id for topic in topics}
         return cls(
-            options.bootstrap, options.timeout_ms, lease, tuple(leases), topic_ids, options.security, options.via
+            options.bootstrap, options.timeout_ms, lease, tuple(leases), topic_ids, options.security, options.forward
         )
 
     def marked(self, columns: StructType) -> StructType:
@@ -73,7 +73,7 @@ class Lent:
             "bootstrap": self.bootstrap,
             "timeout_ms": self.timeout_ms,
             "lease_ms": self.options.lease_ms,
-            "via": self.via,
+            "forward": self.forward,
             "security": asdict(self.security) if self.security is not None else None,  # paths alone: see lend
             **to_json(self.options.group, self.options.member, self.leases),
         }
@@ -88,13 +88,13 @@ class Lent:
             group, member = told["group"], told["member"]
             bootstrap, timeout_ms, lease_ms = told["bootstrap"], int(told["timeout_ms"]), int(told["lease_ms"])
             security = SecurityOptions(**told["security"]) if told.get("security") else None
-            via = str(told.get("via", ""))
+            forward = bool(told["forward"])
         except (KeyError, TypeError, ValueError):
             raise InvalidRequest(f"a column has {METADATA}={mark[:100]!r}, which no batch read has written") from None
         leases = tuple(from_json(told, group, member))
         ids = {lease.key.topic: lease.key.topic_id for lease in leases}
         lease = LeaseOptions(group, member, lease_ms, skip_lost=False)
-        return cls(bootstrap, timeout_ms, lease, leases, ids, security, via)
+        return cls(bootstrap, timeout_ms, lease, leases, ids, security, forward)
 
     def leasing(self) -> Leasing:
         """The member that was lent it. Close it."""

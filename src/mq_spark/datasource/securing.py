@@ -14,23 +14,22 @@ from typing import Final
 
 from pyspark import SparkFiles
 
-from mq_client.cluster.tunnels import VARIABLE as VIA_VARIABLE
+from mq_client.cluster.forwarding import given_forward
 from mq_client.security import CERTS_VARIABLE, TOKEN_FILE_VARIABLE, USER_VARIABLE, Security
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.pem import CA_FILE
-from mq_spark.planning.option_table import VIA
+from mq_spark.planning.option_table import FORWARD
 from mq_spark.planning.security_options import CERTS, SECURITY, TOKEN_LOCATION, USER, SecurityOptions
 
 _OF_STREAMS: Final = "streaming_job"
 
 
 def with_environment(options: Mapping[str, str]) -> dict[str, str]:
-    """The options, and what the driver's environment says if none of them is about certificates or tokens; likewise of
-    the tunnel."""
+    """The options, and what the driver's environment says if none of them is about certificates or tokens; likewise
+    whether brokers pass on. Raises `InvalidSetting`."""
     written = {name.lower() for name in options}
-    via = os.environ.get(VIA_VARIABLE, "").strip()
-    if via and VIA not in written:
-        options = {**options, VIA: via}
+    if FORWARD not in written and given_forward(None):
+        options = {**options, FORWARD: "true"}
     certs = os.environ.get(CERTS_VARIABLE)
     if not certs or any(name.lower() in written for name in SECURITY):
         return dict(options)

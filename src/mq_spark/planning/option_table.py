@@ -26,7 +26,7 @@ class Option:
 
 
 BOOTSTRAP: Final = "bootstrap.servers"
-VIA: Final = "via"
+FORWARD: Final = "forward"
 STARTING: Final = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
 ENDING: Final = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 """In the order in which they count when several are given, as with Kafka."""
@@ -46,7 +46,9 @@ OPTIONS: Final = (
         "required",
         "addresses of brokers, host:port, with commas between; kafka.bootstrap.servers is the same",
     ),
-    Option(VIA, BOTH, "none", "reach every broker through this HTTP CONNECT tunnel, host:port"),
+    Option(
+        FORWARD, BOTH, "false", "reach no broker but those of bootstrap.servers: they pass on what is meant for others"
+    ),
     Option(
         "requestTimeoutMs",
         BOTH,

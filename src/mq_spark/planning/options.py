@@ -27,11 +27,11 @@ from mq_spark.planning.option_table import (
     BOOTSTRAP,
     BOTH,
     ENDING,
+    FORWARD,
     PER_TRIGGER,
     SINK,
     SOURCE,
     STARTING,
-    VIA,
     WITHOUT_EFFECT,
     names,
 )
@@ -66,8 +66,8 @@ class SourceOptions:
     `max_bytes_per_trigger` counts bytes as they are stored. `filter` is text in the grammar of
     `mq_protocol.sql.row_filter`, or empty. `timeout_ms` bounds every question to the brokers, retries included.
     `read_from`: "leader" or "any"; `rack`: whose replicas come first with "any". `lease`: of which queue group the
-    query is a member; None: it reads the topics. `security` None: in plain text. `via`:
-    the tunnel through which brokers are reached; empty: directly.
+    query is a member; None: it reads the topics. `security` None: in plain text.
+    `forward`: only the brokers of `bootstrap` are reached, and pass on what is meant for others.
     """
 
     bootstrap: str
@@ -91,14 +91,14 @@ class SourceOptions:
     rack: str
     lease: LeaseOptions | None = None
     security: SecurityOptions | None = None
-    via: str = ""
+    forward: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
     """What a writer was asked for. `topic` None: each row names its own. `key_column`: of typed topics, chooses the
-    partition. `keep_on_mismatch` is `onReplayMismatch=keep`. `security` None: in plain text. `via`:
-    the tunnel through which brokers are reached; empty: directly.
+    partition. `keep_on_mismatch` is `onReplayMismatch=keep`. `security` None: in plain text.
+    `forward`: only the brokers of `bootstrap` are reached, and pass on what is meant for others.
     """
 
     bootstrap: str
@@ -109,7 +109,7 @@ class SinkOptions:
     txn_version: int | None
     timeout_ms: int
     security: SecurityOptions | None = None
-    via: str = ""
+    forward: bool = False
 
 
 # ------------------------------------------------------------------ the table of names
@@ -128,12 +128,6 @@ _ASYNC_PROGRESS: Final = (
     "asyncProgressTrackingCheckpointIntervalMs",
     "_asyncProgressTrackingOverrideSinkSupportCheck",
 )
-
-_LEFT_OUT: Final = {
-    "forward": "no broker passes on what Spark's tasks ask of others, since each row would go through two brokers. To "
-    f"reach all brokers at one address, start `tritonmq proxy` and give its address as {VIA}"
-}
-"""What the other clients have, and the reason why it is not here."""
 
 _KNOWN: Final = {name.lower(): name for name in (*_BOTH, *_SOURCE, *_SINK, *_ALIASES, *_SPARKS_OWN, *_ASYNC_PROGRESS)}
 
@@ -187,7 +181,7 @@ def parse_source(given: Mapping[str, str], *, streaming: bool | None) -> SourceO
         rack=options.get("kafka.client.rack", ""),
         lease=lease,
         security=parse_security(options),
-        via=_via(options),
+        forward=boolean(options, FORWARD, default=False),
     )
 
 
@@ -296,7 +290,7 @@ def parse_sink(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         txn_version=version,
         timeout_ms=integer(options, "requestTimeoutMs", 1) or SINK_TIMEOUT_MS,
         security=parse_security(options),
-        via=_via(options),
+        forward=boolean(options, FORWARD, default=False),
     )
 
 
@@ -336,7 +330,7 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
     name = lower if lower in PASSED_OVER else _KNOWN.get(lower)
     if name is not None:
         return name
-    if instead := _LEFT_OUT.get(lower) or REFUSED.get(lower) or why_refused(written):
+    if instead := REFUSED.get(lower) or why_refused(written):
         raise InvalidSetting(f"option {written} cannot be used: {instead}")
     if lower.startswith("kafka."):
         near = nearest(lower.removeprefix("kafka."), _OF_KAFKA)
@@ -345,15 +339,6 @@ def _known_name(written: str, allowed: Iterable[str]) -> str:
     else:
         hint = did_you_mean(written, allowed) or f" (options are: {', '.join(sorted(allowed, key=str.lower))})"
     raise InvalidSetting(f"unknown option {written!r}{hint}")
-
-
-def _via(options: Mapping[str, str]) -> str:
-    given = options.get(VIA, "").strip()
-    if VIA in options and not given:
-        raise InvalidSetting(f"{VIA} is empty: give the address of an HTTP CONNECT tunnel, or leave it out")
-    if given and not _is_address(given):
-        raise InvalidSetting(f"{VIA} has {given!r}: write the address of an HTTP CONNECT tunnel as host:port")
-    return given
 
 
 def _is_address(text: str) -> bool:

@@ -6,12 +6,12 @@ from mq_spark.datasource.cluster import connect
 from mq_spark.planning.options import parse_sink
 
 
-def test_reads_that_go_to_other_replicas_or_through_a_tunnel_have_clients_of_their_own() -> None:
-    options, tunnelled = (
-        parse_sink({"bootstrap.servers": "h:1", **via}, streaming=True) for via in ({}, {"via": "g:1"})
+def test_reads_that_go_to_other_replicas_or_are_passed_on_have_clients_of_their_own() -> None:
+    options, forwarding = (
+        parse_sink({"bootstrap.servers": "h:1", "forward": forward}, streaming=True) for forward in ("false", "true")
     )
     asked = [(options, "leader", ""), (options, "any", ""), (options, "any", "r1"), (options, "any", "r2")]
-    asked.append((tunnelled, "leader", ""))
+    asked.append((forwarding, "leader", ""))
     made = [connect(*each) for each in asked]
     assert len({id(cluster) for cluster in made}) == 5
     assert [connect(*each) for each in asked] == made

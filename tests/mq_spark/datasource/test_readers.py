@@ -360,12 +360,12 @@ def test_a_run_keeps_the_columns_that_it_was_started_with_and_the_next_has_those
     stream.reader.stop()
 
 
-def test_the_environment_of_a_worker_leads_through_no_tunnel(
+def test_what_the_environment_of_a_worker_says_of_passing_on_does_not_count(
     bootstrap: str, admin: Admin, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     admin.create_topic(name)
     given = with_environment({"bootstrap.servers": bootstrap, "requestTimeoutMs": "29996"})
-    monkeypatch.setenv("TRITONMQ_VIA", "127.0.0.1:1")
+    monkeypatch.setenv("TRITONMQ_FORWARD", "perhaps")
     assert name in cluster.connect(parse_sink(given, streaming=True)).topic_names()
 
 

@@ -96,13 +96,18 @@ def test_the_drivers_environment_counts_where_no_option_is_given(root: Path, mon
         assert with_environment(given) == given
 
 
-def test_the_drivers_environment_names_the_tunnel_unless_an_option_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drivers_environment_says_that_brokers_pass_on_unless_an_option_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delenv("TRITONMQ_CERTS", raising=False)
-    monkeypatch.setenv("TRITONMQ_VIA", "gateway:7490")
-    assert with_environment({"a": "b"}) == {"a": "b", "via": "gateway:7490"}
-    assert with_environment({"VIA": "other:1"}) == {"VIA": "other:1"}
-    monkeypatch.setenv("TRITONMQ_VIA", " ")
+    monkeypatch.setenv("TRITONMQ_FORWARD", "1")
+    assert with_environment({"a": "b"}) == {"a": "b", "forward": "true"}
+    assert with_environment({"Forward": "false"}) == {"Forward": "false"}
+    monkeypatch.setenv("TRITONMQ_FORWARD", "0")
     assert with_environment({"a": "b"}) == {"a": "b"}
+    monkeypatch.setenv("TRITONMQ_FORWARD", "perhaps")
+    with pytest.raises(InvalidSetting, match="TRITONMQ_FORWARD"):
+        with_environment({"a": "b"})
 
 
 def test_a_token_is_read_on_each_machine_and_its_path_alone_is_sent(root: Path) -> None:

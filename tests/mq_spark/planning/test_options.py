@@ -57,12 +57,6 @@ def test_an_unknown_option_is_answered_with_the_nearest_right_one() -> None:
     assert "Kafka's clients have none of this name" in source_error(**{"kafka.zebra": "3"})
 
 
-def test_forward_is_refused_and_via_is_named_instead() -> None:
-    for error in (source_error(forward="true"), sink_error(Forward="1")):
-        assert error.lower().startswith("option forward cannot be used: ")
-        assert error.endswith("start `tritonmq proxy` and give its address as via")
-
-
 def test_options_of_the_other_side_are_named_as_such() -> None:
     assert source_error(topic="t").startswith("option topic belongs to the sink")
     assert sink_error(subscribe="t").startswith("option subscribe belongs to the source")
@@ -341,10 +335,8 @@ def test_on_replay_mismatch_is_fail_or_keep() -> None:
     assert "did you mean 'keep'?" in sink_error(onReplayMismatch="keeep")
 
 
-@pytest.mark.parametrize("wrong", ["", "gateway", "gateway:0", "gateway:70000", ":7490"])
-def test_the_tunnel_is_one_address(wrong: str) -> None:
-    assert parse_source({**SOURCE, "via": " gateway:7490 "}, streaming=True).via == "gateway:7490"
-    assert parse_sink({"bootstrap.servers": "a:1", "VIA": "gateway:7490"}, streaming=False).via == "gateway:7490"
-    assert parse_source(SOURCE, streaming=False).via == ""
-    with pytest.raises(InvalidSetting, match=r"^via"):
-        parse_source({**SOURCE, "via": wrong}, streaming=True)
+def test_that_brokers_pass_on_is_said_for_the_source_and_for_the_sink() -> None:
+    assert parse_source({**SOURCE, "forward": "true"}, streaming=True).forward
+    assert parse_sink({"bootstrap.servers": "a:1", "FORWARD": " True "}, streaming=False).forward
+    assert not parse_source(SOURCE, streaming=False).forward
+    assert source_error(forward="gateway:7490") == "forward='gateway:7490' is neither true nor false"
