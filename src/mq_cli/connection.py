@@ -38,7 +38,6 @@ class Connection:
     certs: str | None = None
     user: str | None = None
     token_file: str | None = None
-    via: str | None = None
     forward: bool | None = None
 
     @classmethod
@@ -89,8 +88,7 @@ class Connection:
         security = self.security
         if security is None and self.certs is not None:  # typed, and empty: a client would read the variable
             os.environ.pop("TRITONMQ_CERTS", None)
-        way = {"via": self.via or "", "forward": bool(self.forward)}
-        return {"bootstrap": self.addresses, "security": security, **way}
+        return {"bootstrap": self.addresses, "security": security, "forward": bool(self.forward)}
 
     def admin(self, timeout_s: float | None = None, *, must_listen: bool = True) -> Admin:
         """To be closed by the caller, who waits `timeout_s` for each answer; if it is None, as long as the option says.
@@ -104,7 +102,7 @@ class Connection:
         return admin
 
     def check_somebody_listens(self) -> None:
-        check_somebody_listens(self.addresses, self.via or "")
+        check_somebody_listens(self.addresses)
 
     def environment(self) -> dict[str, str]:
         """For a process that is to speak with brokers as this command does: the variables that say so."""
@@ -112,7 +110,6 @@ class Connection:
             "TRITONMQ_CERTS": self.certs,
             "TRITONMQ_USER": self.user,
             "TRITONMQ_TOKEN_FILE": self.token_file,
-            "TRITONMQ_VIA": self.via,
             "TRITONMQ_FORWARD": None if self.forward is None else str(int(self.forward)),
         }
         return {name: value for name, value in said.items() if value is not None}
@@ -137,11 +134,6 @@ def connection_options(command: F) -> F:
 
 def bootstrap_option(command: F) -> F:
     """All but the time-out."""
-    return direct_bootstrap_option(_way_options(command))
-
-
-def direct_bootstrap_option(command: F) -> F:
-    """The same of who reaches brokers through no tunnel, whatever the environment says."""
     return click.option(
         "--bootstrap",
         envvar="TRITONMQ_BOOTSTRAP",
@@ -150,12 +142,7 @@ def direct_bootstrap_option(command: F) -> F:
         show_envvar=True,
         metavar="HOST:PORT,…",
         help="Addresses of brokers. One that answers is enough.",
-    )(_security_options(command))
-
-
-def security_options(command: F) -> F:
-    """Of a command that asks the broker at an address that it is given."""
-    return _security_options(_way_options(command))
+    )(security_options(_forward_option(command)))
 
 
 def timeout_option(command: F) -> F:
@@ -171,9 +158,8 @@ def timeout_option(command: F) -> F:
     )(command)
 
 
-def _way_options(command: F) -> F:
-    """How brokers are reached, if not each by itself."""
-    command = click.option(
+def _forward_option(command: F) -> F:
+    return click.option(
         "--forward",
         is_flag=True,
         default=None,
@@ -181,15 +167,9 @@ def _way_options(command: F) -> F:
         help="Reach no broker but those of the bootstrap addresses: they pass on what is meant for others. "
         "[env var: TRITONMQ_FORWARD]",
     )(command)
-    return click.option(
-        "--via",
-        envvar="TRITONMQ_VIA",
-        metavar="HOST:PORT",
-        help="Reach brokers through this HTTP CONNECT tunnel. [env var: TRITONMQ_VIA]",
-    )(command)
 
 
-def _security_options(command: F) -> F:
+def security_options(command: F) -> F:
     """With which certificate or token brokers are spoken with, and from which file that and the rest is taken if it is
     not given."""
     command = client_settings(_given_the_connection(command))
@@ -220,33 +200,25 @@ def _given_the_connection(command: F) -> F:
 # ------------------------------------------------------------------ whether anybody is there
 
 
-def check_somebody_listens(addresses: Sequence[str], via: str = "") -> None:
+def check_somebody_listens(addresses: Sequence[str]) -> None:
     """Raise `click.ClickException` if every address has refused a connection, or has no such host, for `REFUSED_S`: a
     client of the cluster would go on asking.
 
-    An address that does not answer at all may be far away or busy: it is left to the client, which waits longer. Where
-    there is a tunnel, it is looked at instead.
+    An address that does not answer at all may be far away or busy: it is left to the client, which waits longer.
     """
     from mq_client.cluster.listening import why_unreachable
-    from mq_client.cluster.tunnels import fault_of_all
 
     deadline = time.monotonic() + REFUSED_S
     while True:
-        if via:
-            if (fault := fault_of_all(addresses, via, silence=False)) is None:
+        reasons: dict[str, str] = {}
+        for address in addresses:
+            reason = why_unreachable(address)
+            if reason is None:
                 return
-            told = f"no broker was asked: {fault}"
-        else:
-            reasons: dict[str, str] = {}
-            for address in addresses:
-                reason = why_unreachable(address)
-                if reason is None:
-                    return
-                reasons[address] = reason
-            told = (
+            reasons[address] = reason
+        if time.monotonic() >= deadline:
+            raise click.ClickException(
                 f"no broker listens at {'; '.join(f'{address}: {reason}' for address, reason in reasons.items())}\n"
                 "Start one with `tritonmq dev`, or say where yours are: --bootstrap HOST:PORT or TRITONMQ_BOOTSTRAP"
             )
-        if time.monotonic() >= deadline:
-            raise click.ClickException(told)
         time.sleep(_PAUSE_S)

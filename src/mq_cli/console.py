@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from importlib import import_module
@@ -15,7 +16,6 @@ from typing import Any
 import click
 
 from mq_cli.connection import Connection, bootstrap_option
-from mq_cli.listening import listening_at
 from mq_cli.output import checking_what_was_typed, say
 from mq_cli.terminal import log_to_stderr
 from mq_protocol.addresses import is_loopback, parse_address
@@ -104,7 +104,7 @@ def console(
     if actions and key is None:
         raise click.UsageError("--actions needs a key: leave out --open-to-all")
     log_to_stderr("warning")
-    with listening_at(host, port) as listener, checking_what_was_typed():
+    with _listening(host, port) as listener, checking_what_was_typed():
         os.environ.update(connection.environment())  # its readers find there how brokers are reached
         made = serving.Console(
             connection.bootstrap, serving.Settings(hide_values=hide_values, actions=actions), connection.security
@@ -152,6 +152,24 @@ def _key(path: Path) -> str:
     if len(key) < _KEY_CHARACTERS_MIN or not key.isascii() or any(each.isspace() for each in key):
         raise click.UsageError(f"the key in {path} is no word of at least {_KEY_CHARACTERS_MIN} ASCII characters")
     return key
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """To be closed by the caller. Raises `click.ClickException`."""
+    made = None
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(place)
+        made.listen(128)
+    except OSError as error:
+        if made is not None:
+            made.close()
+        raise click.ClickException(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return made
 
 
 def _shown(host: str) -> str:

@@ -155,7 +155,7 @@ def _make_trial_user(cluster: LocalCluster) -> None:
     make_user(cluster.certs, TRIAL)
     rights = [(Kind.TOPIC, each) for each in (Operation.READ, Operation.WRITE, Operation.CREATE)]
     rights.append((Kind.GROUP, Operation.READ))
-    with Admin(cluster.bootstrap, security=cluster.security, via="", forward=False) as admin:
+    with Admin(cluster.bootstrap, security=cluster.security, forward=False) as admin:
         admin.alter_acls([AclRule(f"User:{TRIAL}", right, kind, f"{TRIAL}-", prefix=True) for kind, right in rights])
 
 
@@ -241,7 +241,6 @@ _OF_THE_USER = (
     "TRITONMQ_CERTS",
     "TRITONMQ_USER",
     "TRITONMQ_TOKEN_FILE",
-    "TRITONMQ_VIA",
     "TRITONMQ_FORWARD",
     "TRITONMQ_PROFILE",
 )

@@ -350,14 +350,11 @@ def _origin() -> str:
 def _of_the_cluster(connection: Connection, origin: str, seen: dict[str, Any]) -> list[Line]:
     """`seen` gets what brokers say of themselves."""
     from mq_client import Admin
-    from mq_client.cluster.forwarding import given_way
-    from mq_client.cluster.tunnels import fault_of_all
+    from mq_client.cluster.listening import why_unreachable
 
     with checking_what_was_typed():
-        addresses, (via, forward) = connection.addresses, given_way(connection.via or "", bool(connection.forward))
-    if via and (blamed := fault_of_all(addresses, via)):
-        return [Line("wrong", f"no broker was asked: {blamed}", "then run this again")]
-    reasons = {address: _why_unreachable(address, via) for address in addresses}
+        addresses = connection.addresses
+    reasons = {address: why_unreachable(address) for address in addresses}
     cluster_ids, ask_ms = dict[str, str](), milliseconds(min(connection.timeout_s, _ASK_S))
     failed = ""
     for address, reason in reasons.items():
@@ -373,29 +370,19 @@ def _of_the_cluster(connection: Connection, origin: str, seen: dict[str, Any]) -
     answering = replace(connection, bootstrap=next(iter(cluster_ids)))
     try:
         with Admin(**answering.for_client(), timeout_ms=milliseconds(connection.timeout_s)) as admin:
-            lines += _of_all_brokers(admin, seen, via, forward=forward)
+            lines += _of_all_brokers(admin, seen, forward=bool(connection.forward))
     except TritonMQError as error:
         lines.append(Line("wrong", f"the cluster could not be asked: {error}", "see `tritonmq cluster status`"))
     return lines
 
 
-def _why_unreachable(address: str, via: str, *, forward: bool = False) -> str | None:
-    """Of a broker, from here; None if somebody listens there, or may. `forward`: others pass on what is for it."""
+def _of_all_brokers(admin: Admin, seen: dict[str, Any], *, forward: bool) -> list[Line]:
     from mq_client.cluster.listening import why_unreachable
-    from mq_client.cluster.tunnels import fault
 
-    if forward:
-        return "it has not answered the broker that passes on"
-    if via:
-        found = fault(address, via)
-        return None if found is None else found.text
-    return why_unreachable(address)
-
-
-def _of_all_brokers(admin: Admin, seen: dict[str, Any], via: str, *, forward: bool) -> list[Line]:
     observed = admin.observe("partitions")
     now_us = time.time_ns() // 1000
-    reasons = {address: _why_unreachable(address, via, forward=forward) for address in observed.silent}
+    passed_on = "it has not answered the broker that passes on"
+    reasons = {address: passed_on if forward else why_unreachable(address) for address in observed.silent}
     topics = admin.describe_topics(observed, internal=True)
     seen |= {"observation": observed, "topics": topics}
     denied: list[Line] = []

@@ -36,11 +36,10 @@ def health(address: str, ready: bool, wait_s: float, connection: Connection) -> 
     ready.
     """
     from mq_client.cluster.channels import Client
-    from mq_client.cluster.tunnels import given_via
 
     with checking_what_was_typed():
         parse_address(address)
-        client = Client((address,), connection.security, given_via(connection.via or ""))
+        client = Client((address,), connection.security)
     patience, deadline = Patience(say), time.monotonic() + wait_s
     while True:
         why = _why_not(address, client, ready=ready)
@@ -58,7 +57,6 @@ def _why_not(address: str, client: Client, *, ready: bool) -> str:
     import grpc
     from grpc_health.v1 import health_pb2
 
-    from mq_client.cluster import tunnels
     from mq_client.cluster.channels import channel
     from mq_protocol.methods import BROKER
 
@@ -70,8 +68,6 @@ def _why_not(address: str, client: Client, *, ready: bool) -> str:
     try:
         answer = check(health_pb2.HealthCheckRequest(service=BROKER.name if ready else ""), timeout=_ASK_S)
     except grpc.RpcError as error:
-        if client.via and (fault := tunnels.fault(address, client.via)) is not None:
-            return fault.text
         why = str(error.details() or error.code())
         if client.security is None and "Socket closed" in why:
             return f"{why}: if it speaks TLS, give --certs DIR"

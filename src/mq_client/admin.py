@@ -85,11 +85,10 @@ class Admin(
         bootstrap: str | Sequence[str],
         timeout_ms: float = limits.REQUEST_TIMEOUT_MS,
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
     ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, forward=forward)
 
     # ------------------------------------------------------------------ topics
 

@@ -89,7 +89,6 @@ class Consumer(AsyncBlock):
         interceptors: Sequence[str | ConsumerInterceptor] = (),
         healthy: Callable[[], object] | None = None,
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
     ) -> None:
         if ephemeral and group is None:
@@ -102,7 +101,7 @@ class Consumer(AsyncBlock):
             raise InvalidSetting(f"buffer_bytes_max={buffer_bytes_max} must be positive")
         self._idle_ms = None if idle_ms is None else positive_ms("idle_ms", idle_ms)
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, forward=forward)
         self._subscriptions = Subscriptions(
             self._connection,
             group or "",

@@ -72,14 +72,13 @@ class Lock:
         timeout_ms: float = REQUEST_TIMEOUT_MS,
         on_lost: OnLost | None = None,
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
     ) -> None:
         check_lock_name(name)
         self.name = name
         self._timeout_ms = _wait_ms(timeout_ms)
         self._on_lost = on_lost
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, forward=forward)
         self._busy = threading.Lock()
         self._place: _Place | None = None
         self._queued: _Place | None = None

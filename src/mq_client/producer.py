@@ -102,7 +102,6 @@ class Producer(AsyncBlock):
         value_serializer: str | Serializer | None = None,
         interceptors: Sequence[str | ProducerInterceptor] = (),
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
     ) -> None:
         allowed.check_names(acks, compression)
@@ -114,7 +113,7 @@ class Producer(AsyncBlock):
         )
         self._buffer_bytes_max = buffer_bytes_max
         self._metadata_age_s_max = positive_ms("metadata_age_ms_max", metadata_age_ms_max) / 1000
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, forward=forward)
         self._choice = choice_of(partitioner)
         self._key_serializer = serializer_of("key_serializer", key_serializer)
         self._value_serializer = serializer_of("value_serializer", value_serializer)

@@ -84,14 +84,13 @@ class Reader:
         read_from: str = "leader",
         rack: str = "",
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
     ) -> None:
         self._timeout_ms = positive_ms("timeout_ms", timeout_ms)
         self._connection = (
             bootstrap
             if isinstance(bootstrap, Connection)
-            else Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
+            else Connection(bootstrap, refused_s=REFUSED_S, security=security, forward=forward)
         )
         self._replicas = Replicas(self._connection, read_from, rack)
         self.payload_bytes = 0

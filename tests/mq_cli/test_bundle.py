@@ -106,10 +106,10 @@ def test_a_bundle_has_what_a_report_needs_and_no_records(tmp_path: Path) -> None
 
 def test_a_bundle_shows_what_the_options_say(tmp_path: Path) -> None:
     path = tmp_path / "report.zip"
-    CliRunner().invoke(doctor.doctor, ["--here", "--via", "tunnel:7490", "--bundle", str(path)])
+    CliRunner().invoke(doctor.doctor, ["--here", "--forward", "--bundle", str(path)])
     with zipfile.ZipFile(path) as written:
         settings = {row["setting"]: row["value"] for row in json.loads(written.read("settings.json"))}
-    assert settings["client.via"] == "tunnel:7490"
+    assert settings["client.forward"] == "1"
 
 
 def test_a_file_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:

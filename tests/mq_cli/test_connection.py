@@ -54,7 +54,7 @@ def test_what_options_say_goes_to_clients_and_to_children_and_not_to_the_next_co
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TRITONMQ_USER", "before")
-    for name in ("CERTS", "TOKEN_FILE", "VIA", "FORWARD", "BOOTSTRAP"):
+    for name in ("CERTS", "TOKEN_FILE", "FORWARD", "BOOTSTRAP"):
         monkeypatch.delenv(f"TRITONMQ_{name}", raising=False)
     seen = []
 
@@ -63,16 +63,15 @@ def test_what_options_say_goes_to_clients_and_to_children_and_not_to_the_next_co
     def command(connection: Connection) -> None:
         seen.append((connection.for_client(), connection.environment(), connection.timeout_s))
 
-    for words in ("--certs some --user ann --bootstrap a:1,b:2 --timeout 3", "--via t:9", "--forward --certs c"):
+    for words in ("--certs some --user ann --bootstrap a:1,b:2 --timeout 3", "--forward --certs c"):
         CliRunner().invoke(command, shlex.split(words), catch_exceptions=False)
-    usual = {"bootstrap": ["127.0.0.1:7400"], "security": None, "via": "", "forward": False}
+    usual = {"bootstrap": ["127.0.0.1:7400"], "security": None, "forward": False}
     assert seen == [
         (
             {**usual, "bootstrap": ["a:1", "b:2"], "security": Security("some", "ann")},
             {"TRITONMQ_CERTS": "some", "TRITONMQ_USER": "ann"},
             3.0,
         ),
-        ({**usual, "via": "t:9"}, {"TRITONMQ_USER": "before", "TRITONMQ_VIA": "t:9"}, 30.0),
         (
             {**usual, "security": Security("c", "before"), "forward": True},
             {"TRITONMQ_CERTS": "c", "TRITONMQ_USER": "before", "TRITONMQ_FORWARD": "1"},

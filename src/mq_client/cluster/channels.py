@@ -20,7 +20,7 @@ import grpc
 from google.protobuf.message import Message
 
 from mq_client import forks
-from mq_client.cluster import forwarding, tunnels
+from mq_client.cluster import forwarding
 from mq_client.cluster.credentials import Credentials, current, was_replaced
 from mq_client.errors import NotAuthenticated, TritonMQError, Unreachable
 from mq_client.security import Security
@@ -33,13 +33,11 @@ from mq_protocol.transport import CHANNEL_OPTIONS, from_call
 @dataclass(frozen=True, slots=True)
 class Client:
     """Whose channels these are. Users within one process share a connection to a broker only if all of these are
-    equal: who has another certificate must never speak on it. `security` None: in plain text, as nobody. `via`: the
-    tunnel through which brokers are reached; empty: directly. `forward`: only `addresses` are reached, and pass on what
-    is meant for others."""
+    equal: who has another certificate must never speak on it. `security` None: in plain text, as nobody. `forward`:
+    only `addresses` are reached, and pass on what is meant for others."""
 
     addresses: tuple[str, ...] = ()
     security: Security | None = None
-    via: str = ""
     forward: bool = False
 
 
@@ -83,7 +81,7 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
             forks.note_used()
             if found is not None:
                 _replaced.append((time.monotonic() + REPLACED_S, found))
-            found = _open(dialled, credentials, client.via)
+            found = _open(dialled, credentials)
             _channels[key] = credentials.generation, found
         if _replaced:
             now = time.monotonic()
@@ -94,11 +92,10 @@ def channel(address: str, client: Client = NOBODY) -> grpc.Channel:
     return found
 
 
-def _open(address: str, credentials: Credentials, via: str) -> grpc.Channel:
-    dialled, options = tunnels.target(address, via, CHANNEL_OPTIONS)
+def _open(address: str, credentials: Credentials) -> grpc.Channel:
     if credentials.channel is None:
-        return grpc.insecure_channel(dialled, options=options)
-    return grpc.secure_channel(dialled, credentials.channel, options=options)
+        return grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return grpc.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
 
 
 class Made(NamedTuple):
@@ -116,11 +113,8 @@ def made(address: str, client: Client) -> Made:
 def meaning(error: Any, address: str, client: Client, made_with: Made) -> TritonMQError:
     """What a failed call means. One that was refused with a token which was replaced meanwhile may be made again.
     `made_with`: what `made` gave right before it."""
-    if client.via:
-        found = tunnels.named(from_call(error, tunnels.shown(address, client.via)), address, client.via)
-    else:
-        found = from_call(error, forwarding.shown(address, client))
-        forwarding.note_failure(error, client, made_with.dialled)
+    found = from_call(error, forwarding.shown(address, client))
+    forwarding.note_failure(error, client, made_with.dialled)
     if isinstance(found, NotAuthenticated):
         if was_replaced(client.security, made_with.generation):
             return Unreachable(f"broker at {address} has refused the former token: ask again with the new one")

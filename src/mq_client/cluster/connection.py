@@ -21,12 +21,11 @@ from google.protobuf.message import Message
 from mq_client.cluster.channels import Client, call_later, call_unary
 from mq_client.cluster.credentials import current
 from mq_client.cluster.deadline import Deadline, attempts
-from mq_client.cluster.forwarding import entry, given_way
+from mq_client.cluster.forwarding import entry, given_forward
 from mq_client.cluster.handshake import fault
 from mq_client.cluster.holding_back import HeldBack
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.cluster.paging import Parts
-from mq_client.cluster.tunnels import TUNNEL, fault_of_all
 from mq_client.errors import (
     InvalidSetting,
     NotAuthenticated,
@@ -152,10 +151,9 @@ _NAMED_MAX: Final = 5
 
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
-    answered is given up when all of its addresses have refused connections for so long. `via`: the tunnel through which
-    all brokers are reached; empty: none. `forward`: only the bootstrap addresses are reached, and pass on what is meant
-    for others (forwarding.py). `security`, `via`, `forward` None: what the environment says, unless that is not to
-    count. Raises `InvalidSetting` for certificates of no use."""
+    answered is given up when all of its addresses have refused connections for so long. `forward`: only the bootstrap
+    addresses are reached, and pass on what is meant for others (forwarding.py). `security`, `forward` None: what the
+    environment says, unless that is not to count. Raises `InvalidSetting` for certificates of no use."""
 
     def __init__(
         self,
@@ -163,15 +161,14 @@ class Connection:
         *,
         refused_s: float = PATIENT,
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
         from_environment: bool = True,
     ) -> None:
         self.bootstrap = parse_bootstrap(bootstrap)
         self._refused_s = refused_s
         if from_environment:
-            security = given(security)
-        self.client = Client(self.bootstrap, security, *given_way(via, forward, from_environment=from_environment))
+            security, forward = given(security), given_forward(forward)
+        self.client = Client(self.bootstrap, security, bool(forward))
         current(self.client.security)
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
@@ -504,7 +501,6 @@ class Connection:
                     self._check_it_can_be_reached(candidates, time.monotonic() - began)
         if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
             raise last
-        self._check_tunnel(list(tried))
         secured = isinstance(last, Unreachable) and self.client.security is not None
         reasons = "; ".join(
             f"{address}: {(secured and self.handshake_fault(address)) or _brief(reason)}"
@@ -529,22 +525,15 @@ class Connection:
 
     def handshake_fault(self, address: str) -> str | None:
         """What is wrong with the certificates there; None if that is all right, or cannot be told now."""
-        return fault(entry(address, self.client), self.client.security, self.client.via)
+        return fault(entry(address, self.client), self.client.security)
 
     def refuses(self, address: str) -> bool:
         """Whether nobody listens there, for sure."""
         return refuses(entry(address, self.client))
 
-    def _check_tunnel(self, addresses: Sequence[str], *, silence: bool = True) -> None:
-        """Raises `Unreachable` if there is a tunnel, and it is to blame. `silence`: also if it is silent."""
-        if self.client.via and (blamed := fault_of_all(addresses, self.client.via, silence=silence)):
-            raise Unreachable(f"no broker was asked: {blamed}")
-
     def _check_somebody_listens(self, addresses: Sequence[str]) -> None:
         """Raises `Unreachable` if all of them refuse connections."""
-        if self.client.via:
-            self._check_tunnel(addresses, silence=False)
-        elif all(self.refuses(address) for address in addresses):
+        if all(self.refuses(address) for address in addresses):
             told = "; ".join(f"{address}: connection refused" for address in addresses)
             raise Unreachable(f"no broker listens at {told}: {_NEVER_ANSWERED}")
 
@@ -556,8 +545,6 @@ _NEVER_ANSWERED = (
 
 def _brief(reason: str) -> str:
     """gRPC repeats itself: the last clause is the cause. A bracket that it closes was opened before."""
-    if reason.startswith(TUNNEL):
-        return reason
     cause = reason.rsplit(": ", 1)[-1][:120]
     while cause.endswith("]") and cause.count("[") < cause.count("]"):
         cause = cause[:-1]

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
-from mq_client.cluster import streams, tunnels
+from mq_client.cluster import streams
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.channels import open_fetch as open_by_grpc
 from mq_client.cluster.credentials import current
@@ -158,8 +158,7 @@ class StreamFetch:
     def __init__(
         self, address: str, key: tuple[Client, str], request: pb.FetchRequest, timeout_s: float | None
     ) -> None:
-        self._broker = address
-        self._address = tunnels.shown(address, key[0].via)  # as errors have it
+        self._address = address
         self._key = key
         self._request = request
         self._by_grpc: Any = None
@@ -213,7 +212,7 @@ class StreamFetch:
             if not streams.is_for_grpc(error, stream_address):
                 raise
             log.debug("%s; by gRPC instead", error)
-            self._by_grpc = open_by_grpc(self._broker, self._request, self._left_s, client)
+            self._by_grpc = open_by_grpc(self._address, self._request, self._left_s, client)
             if self._cancelled:  # just now, when there was nothing to cancel yet
                 self._by_grpc.cancel()
             return None
@@ -272,6 +271,5 @@ def open_fetch(
         except NoStreamPort as error:
             log.debug("%s; by gRPC instead", error)
             streams.check_not_required(stream_address)
-            call = open_by_grpc(address, request, timeout_s, client)
-            return call if error.of_tunnel else ByGrpcInstead(call, stream_address)
+            return ByGrpcInstead(open_by_grpc(address, request, timeout_s, client), stream_address)
     return open_by_grpc(address, request, timeout_s, client)

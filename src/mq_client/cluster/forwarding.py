@@ -15,7 +15,6 @@ import os
 import threading
 from typing import Any, Final, Protocol
 
-from mq_client.cluster.tunnels import given_via
 from mq_client.errors import InvalidSetting
 from mq_protocol.transport import ERROR_METADATA, FORWARD_METADATA
 
@@ -56,16 +55,6 @@ def given_forward(forward: bool | None) -> bool:
     if text not in _ON | _OFF:
         raise InvalidSetting(f"{VARIABLE}={text!r} says neither yes nor no: write 1 or 0")
     return text in _ON
-
-
-def given_way(via: str | None, forward: bool | None, *, from_environment: bool = True) -> tuple[str, bool]:
-    """The tunnel, and whether brokers pass on: what is given, or else what the environment says. What is given for one
-    of them leaves out what the environment says of the other. Raises `InvalidSetting`."""
-    tunnel = given_via(via if via is not None or (from_environment and not forward) else "")
-    passed_on = given_forward(forward if forward is not None or (from_environment and not via) else False)
-    if tunnel and passed_on:
-        raise InvalidSetting(f"forward and via={tunnel} are both set: give one of them, since each is enough")
-    return tunnel, passed_on
 
 
 def entry(address: str, client: Forwarded) -> str:

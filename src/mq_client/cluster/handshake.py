@@ -6,13 +6,13 @@ Takes two seconds at most, and is done once a minute at most for each address.
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-from mq_client.cluster.tunnels import connect, is_tunnel
 from mq_client.errors import InvalidSetting
 from mq_client.security import Security
 from mq_protocol.pem import (
@@ -31,17 +31,13 @@ from mq_protocol.pem import (
 AGAIN_S: Final = 60.0
 _WAIT_S: Final = 1.0
 _PLAIN_TEXT: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNEXPECTED_MESSAGE", "RECORD_LAYER_FAILURE"})
-_A_TUNNEL: Final = (
-    "it is a tunnel, and no broker: give this address by --via, TRITONMQ_VIA, via= or Spark's option via, and that of "
-    "a broker as the bootstrap address"
-)
 _NO_GRPC: Final = (
     "it speaks TLS and no gRPC, so it is another port: a broker's for streams, links or --http, the console's, or "
     "ZooKeeper's. Give the address of the broker's --listen"
 )
 
 _lock = threading.Lock()
-_told: dict[tuple[str, Security | None, str], tuple[float, str | None]] = {}
+_told: dict[tuple[str, Security | None], tuple[float, str | None]] = {}
 
 
 def _after_fork() -> None:
@@ -53,21 +49,21 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def fault(address: str, security: Security | None, via: str = "") -> str | None:
+def fault(address: str, security: Security | None) -> str | None:
     """What is wrong with the certificates, or with the kind of the port, at `HOST:PORT`; None if that is all right, or
-    cannot be told now. `via`: the tunnel to it."""
-    key = address, security, via
+    cannot be told now."""
+    key = address, security
     with _lock:
         known = _told.get(key)
     if known is not None and time.monotonic() - known[0] < AGAIN_S:
         return known[1]
     try:
         if security is None:
-            found = _of_plain(address, via)
+            found = _of_plain(address)
         elif security.has_token:
-            found = _of_token(address, via, read_authorities(security.authorities()))
+            found = _of_token(address, read_authorities(security.authorities()))
         else:
-            found = _of_secured(address, via, security.files())
+            found = _of_secured(address, security.files())
     except InvalidSetting as error:
         found = str(error)
     except TimeoutError:
@@ -79,14 +75,14 @@ def fault(address: str, security: Security | None, via: str = "") -> str | None:
     return found
 
 
-def _of_plain(address: str, via: str) -> str | None:
+def _of_plain(address: str) -> str | None:
     probe = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     probe.check_hostname = False
     probe.verify_mode = ssl.CERT_NONE  # nothing is sent, and nothing believed, but that somebody answers in TLS
     probe.set_alpn_protocols([ALPN])
     host = _host(address)
     try:
-        with connect(address, via, _WAIT_S) as plain, probe.wrap_socket(plain, server_hostname=host):
+        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=host):
             pass
     except ssl.SSLError as error:
         if not (error.reason or "").startswith(("TLSV1", "SSLV3", "TLSV13")):  # not what another end says in TLS
@@ -97,7 +93,7 @@ def _of_plain(address: str, via: str) -> str | None:
     )
 
 
-def _of_secured(address: str, via: str, files: Files) -> str | None:
+def _of_secured(address: str, files: Files) -> str | None:
     pem = read(files)
 
     def closed() -> str:
@@ -111,24 +107,21 @@ def _of_secured(address: str, via: str, files: Files) -> str | None:
         )
 
     plain = "it speaks plain text, and this client TLS: use the port with TLS, or leave the certificates out"
-    return _of_tls(address, via, context(pem, server=False), plain, closed)
+    return _of_tls(address, context(pem, server=False), plain, closed)
 
 
-def _of_token(address: str, via: str, ca: bytes) -> str | None:
+def _of_token(address: str, ca: bytes) -> str | None:
     plain = "it speaks plain text, and a token is sent over TLS alone: use the port of --listen-token"
     closed = "it demands a certificate: use the port that takes tokens (--listen-token), or give a certificate"
-    return _of_tls(address, via, authorities_context(ca), plain, lambda: closed)
+    return _of_tls(address, authorities_context(ca), plain, lambda: closed)
 
 
-def _of_tls(address: str, via: str, probe: ssl.SSLContext, plain_text: str, closed: Callable[[], str]) -> str | None:
+def _of_tls(address: str, probe: ssl.SSLContext, plain_text: str, closed: Callable[[], str]) -> str | None:
     """`plain_text`: what to say of a port without TLS. `closed`: the same of a broker that has looked at what this
     client shows, and has closed the connection without a word."""
     probe.set_alpn_protocols([ALPN])
     try:
-        with (
-            connect(address, via, _WAIT_S) as plain,
-            probe.wrap_socket(plain, server_hostname=_host(address)) as secured,
-        ):
+        with _connect(address) as plain, probe.wrap_socket(plain, server_hostname=_host(address)) as secured:
             if secured.selected_alpn_protocol() != ALPN:
                 return _NO_GRPC
             secured.settimeout(_WAIT_S)
@@ -141,19 +134,19 @@ def _of_tls(address: str, via: str, probe: ssl.SSLContext, plain_text: str, clos
                 pass
     except ssl.SSLCertVerificationError as error:
         if error.verify_code in WRONG_HOST:
-            return _of_wrong_host(address, via, probe)
+            return _of_wrong_host(address, probe)
         return f"the broker's certificate is not accepted: {verdict(error)} ({_host(address)})"
     except ssl.SSLError as error:
         if error.reason not in _PLAIN_TEXT:
             return f"TLS failed: {error.reason or error}"
-        return _A_TUNNEL if not via and is_tunnel(address, _WAIT_S) else plain_text
+        return plain_text
     return closed()
 
 
-def _of_wrong_host(address: str, via: str, probe: ssl.SSLContext) -> str:
+def _of_wrong_host(address: str, probe: ssl.SSLContext) -> str:
     """Looks for which hosts the certificate is. An authority that is believed has signed it, and nothing is sent."""
     probe.check_hostname = False
-    with connect(address, via, _WAIT_S) as plain, probe.wrap_socket(plain) as secured:
+    with _connect(address) as plain, probe.wrap_socket(plain) as secured:
         hosts = hosts_in(secured.getpeercert() or {})
     host = _host(address)
     return (
@@ -161,6 +154,10 @@ def _of_wrong_host(address: str, via: str, probe: ssl.SSLContext) -> str:
         f"{host}. Use an address that it is for, or make one for this host too: `tritonmq cert create-broker --id N "
         f"--host {host}`, with --host for each of the others"
     )
+
+
+def _connect(address: str) -> socket.socket:
+    return socket.create_connection((_host(address), int(address.rpartition(":")[2])), timeout=_WAIT_S)
 
 
 def _host(address: str) -> str:

@@ -6,14 +6,14 @@ Everything here is on the loop, which must not be held up. What is received wait
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
 from collections import deque
 from typing import Any, Final
 
-from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
 from mq_client.cluster.credentials import current
-from mq_client.cluster.streams import NoStreamPort, connect_s, open_message, raise_error
-from mq_client.cluster.tunnels import TunnelFault
+from mq_client.cluster.streams import CONNECT_S, NoStreamPort, open_message, raise_error
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol.addresses import parse_address
 from mq_protocol.envelope import Buffer
@@ -23,6 +23,9 @@ from mq_protocol.streams import PING_S, PREAMBLE, SILENCE_S, Kind, Said, said, s
 
 GREETING_S: Final = 5.0
 """How long the handshake and the first word may take, once there is a connection: many may be made at once."""
+
+ADDRESSES_MAX: Final = 4
+"""So many of a host's addresses are tried."""
 
 UNREAD_BYTES: Final = 1 << 20
 WRITE_BUFFER_BYTES: Final = 256 << 10
@@ -213,10 +216,10 @@ async def dial(stream_address: str, address: str, client: Client) -> StreamCall:
     loop = asyncio.get_running_loop()
     call: StreamCall | None = None
     try:
-        connection = await tunnels.connect_on_loop(stream_address, client.via, connect_s(client))
+        connection = await _connected(stream_address)
         async with asyncio.timeout(GREETING_S):
             _, call = await loop.create_connection(
-                lambda: StreamCall(tunnels.shown(address, client.via)),
+                lambda: StreamCall(address),
                 sock=connection,
                 ssl=credentials.tls,
                 server_hostname=name if credentials.tls is not None else None,
@@ -225,8 +228,33 @@ async def dial(stream_address: str, address: str, client: Client) -> StreamCall:
             greeted, call = call, None
             return greeted
     except (OSError, UnicodeError, TritonMQError) as error:
-        of_tunnel = isinstance(error, TunnelFault) and error.is_of_all
-        raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}", of_tunnel=of_tunnel) from error
+        raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}") from error
     finally:
         if call is not None:
             call.cancel()
+
+
+async def _connected(address: str) -> socket.socket:
+    """A connection to one of the addresses that the host has, as `socket.create_connection` makes it: each is given
+    `CONNECT_S`. It does not block. Raises `OSError`."""
+    host, port = parse_address(address)
+    async with asyncio.timeout(CONNECT_S):
+        found = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    failed: OSError = ConnectionError("the host has no address")
+    for family, _, _, _, where in found[:ADDRESSES_MAX]:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                return await _connected_to(family, where)
+        except OSError as error:
+            failed = error
+    raise failed
+
+
+async def _connected_to(family: int, where: Any) -> socket.socket:
+    with contextlib.ExitStack() as unless_connected:
+        connection = unless_connected.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        connection.setblocking(False)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await asyncio.get_running_loop().sock_connect(connection, where)
+        unless_connected.pop_all()
+        return connection

@@ -21,10 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeVar
 
-from mq_client.cluster import tunnels
 from mq_client.cluster.channels import Client
 from mq_client.cluster.credentials import current
-from mq_client.cluster.tunnels import TunnelFault
 from mq_client.errors import InvalidSetting, QuotaExceeded, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
@@ -112,12 +110,7 @@ def is_for_grpc(error: TritonMQError, stream_address: str) -> bool:
 
 
 class NoStreamPort(Exception):
-    """Nothing at that address answers as a stream port does. Nothing was asked. `of_tunnel`: that says nothing of the
-    port, since the tunnel to it is down."""
-
-    def __init__(self, text: str, *, of_tunnel: bool = False) -> None:
-        super().__init__(text)
-        self.of_tunnel = of_tunnel
+    """Nothing at that address answers as a stream port does. Nothing was asked."""
 
 
 class ByGrpcInstead:
@@ -146,12 +139,7 @@ def open_message(method: str, timeout_ms: int = 0) -> list[Buffer]:
     return say(Kind.OPEN, opened.SerializeToString())
 
 
-def connect_s(client: Client) -> float:
-    """How long a connection may take. A tunnel is given the time to say that it does not reach the port."""
-    return tunnels.PROBE_S if client.via else CONNECT_S
-
-
-def dial(stream_address: str, client: Client, timeout_s: float | None = None) -> tuple[socket.socket, Receiver]:
+def dial(stream_address: str, client: Client, timeout_s: float = CONNECT_S) -> tuple[socket.socket, Receiver]:
     """A connection on which both ends have said what they speak, as a blocking socket, and what receives of it. Raises
     `NoStreamPort`."""
     return _dial(stream_address, client, timeout_s, _by_openssl)
@@ -159,7 +147,7 @@ def dial(stream_address: str, client: Client, timeout_s: float | None = None) ->
 
 def dial_to_read(stream_address: str, client: Client) -> tuple[socket.socket | SecuredSocket, Receiver]:
     """The same, for whoever receives large messages."""
-    return _dial(stream_address, client, None, SecuredSocket)
+    return _dial(stream_address, client, CONNECT_S, SecuredSocket)
 
 
 def _by_openssl(connection: socket.socket, tls: ssl.SSLContext, name: str) -> socket.socket:
@@ -169,11 +157,11 @@ def _by_openssl(connection: socket.socket, tls: ssl.SSLContext, name: str) -> so
 def _dial(
     stream_address: str,
     client: Client,
-    timeout_s: float | None,
+    timeout_s: float,
     wrap: Callable[[socket.socket, ssl.SSLContext, str], _Connection],
 ) -> tuple[socket.socket | _Connection, Receiver]:
-    timeout_s = connect_s(client) if timeout_s is None else timeout_s
-    name = parse_address(stream_address)[0].strip("[]")
+    host, port = parse_address(stream_address)
+    name = host.strip("[]")
     credentials = current(client.security)
     tls = credentials.tls
     if tls is None and credentials.channel is not None:
@@ -182,7 +170,7 @@ def _dial(
     plain: socket.socket | None = None
     connection: socket.socket | _Connection | None = None
     try:
-        connection = plain = tunnels.connect(stream_address, client.via, timeout_s)
+        connection = plain = socket.create_connection((name, port), timeout=timeout_s)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         plain.settimeout(max(until - time.monotonic(), 0.001))
         if tls is not None:
@@ -191,8 +179,7 @@ def _dial(
     except (OSError, UnicodeError, TritonMQError) as error:
         if connection is not None:
             connection.close()
-        of_tunnel = isinstance(error, TunnelFault) and error.is_of_all
-        raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}", of_tunnel=of_tunnel) from error
+        raise NoStreamPort(f"stream port {stream_address}: {error or 'no answer'}") from error
 
 
 def _greeted(connection: socket.socket | SecuredSocket, until: float) -> Receiver:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from mq_client.cluster import streams, tunnels
+from mq_client.cluster import streams
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.channels import open_watch_offsets as open_by_grpc
 from mq_client.cluster.streams import ByGrpcInstead, Duplex, NoStreamPort
@@ -23,7 +23,7 @@ class StreamWatch:
 
     def __init__(self, address: str, request: pb.WatchOffsetsRequest, client: Client, stream_address: str) -> None:
         self._stream_address = stream_address
-        self._duplex = Duplex(*streams.dial(stream_address, client), tunnels.shown(address, client.via))
+        self._duplex = Duplex(*streams.dial(stream_address, client), address)
         opened = streams.open_message("WatchOffsets")
         self._duplex.send([*opened, *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)])
 
@@ -53,6 +53,5 @@ def open_watch_offsets(
         except NoStreamPort as error:
             log.debug("%s; by gRPC instead", error)
             streams.check_not_required(stream_address)
-            call = open_by_grpc(address, request, client)
-            return call if error.of_tunnel else ByGrpcInstead(call, stream_address)
+            return ByGrpcInstead(open_by_grpc(address, request, client), stream_address)
     return open_by_grpc(address, request, client)

@@ -133,7 +133,6 @@ async def opened(
             call = await stream_calls.dial(stream_address, address, client)
         except NoStreamPort as error:
             log.debug("%s; gRPC is tried", error)
-            tried = not error.of_tunnel
         else:
             try:
                 call.open(method)

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from grpc import aio
 
-from mq_client.cluster import forwarding, tunnels
+from mq_client.cluster import forwarding
 from mq_client.cluster.channels import NOBODY, Client
 from mq_client.cluster.credentials import Credentials, current
 from mq_client.consuming import push_calls
@@ -120,11 +120,10 @@ class PushStream:
         await call.done_writing()
 
 
-def _connect(address: str, credentials: Credentials, via: str) -> aio.Channel:
-    dialled, options = tunnels.target(address, via, CHANNEL_OPTIONS)
+def _connect(address: str, credentials: Credentials) -> aio.Channel:
     if credentials.channel is None:
-        return aio.insecure_channel(dialled, options=options)
-    return aio.secure_channel(dialled, credentials.channel, options=options)
+        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return aio.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
 
 
 @dataclass(eq=False, slots=True)
@@ -189,7 +188,7 @@ class EventLoop:
         known = self._channels.setdefault(key, [])
         found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
         if found is None:
-            found = _Channel(_connect(dialled, credentials, client.via))
+            found = _Channel(_connect(dialled, credentials))
             known.append(found)
         found.streams += 1
         try:

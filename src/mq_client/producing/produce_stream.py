@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import grpc
 
-from mq_client.cluster import forwarding, streams, tunnels
+from mq_client.cluster import forwarding, streams
 from mq_client.cluster.channels import NOBODY, Client, channel, made, meaning, open_produce
 from mq_client.cluster.streams import Duplex, NoStreamPort
 from mq_client.errors import TritonMQError, Unreachable
@@ -96,16 +96,13 @@ class ProduceStream:
         tried = streams.usable(self._stream_address)
         if tried:
             try:
-                shown = tunnels.shown(self.address, self._client.via)
-                return Duplex(*streams.dial(self._stream_address, self._client), shown)
+                return Duplex(*streams.dial(self._stream_address, self._client), self.address)
             except NoStreamPort as error:
                 log.debug("%s; gRPC is tried", error)
-                tried = streams.is_required() or not error.of_tunnel
         dialled = forwarding.entry(self.address, self._client)
         if not connected(self.address, _CONNECT_S, self._client):
             forwarding.note_unreachable(self._client, dialled)
-            fault = tunnels.fault(self.address, self._client.via) if self._client.via else None
-            raise Unreachable(fault.text if fault else f"broker at {dialled} cannot be reached")
+            raise Unreachable(f"broker at {dialled} cannot be reached")
         streams.check_not_required(self._stream_address)
         if tried:
             streams.avoid(self._stream_address)

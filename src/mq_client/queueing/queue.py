@@ -104,7 +104,6 @@ class Queue:
         key_deserializer: str | Deserializer | None = None,
         value_deserializer: str | Deserializer | None = None,
         security: Security | None = None,
-        via: str | None = None,
         forward: bool | None = None,
     ) -> None:
         check_topic_name(topic)
@@ -126,7 +125,7 @@ class Queue:
             deserializer_of("value_deserializer", value_deserializer),
             "settle it by `error.record.reject()` and take the next one, or it is lent again once its lease runs out",
         )
-        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, via=via, forward=forward)
+        self._connection = Connection(bootstrap, refused_s=REFUSED_S, security=security, forward=forward)
         terms = Terms(
             topic,
             group,

@@ -213,7 +213,6 @@ class _Redrive:
             idle_ms=IDLE_MS,
             timeout_ms=self._timeout_ms,
             security=self._connection.client.security,
-            via=self._connection.client.via,
             forward=self._connection.client.forward,
         ) as queue:
             patience = Deadline(self._timeout_ms)

@@ -11,10 +11,8 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster import fetching, streams, tunnels
-from mq_client.cluster.channels import Client
+from mq_client.cluster import fetching, streams
 from mq_client.cluster.fetching import open_fetch
-from mq_client.cluster.tunnels import connect
 from mq_client.errors import (
     NotYetWritten,
     OutcomeUnknown,
@@ -250,9 +248,6 @@ def test_a_fetch_for_which_there_is_no_connection_more_goes_by_grpc_at_once(monk
     instead = ByGrpc(["one", "two"])
     asked: list[Any] = []
     monkeypatch.setattr(fetching, "open_by_grpc", lambda *given: asked.append(given) or instead)
-    # Through a tunnel errors name it, and what is dialled is the broker
-    monkeypatch.setattr(tunnels, "connect", lambda address, via, _: connect(address, "", WAIT_S))
-
     refused = to_wire(QuotaExceeded("one connection too many"))
 
     def refuse(connection: socket.socket, request: pb.FetchRequest) -> bool:
@@ -260,8 +255,7 @@ def test_a_fetch_for_which_there_is_no_connection_more_goes_by_grpc_at_once(monk
         return False
 
     with broker(refuse) as at:
-        client = Client((), None, "t:1")
-        assert list(open_fetch("b:1", pb.FetchRequest(), WAIT_S, client, at.address)) == ["one", "two"]
+        assert list(fetch(at)) == ["one", "two"]
         assert (asked[0][0], instead.cancelled) == ("b:1", True)
         assert fetch(at) is instead, "nor is it tried again"
         assert at.connections == 1

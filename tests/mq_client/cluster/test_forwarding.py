@@ -20,8 +20,7 @@ FORWARDING = Client(("a:1", "b:1"), forward=True)
 @pytest.fixture(autouse=True)
 def at_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "_entries", {})
-    for variable in ("TRITONMQ_FORWARD", "TRITONMQ_VIA"):
-        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.delenv("TRITONMQ_FORWARD", raising=False)
 
 
 class Failed:
@@ -70,19 +69,8 @@ def test_the_environment_says_it_and_an_argument_says_otherwise(monkeypatch: pyt
         assert Connection("a:1").client.forward
     assert not Connection("a:1", forward=False).client.forward
     assert not Connection("a:1", from_environment=False).client.forward
-    assert Connection("a:1", via="t:1").client == Client(("a:1",), via="t:1")
     monkeypatch.setenv("TRITONMQ_FORWARD", "perhaps")
     with pytest.raises(InvalidSetting, match="TRITONMQ_FORWARD"):
-        Connection("a:1")
-
-
-def test_a_tunnel_and_forwarding_are_not_both_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidSetting, match="both"):
-        Connection("a:1", via="t:1", forward=True)
-    monkeypatch.setenv("TRITONMQ_VIA", "t:1")
-    assert Connection("a:1", forward=True).client == Client(("a:1",), forward=True)
-    monkeypatch.setenv("TRITONMQ_FORWARD", "1")
-    with pytest.raises(InvalidSetting, match="both"):
         Connection("a:1")
 
 

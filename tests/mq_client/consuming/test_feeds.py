@@ -45,7 +45,7 @@ def test_members_of_groups_are_fed_by_nobody_else(world: World, options: dict[st
 
 def test_users_are_kept_apart(world: World) -> None:
     first, second = world.client(), world.client()
-    second.connection.client = Caller(("b:1",), None, "tunnel:1")
+    second.connection.client = Caller(("b:1",), forward=True)
     for client in (first, second):
         client.opened(world.stream(client), 0, 5)
     assert not world.shared
