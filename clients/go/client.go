@@ -37,18 +37,12 @@ type Options struct {
 	// TokenFile holds a token, which is shown instead of a certificate at the port that takes tokens. Of Certs only
 	// ca.crt is used then. Empty: TRITONMQ_TOKEN_FILE. The file is read again for each call.
 	TokenFile string
-	// Via is HOST:PORT of an HTTP CONNECT tunnel, such as `tritonmq proxy`, through which all brokers are reached. It
-	// resolves their names. Empty: TRITONMQ_VIA. Direct: brokers are reached directly, whatever the environment says.
-	Via string
-	// Forward: only the bootstrap addresses are reached, and the brokers there pass on what is meant for others. Not with
-	// Via. False: TRITONMQ_FORWARD, unless Via is given.
+	// Forward: only the bootstrap addresses are reached, and the brokers there pass on what is meant for others. False:
+	// TRITONMQ_FORWARD.
 	Forward bool
 	// Timeout is how long a request is tried in all. 0: 30 s.
 	Timeout time.Duration
 }
-
-// Direct as Options.Via: through no tunnel.
-const Direct = "direct"
 
 // Client knows one cluster: its brokers, and the topics that were used. It is safe for use by many goroutines.
 type Client struct {
@@ -98,13 +92,8 @@ func Dial(ctx context.Context, bootstrap string, options Options) (*Client, erro
 	if err != nil {
 		return nil, err
 	}
-	via, forward, err := wayOf(options)
-	if err != nil {
+	if c.forward, err = forwardOf(options); err != nil {
 		return nil, err
-	}
-	c.forward = forward
-	if via != "" {
-		secured = append(secured, throughTunnel(via))
 	}
 	c.dial = append(secured,
 		grpc.WithNoProxy(),

@@ -99,9 +99,6 @@ func fromCall(ctx context.Context, err error, trailer metadata.MD, address strin
 		return ctx.Err()
 	}
 	found, _ := status.FromError(err)
-	if fault := tunnelFault(found.Message()); fault != "" {
-		return newError(pb.ErrorCode_UNREACHABLE, "no broker was asked: %s", fault)
-	}
 	switch found.Code() {
 	case codes.Unavailable, codes.Canceled, codes.Internal, codes.Unknown, codes.Aborted:
 		return newError(pb.ErrorCode_UNREACHABLE, "broker at %s cannot be reached: %s", address, found.Message())

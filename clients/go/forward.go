@@ -23,28 +23,11 @@ import (
 // forwardMetadata carries the address, as it is advertised, of the broker that a call is meant for.
 const forwardMetadata = "tritonmq-forward"
 
-// wayOf says how brokers are reached: through which tunnel, if any, and whether they pass on what is meant for others.
-// What is given for one of these leaves out what the environment says of the other.
-func wayOf(options Options) (via string, forward bool, err error) {
-	if !options.Forward || options.Via != "" {
-		if via, err = viaOf(options); err != nil {
-			return "", false, err
-		}
+// forwardOf says whether brokers pass on what is meant for others: Options.Forward, else TRITONMQ_FORWARD.
+func forwardOf(options Options) (bool, error) {
+	if options.Forward {
+		return true, nil
 	}
-	if forward = options.Forward; !forward && options.Via == "" {
-		if forward, err = forwardSet(); err != nil {
-			return "", false, err
-		}
-	}
-	if via != "" && forward {
-		return "", false, newError(pb.ErrorCode_INVALID_SETTING,
-			"Forward (TRITONMQ_FORWARD) and Via %s (TRITONMQ_VIA) are both set: give one of them, since each is enough", via)
-	}
-	return via, forward, nil
-}
-
-// forwardSet is what the environment says.
-func forwardSet() (bool, error) {
 	text := strings.ToLower(strings.TrimSpace(os.Getenv("TRITONMQ_FORWARD")))
 	switch text {
 	case "1", "true", "yes", "on":

@@ -117,18 +117,12 @@ func TestWhatIsMeantForAnotherBrokerGoesToTheOneThatIsReachedAndNamesIt(t *testi
 		set     string
 		options Options
 	}{
-		"given":               {"", Options{Forward: true}},
-		"given with Direct":   {"", Options{Forward: true, Via: Direct}},
-		"in the environment":  {" Yes", Options{}},
-		"given, with a no":    {"0", Options{Forward: true}},
-		"a tunnel is set too": {"via", Options{Forward: true}},
+		"given":              {"", Options{Forward: true}},
+		"in the environment": {" Yes", Options{}},
+		"given, with a no":   {"0", Options{Forward: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("TRITONMQ_FORWARD", c.set)
-			if c.set == "via" {
-				t.Setenv("TRITONMQ_FORWARD", "")
-				t.Setenv("TRITONMQ_VIA", nobody(t))
-			}
 			broker := &passing{}
 			bootstrap, _ := broker.serving(t)
 			client := dialForward(t, bootstrap, c.options)
@@ -154,16 +148,13 @@ func TestWhatIsMeantForAnotherBrokerGoesToTheOneThatIsReachedAndNamesIt(t *testi
 }
 
 func TestWithoutItNobodyIsAskedToPassOn(t *testing.T) {
-	for _, c := range []struct {
-		set     string
-		options Options
-	}{{"", Options{}}, {"off", Options{}}, {"1", Options{Via: Direct}}} {
-		t.Setenv("TRITONMQ_FORWARD", c.set)
+	for _, set := range []string{"", "off"} {
+		t.Setenv("TRITONMQ_FORWARD", set)
 		broker := &passing{}
 		bootstrap, _ := broker.serving(t)
-		client := dialForward(t, bootstrap, c.options)
+		client := dialForward(t, bootstrap, Options{})
 		if client.forward || client.route(elsewhere).dialled != elsewhere {
-			t.Errorf("%+v: %v", c, client.route(elsewhere))
+			t.Errorf("%q: %v", set, client.route(elsewhere))
 		}
 	}
 }
@@ -262,21 +253,9 @@ func TestAnErrorThatABrokerGivesIsNotItsConnections(t *testing.T) {
 	}
 }
 
-func TestAWayThatMakesNoSenseIsRefused(t *testing.T) {
-	for name, c := range map[string]struct {
-		forward, via string // of the environment
-		options      Options
-	}{
-		"both are given":              {"", "", Options{Forward: true, Via: "gateway:7490"}},
-		"both are in the environment": {"1", "gateway:7490", Options{}},
-		"neither yes nor no":          {"perhaps", "", Options{}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Setenv("TRITONMQ_FORWARD", c.forward)
-			t.Setenv("TRITONMQ_VIA", c.via)
-			if _, err := Dial(t.Context(), nobody(t), c.options); CodeOf(err) != pb.ErrorCode_INVALID_SETTING {
-				t.Error(err)
-			}
-		})
+func TestAnEnvironmentThatSaysNeitherYesNorNoIsRefused(t *testing.T) {
+	t.Setenv("TRITONMQ_FORWARD", "perhaps")
+	if _, err := Dial(t.Context(), nobody(t), Options{}); CodeOf(err) != pb.ErrorCode_INVALID_SETTING {
+		t.Error(err)
 	}
 }

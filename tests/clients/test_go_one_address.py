@@ -1,5 +1,5 @@
-"""The Go client where it reaches one address: `tritonmq proxy`, or a broker that passes on. The brokers' names mean
-nothing on this machine, so it reaches nobody past that. `make go` runs these."""
+"""The Go client where it reaches one address, of a broker that passes on. The brokers' names mean nothing on this
+machine, so it reaches nobody past that. `make go` runs these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mq_dev.local_cluster import HOST
 from tests.clients.conftest import BUILD_S, shared
 from tests.clients.test_go_groups import running
 from tests.cluster.harness import Cluster, wait_until
-from tests.hidden import Proxy, hidden_bootstrap, hide, name_of
+from tests.hidden import hide, name_of
 from tests.securing import Certs
 
 ASK_S = 120
@@ -34,8 +34,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def _hidden(tmp_path_factory: pytest.TempPathFactory, zookeeper: str) -> Iterator[Cluster]:
-    """Three brokers over TLS, with certificates for the address at which they listen, and for names that only the
-    tunnel can resolve."""
+    """Three brokers over TLS, with certificates for the address at which they listen, and for their names."""
     directory = tmp_path_factory.mktemp("hidden")
     certs = Certs(directory / "certs", 1, 2, 3, hosts=(HOST, *(name_of(number) for number in (1, 2, 3))))
     root = f"{zookeeper}/{uuid.uuid4().hex}"
@@ -55,22 +54,6 @@ def hidden(request: pytest.FixtureRequest, _hidden: Cluster, monkeypatch: pytest
     monkeypatch.setenv("TRITONMQ_CERTS", str(_hidden.certs))
     monkeypatch.setenv("TRITONMQ_USER", str(_hidden.security.user))
     yield from shared(request, _hidden)
-
-
-def test_go_programs_publish_read_and_work_off_through_a_tunnel_that_is_killed_meanwhile(
-    hidden: Cluster, programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    bootstrap = hidden_bootstrap(hidden)
-    _make_topics(hidden, "by-tunnel")
-    with Proxy(hidden.bootstrap) as proxy:
-        monkeypatch.setenv("TRITONMQ_VIA", proxy.via)
-
-        def kill() -> None:
-            proxy.kill()
-            proxy.start()
-
-        _count(programs, bootstrap, "by-tunnel", 1, kill)
-        _copy_and_work_and_read(programs, bootstrap, "by-tunnel")
 
 
 def test_go_programs_publish_read_and_work_off_by_a_broker_that_passes_on_while_brokers_are_killed(

@@ -1,8 +1,9 @@
-"""Spark through a tunnel: a stream from topic to topic, while the tunnel and a broker are killed. The brokers have
-names that mean something to the tunnel alone, so no process of Spark, and no client here, can reach them past it."""
+"""Spark where it reaches two brokers of three: a stream from topic to topic, while a leader and the broker that passes
+on are killed. The brokers have names that mean nothing here, so no process of Spark reaches one past those two."""
 
 from __future__ import annotations
 
+import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,86 +12,82 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mq_client import Admin, Producer, Reader
-from mq_dev.local_cluster import LocalCluster
-from tests import switch
-from tests.cluster.harness import wait_until
-from tests.hidden import Proxy, hidden_bootstrap, hidden_cluster
+from mq_spark import lag_of
+from tests.cluster.harness import Cluster, wait_until
+from tests.hidden import hide
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.timeout(600),
-    switch.plain_text(
-        "its brokers have names that are in no certificate; tests/mq_client/test_one_address.py has some"
-    ),
-]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-WAIT_S = 180.0
+PARTITIONS = 3
 ROWS = 2_000
+WAIT_S = 180.0
 
 
 @pytest.fixture
-def hidden(tmp_path: Path) -> Iterator[LocalCluster]:
-    with hidden_cluster(tmp_path / "hidden", 3) as cluster:
+def hidden(tmp_path: Path, zookeeper: str) -> Iterator[Cluster]:
+    root = f"{zookeeper}/{uuid.uuid4().hex}"
+    cluster = hide(Cluster(tmp_path / "hidden", 3, zookeeper=root, arguments=("--session-timeout-ms", "2000")))
+    with cluster:
+        cluster._admin = Admin(reached(cluster), 60_000, forward=True)
         yield cluster
 
 
-def test_each_row_is_written_once_while_the_tunnel_and_a_broker_are_killed(
-    spark: SparkSession, hidden: LocalCluster, tmp_path: Path
+def reached(hidden: Cluster) -> str:
+    """The addresses of two brokers, of which clients use the second one once the first one is gone."""
+    return ",".join(hidden.brokers[number].address for number in (1, 2))
+
+
+def test_each_row_is_written_once_while_a_leader_and_the_broker_that_passes_on_are_killed(
+    spark: SparkSession, hidden: Cluster, tmp_path: Path
 ) -> None:
-    bootstrap = hidden_bootstrap(hidden)
-    with Proxy(hidden.bootstrap) as proxy:
-        options = {"bootstrap.servers": bootstrap, "via": proxy.via}
-        with (
-            Admin(bootstrap, via=proxy.via) as admin,
-            Producer(bootstrap, timeout_ms=120_000, via=proxy.via) as producer,
-        ):
-            for topic in ("from", "to"):
-                admin.create_topic(topic, partitions=3, replicas=3, schema="n long")
-            rows = spark.readStream.format("tritonmq").options(**options).option("subscribe", "from")
-            query = (
-                rows.option("startingOffsets", "earliest")
-                .load()
-                .writeStream.format("tritonmq")
-                .options(**options, topic="to")
-                .option("checkpointLocation", str(tmp_path / "checkpoint"))
-                .start()
-            )
-            try:
-                sent = publish(producer, 0)
-                wait_until(lambda: written(bootstrap, proxy.via), "a first row is through", WAIT_S)
+    bootstrap = reached(hidden)
+    options = {"bootstrap.servers": bootstrap, "forward": "true"}
+    for topic in ("from", "to"):
+        hidden.admin.create_topic(topic, partitions=PARTITIONS, replicas=3, schema="n long")
+    hidden.wait_for_leaders("to", deadline_s=WAIT_S)
+    with Producer(bootstrap, timeout_ms=120_000, forward=True) as producer:
+        rows = spark.readStream.format("tritonmq").options(**options).option("subscribe", "from")
+        query = (
+            rows.option("startingOffsets", "earliest")
+            .load()
+            .writeStream.format("tritonmq")
+            .options(**options, topic="to")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+        )
+        try:
+            sent = publish(producer, 0)
+            wait_until(lambda: written(bootstrap), "a first row is through", WAIT_S)
+            for killed in (3, 1):
                 sent += publish(producer, sent)
-                proxy.kill()
-                sent += publish(producer, sent, wait=False)
-                proxy.start()
-                producer.flush()
-                hidden.kill(admin.describe_topic("to").partitions[0].leader)
+                hidden.kill(killed)
+                hidden.wait_for_leaders("to", other_than=killed, deadline_s=WAIT_S)
                 sent += publish(producer, sent)
-                proxy.kill()
-                proxy.start()
-                sent += publish(producer, sent)
-                wait_until(lambda: sum(written(bootstrap, proxy.via).values()) >= sent, "all rows are through", WAIT_S)
-                query.processAllAvailable()
-            finally:
-                query.stop()
-            assert query.exception() is None
-        assert written(bootstrap, proxy.via) == Counter(range(sent))
-        batch = spark.read.format("tritonmq").options(**options).option("subscribe", "to").load()
-        assert batch.count() == sent
-        batch.write.format("tritonmq").options(**options).option("topic", "from").mode("append").save()
-        assert spark.read.format("tritonmq").options(**options).option("subscribe", "from").load().count() == 2 * sent
+                hidden.restart(killed)
+                hidden.wait_for_isr("to", 3, WAIT_S)
+            wait_until(lambda: sum(written(bootstrap).values()) >= sent, "all rows are through", WAIT_S)
+            query.processAllAvailable()
+            wait_until(lambda: lag_of(query, bootstrap, forward=True).records == 0, "nothing is left", WAIT_S)
+        finally:
+            query.stop()
+        assert query.exception() is None
+    assert written(bootstrap) == Counter(range(sent))
+    batch = spark.read.format("tritonmq").options(**options).option("subscribe", "to").load()
+    assert batch.count() == sent
+    batch.write.format("tritonmq").options(**options).option("topic", "from").mode("append").save()
+    assert spark.read.format("tritonmq").options(**options).option("subscribe", "from").load().count() == 2 * sent
 
 
-def publish(producer: Producer, first: int, *, wait: bool = True) -> int:
-    """Rows with numbers from `first` on; how many. `wait`: until they are acknowledged."""
+def publish(producer: Producer, first: int) -> int:
+    """Rows with numbers from `first` on, until they are acknowledged; how many."""
     for number in range(first, first + ROWS):
-        producer.publish("from", {"n": number}, partition=number % 3)
-    if wait:
-        producer.flush()
+        producer.publish("from", {"n": number}, partition=number % PARTITIONS)
+    producer.flush()
     return ROWS
 
 
-def written(bootstrap: str, via: str) -> Counter[int]:
+def written(bootstrap: str) -> Counter[int]:
     """The numbers in the topic that is written to."""
-    with Reader(bootstrap, 10_000, via=via) as reader:
-        batches = [batch for partition in range(3) for batch in reader.read("to", partition)]
+    with Reader(bootstrap, 10_000, forward=True) as reader:
+        batches = [batch for partition in range(PARTITIONS) for batch in reader.read("to", partition)]
     return Counter(number for batch in batches for number in batch.column("n").to_pylist())

@@ -126,8 +126,10 @@ async def opened(
     channels: Channels, method: str, header: type[H], address: str, client: Client, stream_address: str = ""
 ) -> AsyncIterator[PushCall[H]]:
     """Around a call to the broker at `address`. `header`: of its answers. Raises `TritonMQError`."""
-    tried = streams.usable(stream_address)
-    if tried and (channels.stream_calls[stream_address] < CALLS_MAX or streams.is_required()):
+    tried = streams.usable(stream_address) and (
+        channels.stream_calls[stream_address] < CALLS_MAX or streams.is_required()
+    )
+    if tried:
         channels.stream_calls[stream_address] += 1
         try:
             call = await stream_calls.dial(stream_address, address, client)
@@ -142,8 +144,6 @@ async def opened(
             return
         finally:
             channels.stream_calls[stream_address] -= 1
-    else:
-        tried = False
 
     def answered() -> None:
         if tried:
