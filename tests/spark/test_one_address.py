@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from mq_client import Admin, Producer, Reader
-from mq_spark import lag_of
+from mq_spark import LagListener, lag_of
 from tests.cluster.harness import Cluster, wait_until
 from tests.hidden import hide
 
@@ -45,32 +45,31 @@ def test_each_row_is_written_once_while_a_leader_and_the_broker_that_passes_on_a
     for topic in ("from", "to"):
         hidden.admin.create_topic(topic, partitions=PARTITIONS, replicas=3, schema="n long")
     hidden.wait_for_leaders("to", deadline_s=WAIT_S)
-    with Producer(bootstrap, timeout_ms=120_000, forward=True) as producer:
-        rows = spark.readStream.format("tritonmq").options(**options).option("subscribe", "from")
-        query = (
-            rows.option("startingOffsets", "earliest")
-            .load()
-            .writeStream.format("tritonmq")
-            .options(**options, topic="to")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .start()
+    listener = LagListener(bootstrap, interval_s=1, forward=True)
+    spark.streams.addListener(listener)
+    rows = spark.readStream.format("tritonmq").options(**options).option("subscribe", "from")
+    query = (
+        rows.option("startingOffsets", "earliest")
+        .load()
+        .writeStream.format("tritonmq")
+        .options(**options, topic="to")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .start()
+    )
+    try:
+        sent = publish(hidden, bootstrap)
+        query.processAllAvailable()
+        wait_until(
+            lambda: [lag.records for lag in listener.latest().values()] == [0],
+            "the listener sees that nothing is left",
+            WAIT_S,
         )
-        try:
-            sent = publish(producer, 0)
-            wait_until(lambda: written(bootstrap), "a first row is through", WAIT_S)
-            for killed in (3, 1):
-                sent += publish(producer, sent)
-                hidden.kill(killed)
-                hidden.wait_for_leaders("to", other_than=killed, deadline_s=WAIT_S)
-                sent += publish(producer, sent)
-                hidden.restart(killed)
-                hidden.wait_for_isr("to", 3, WAIT_S)
-            wait_until(lambda: sum(written(bootstrap).values()) >= sent, "all rows are through", WAIT_S)
-            query.processAllAvailable()
-            wait_until(lambda: lag_of(query, bootstrap, forward=True).records == 0, "nothing is left", WAIT_S)
-        finally:
-            query.stop()
-        assert query.exception() is None
+        assert lag_of(query, bootstrap, forward=True).records == 0
+    finally:
+        query.stop()
+        spark.streams.removeListener(listener)
+        listener.close()
+    assert query.exception() is None
     assert written(bootstrap) == Counter(range(sent))
     batch = spark.read.format("tritonmq").options(**options).option("subscribe", "to").load()
     assert batch.count() == sent
@@ -78,12 +77,29 @@ def test_each_row_is_written_once_while_a_leader_and_the_broker_that_passes_on_a
     assert spark.read.format("tritonmq").options(**options).option("subscribe", "from").load().count() == 2 * sent
 
 
-def publish(producer: Producer, first: int) -> int:
-    """Rows with numbers from `first` on, until they are acknowledged; how many."""
-    for number in range(first, first + ROWS):
-        producer.publish("from", {"n": number}, partition=number % PARTITIONS)
-    producer.flush()
-    return ROWS
+def publish(hidden: Cluster, bootstrap: str) -> int:
+    """Rows with numbers from 0 on, until they are acknowledged and written; how many. Meanwhile brokers are killed."""
+    sent = 0
+    with Producer(bootstrap, timeout_ms=120_000, forward=True) as producer:
+
+        def more() -> None:
+            nonlocal sent
+            for number in range(sent, sent + ROWS):
+                producer.publish("from", {"n": number}, partition=number % PARTITIONS)
+            producer.flush()
+            sent += ROWS
+
+        more()
+        wait_until(lambda: written(bootstrap), "a first row is through", WAIT_S)
+        for killed in (3, 1):
+            more()
+            hidden.kill(killed)
+            hidden.wait_for_leaders("to", other_than=killed, deadline_s=WAIT_S)
+            more()
+            hidden.restart(killed)
+            hidden.wait_for_isr("to", 3, WAIT_S)
+        wait_until(lambda: sum(written(bootstrap).values()) >= sent, "all rows are through", WAIT_S)
+    return sent
 
 
 def written(bootstrap: str) -> Counter[int]:
