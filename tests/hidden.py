@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from mq_dev.local_cluster import HOST, LocalCluster, free_port
+from mq_dev.local_cluster import HOST, LocalCluster
 
 DOMAIN = ".hidden"
 
@@ -18,12 +18,6 @@ def name_of(broker: int) -> str:
 def hide(cluster: C) -> C:
     """One that has not been started yet. Its `bootstrap` is where it listens."""
     for number, broker in cluster.brokers.items():
-        streams = free_port(HOST)
-        broker.arguments += ["--advertise", f"{name_of(number)}:{broker.port}"]
-        broker.arguments += [
-            "--stream-listen",
-            f"{HOST}:{streams}",
-            "--stream-advertise",
-            f"{name_of(number)}:{streams}",
-        ]
+        listened = f"{HOST}:{broker.port}"  # where other brokers reach it
+        broker.arguments += ["--advertise", f"{name_of(number)}:{broker.port}", "--peer-advertise", listened]
     return cluster

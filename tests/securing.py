@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import ssl
 from pathlib import Path
 
 from mq_client import Security
 from mq_dev.certificates import Authority, Pair, Span, client_file, write_broker, write_client
-from mq_protocol.pem import CA_FILE
+from mq_protocol.pem import CA_FILE, authorities_context, context, read
 
 HOST = "127.0.0.1"
 
@@ -41,6 +42,10 @@ class Certs:
         directory = self.path.with_name(f"{self.path.name}.{name}")
         certificate, key = pair.write(directory, name)
         return Security(ca=(trusting or self.path) / CA_FILE, certificate=certificate, key=key)
+
+    def tls(self, security: Security | None = None) -> ssl.SSLContext:
+        """Of a client that shows that certificate, or none."""
+        return authorities_context(self.ca) if security is None else context(read(security.files()), server=False)
 
     @property
     def ca(self) -> bytes:

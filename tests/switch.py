@@ -18,7 +18,7 @@ import pytest
 
 from mq_broker.coordination.credential import Credential
 from mq_client import AclRule, Admin, Security
-from mq_client.cluster.channels import Client
+from mq_client.cluster.client import Client
 from mq_client.security import given
 from mq_dev.certificates import ADMIN, client_file, make_missing, make_user
 from mq_dev.local_cluster import CREDENTIAL_FILE, HOST, LocalCluster
@@ -124,5 +124,5 @@ def zookeeper_options() -> list[str]:
 
 
 def client() -> Client:
-    """Who asks a broker by `mq_client.cluster.channels`, below what applications use."""
+    """Who asks a broker by `mq_client.cluster.lines`, below what applications use."""
     return Client((), given(None))

@@ -25,7 +25,7 @@ from benchmarks.kafka.arena import MIN_INSYNC, Arena
 from benchmarks.kafka.cluster import KafkaCluster
 from benchmarks.kafka.compare import Compared, Comparison, compare
 from mq_client import Admin, Producer
-from mq_client.cluster.channels import call_unary
+from mq_client.cluster.lines import call_unary
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TritonMQError

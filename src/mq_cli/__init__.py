@@ -3,5 +3,3 @@
 from mq_cli.interrupts import quiet_while_loading
 
 quiet_while_loading()
-
-import mq_client  # noqa: E402, F401 - before mq_broker imports gRPC: see mq_client/forks.py

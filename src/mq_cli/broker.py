@@ -23,6 +23,7 @@ from mq_cli.settings_file import HOSTNAME, broker_settings, with_variables
 from mq_cli.sizes import SIZE
 from mq_cli.terminal import log_to_stderr
 from mq_process.allocator import keep_freed_memory
+from mq_process.grpc_lines import write_nothing
 from mq_process.imports import without_pandas
 from mq_process.logs import dump_stacks_when_asked
 from mq_process.polling import wait_without_event_engine
@@ -208,22 +209,9 @@ class _BrokerId(click.IntRange):
 )
 @click.option("--listen", required=True, metavar="HOST:PORT", help="Address on which clients are served.")
 @_address("--advertise", help="Address that clients connect to. Default: --listen.")
-@_address(
-    "--peer-listen",
-    help="Address for other brokers. Clients need not reach it. Default: a free port of the host of --listen.",
-)
-@_address("--peer-advertise", help="Address that other brokers connect to. Default: --peer-listen.")
-@_address(
-    "--link-listen",
-    help="Address for links with other brokers, which replicate. Default: a free port of the host of --peer-listen.",
-)
-@_address("--link-advertise", help="Address that other brokers connect to for links. Default: --link-listen.")
-@_address(
-    "--stream-listen",
-    help="Address where Python clients and Spark send and read records without gRPC. Default: a free port of the host "
-    "of --listen. Clients that cannot reach it use --listen.",
-)
-@_address("--stream-advertise", help="Address that they connect to for that. Default: --stream-listen.")
+@_address("--peer-advertise", help="Address that other brokers connect to. Default: --advertise.")
+@_address("--grpc", help="Serve clients in other languages here, by gRPC (docs/protocol.md). Default: not at all.")
+@_address("--grpc-advertise", help="Address that they connect to. Default: --grpc.")
 @_address(
     "--flight", help="Serve clients of Arrow Flight here, which may only read (docs/flight.md). Default: not at all."
 )
@@ -233,14 +221,15 @@ class _BrokerId(click.IntRange):
     help="Serve over TLS with ca.crt, broker.crt and broker.key of this directory (`tritonmq cert` makes them).",
 )
 @_address(
-    "--listen-token", help="With --certs: serve clients over TLS here too that show a token instead of a certificate."
+    "--grpc-token",
+    help="With --certs: serve clients here by gRPC that show a token. At --grpc they show a certificate.",
 )
-@_address("--advertise-token", help="Address that those clients connect to. Default: --listen-token.")
+@_address("--grpc-token-advertise", help="Address that those clients connect to. Default: --grpc-token.")
 @click.option(
     "--oidc-issuer",
     default="",
     metavar="URL",
-    help="With --listen-token: take JWTs of this OpenID Connect issuer too. Its keys are read from there, by https.",
+    help="With --certs: take JWTs of this OpenID Connect issuer too. Its keys are read from there, by https.",
 )
 @click.option("--oidc-audience", default="", metavar="NAME", help="For whom those JWTs must be (claim aud).")
 @click.option("--oidc-user-claim", default="sub", show_default=True, metavar="CLAIM", help="The claim with the user.")
@@ -259,12 +248,11 @@ class _BrokerId(click.IntRange):
     callback=_names,
     default="",
     metavar="NAME,…",
-    help="With --listen-token: further kinds of tokens, known to packages that bring entry points of these names.",
+    help="With --certs: further kinds of tokens, known to packages that bring entry points of these names.",
 )
-@_address("--also-plaintext", help="With --certs: serve clients without TLS here too, until all of them use it.")
 @_address(
-    "--also-plaintext-peer",
-    help="The same for what brokers ask each other. Default: a free port of the host of --also-plaintext.",
+    "--also-plaintext",
+    help="With --certs: serve clients and brokers without TLS here too, until all of them use it.",
 )
 @click.option(
     "--insecure",
@@ -443,10 +431,9 @@ def broker(
     number: int,
     role: str,
     advertise: str,
-    advertise_token: str,
     peer_advertise: str,
-    link_advertise: str,
-    stream_advertise: str,
+    grpc_advertise: str,
+    grpc_token_advertise: str,
     flight_advertise: str,
     data: Path,
     zookeeper: str | None,
@@ -463,8 +450,7 @@ def broker(
 ) -> int:
     """Run one broker until SIGTERM or Ctrl-C, at which it hands over what it leads and ends with status 0."""
     # `fields` are those of `BrokerConfig` that have the same name and meaning.
-    for_brokers = fields["peer_listen"] or peer_advertise or fields["link_listen"] or link_advertise
-    _check_company(zookeeper, for_brokers, standalone=standalone)
+    _check_company(zookeeper, peer_advertise, standalone=standalone)
     if standalone and (fields["zookeeper_auth"] or fields["zookeeper_certs"]) is not None:
         raise click.UsageError(
             "a broker that stands alone has no ZooKeeper: leave out --zookeeper-auth and --zookeeper-certs"
@@ -473,7 +459,8 @@ def broker(
         raise click.UsageError("--role proxy runs no ZooKeeper: give the HOST:PORT,… of the cluster's")
     os.umask(0o027)  # before anything is written: others read nothing of it
     _log_to_stderr("debug" if verbose else log_level, as_json=log_format == "json", broker=number)
-    _choose_for_grpc()
+    if fields["grpc"] or fields["grpc_token"] or fields["flight"]:
+        _choose_for_grpc()
     from mq_broker.broker.config import AutoCreate, BrokerConfig, Role
     from mq_protocol.errors import InvalidSetting
 
@@ -485,10 +472,9 @@ def broker(
             role=Role(role),
             data_dir=data,
             advertised=advertise,
-            token_advertised=advertise_token,
             peer_advertised=peer_advertise,
-            link_advertised=link_advertise,
-            stream_advertised=stream_advertise,
+            grpc_advertised=grpc_advertise,
+            grpc_token_advertised=grpc_token_advertise,
             flight_advertised=flight_advertise,
             auto_create=AutoCreate(auto_create_partitions, replicas) if auto_create else None,
             memory_high=memory_high or 0,
@@ -504,14 +490,10 @@ def broker(
 with_variables(broker)
 
 
-def _check_company(zookeeper: str | None, peer_option: str, *, standalone: bool) -> None:
-    """A broker either belongs to a cluster or stands alone: refuse options of both. `peer_option`: the value of any
-    that is about other brokers."""
-    if standalone and peer_option:
-        raise click.UsageError(
-            "a broker that stands alone serves no other: leave out --peer-listen, --peer-advertise, --link-listen and "
-            "--link-advertise"
-        )
+def _check_company(zookeeper: str | None, peer_advertise: str, *, standalone: bool) -> None:
+    """A broker either belongs to a cluster or stands alone: refuse options of both."""
+    if standalone and peer_advertise:
+        raise click.UsageError("a broker that stands alone serves no other: leave out --peer-advertise")
     if standalone == bool(zookeeper):
         raise click.UsageError(
             "give either --zookeeper HOSTS, for a broker of a cluster, or --standalone, for one without"
@@ -582,6 +564,7 @@ async def _serve(config: BrokerConfig, *, stop_at_eof: bool) -> None:
 
 def _choose_for_grpc() -> None:
     """What it reads from the environment once: before anything of ours imports it."""
+    write_nothing()
     wait_without_event_engine()
     refuse_older_tls()
 

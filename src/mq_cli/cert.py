@@ -339,14 +339,16 @@ def _fault(path: Path, directory: Path) -> str:
 
 
 def _tried(directory: Path, bootstrap: str, user: str | None) -> list[tuple[str, str | None]]:
+
+    from mq_client.cluster.client import Client
     from mq_client.cluster.connection import parse_bootstrap
-    from mq_client.cluster.handshake import fault
+    from mq_client.cluster.dialling import why_none
     from mq_client.cluster.listening import why_unreachable
     from mq_client.security import Security
 
     security = Security(directory, user)
     return [
-        (address, why_unreachable(address) or fault(address, security) or _refusal(address, security))
+        (address, why_unreachable(address) or why_none(address, Client((), security)) or _refusal(address, security))
         for address in parse_bootstrap(bootstrap)
     ]
 

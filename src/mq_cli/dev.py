@@ -31,7 +31,8 @@ from mq_dev.local_cluster import HOST, BrokerProcess, ClusterFailed, LocalCluste
 _LOOK_S = 0.2
 PORT = 7400
 METRICS_BEHIND = 20
-"""Brokers serve their metrics at ports so far behind their own."""
+GRPC_BEHIND = 40
+"""Brokers serve their metrics, and gRPC, at ports so far behind their own."""
 
 TRIAL = "trial"
 """The user of --authorize."""
@@ -68,9 +69,6 @@ TRIAL = "trial"
     is_flag=True,
     help=f"With --secure: make a user `{TRIAL}` too, with rules for what begins with `{TRIAL}-`, to try rights with.",
 )
-@click.option(
-    "--tokens", is_flag=True, help="With --secure: serve clients that show a token too, at ports of their own."
-)
 @click.option("--console/--no-console", default=True, show_default=True, help="Serve pages that show it to a browser.")
 def dev(
     count: int,
@@ -80,16 +78,15 @@ def dev(
     auto_create: bool,
     secure: bool,
     authorize: bool,
-    tokens: bool,
     console: bool,
 ) -> int:
     """Run a local cluster in the foreground, for trials.
 
-    Prints one line, `ready bootstrap=HOST:PORT,…`, when every broker serves; with --secure, `certs=DIR` behind it, and
-    with --tokens `tokens=HOST:PORT,…` behind that.
+    Prints one line when every broker serves: `ready bootstrap=HOST:PORT,… grpc=HOST:PORT,…`, and with --secure
+    `certs=DIR` behind it. Clients in other languages use gRPC.
     Ctrl-C ends it. With --secure rights are judged, and the user `admin` may do everything.
     """
-    _check_company(count, zookeeper, secure=secure, authorize=authorize, tokens=tokens)
+    _check_company(count, zookeeper, secure=secure, authorize=authorize)
     stop = threading.Event()
 
     def asked_to_stop(_number: int, _frame: FrameType | None) -> None:
@@ -109,7 +106,7 @@ def dev(
             certs=directory / "certs" if secure else None,
             http=port + METRICS_BEHIND if port else True,
             closed=True,
-            tokens=tokens,
+            grpc=port + GRPC_BEHIND if port else True,
         )
         try:
             cluster.start(progress=say, go_on=lambda: _check(stop))
@@ -130,10 +127,8 @@ def dev(
     return 0
 
 
-def _check_company(count: int, zookeeper: bool | None, *, secure: bool, authorize: bool, tokens: bool) -> None:
+def _check_company(count: int, zookeeper: bool | None, *, secure: bool, authorize: bool) -> None:
     """Refuse options that make no sense together."""
-    if tokens and not secure:
-        raise click.UsageError("--tokens goes with --secure: a token is never sent in plain text")
     if authorize and not secure:
         raise click.UsageError(
             "--authorize goes with --secure: without certificates everybody is User:ANONYMOUS, and nobody can be told "
@@ -162,17 +157,15 @@ def _make_trial_user(cluster: LocalCluster) -> None:
 def _say_ready(cluster: LocalCluster, *, authorize: bool) -> None:
     """The line that programs read, and what a person wants to know."""
     brokers = list(cluster.brokers.values())
-    tokens = ",".join(broker.tokens for broker in brokers if broker.tokens)
-    words = [f"ready bootstrap={cluster.bootstrap}", f"certs={cluster.certs}" if cluster.certs else ""]
-    click.echo(" ".join(filter(None, [*words, f"tokens={tokens}" if tokens else ""])))
+    grpc = ",".join(broker.grpc for broker in brokers)
+    words = [f"ready bootstrap={cluster.bootstrap}", f"grpc={grpc}", f"certs={cluster.certs}" if cluster.certs else ""]
+    click.echo(" ".join(filter(None, words)))
     sys.stdout.flush()
     scheme = "https" if cluster.certs is not None else "http"
     for broker in brokers:
         say(f"broker {broker.id}: process {broker.pid}, metrics {scheme}://{broker.http}/metrics")
     if cluster.certs is not None:
         _say_who(cluster.certs, authorize=authorize)
-    if tokens:
-        say(f"a user with a token: tritonmq user create NAME --out NAME.token; its clients: --bootstrap {tokens}")
 
 
 def _say_who(certs: Path, *, authorize: bool) -> None:

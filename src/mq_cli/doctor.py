@@ -106,14 +106,6 @@ def of_pyspark(version: str | None, here: tuple[int, int], workers: tuple[int, i
     return Line("ok", f"PySpark {version}")
 
 
-def of_forks(value: str | None) -> Line:
-    """`value`: of GRPC_ENABLE_FORK_SUPPORT."""
-    if value is not None and value.lower() in ("1", "true", "yes", "on", "t", "y"):
-        told = "GRPC_ENABLE_FORK_SUPPORT is on: PySpark may fail with JAVA_GATEWAY_EXITED"
-        return _wrong(told, "unset GRPC_ENABLE_FORK_SUPPORT")
-    return Line("ok", "gRPC leaves children of this process alone")
-
-
 def of_open_files(soft: int) -> Line:
     if soft < OPEN_FILES_LEAST:
         told = f"a process may have {soft:,} files open; a broker needs some for each partition and client"
@@ -319,7 +311,6 @@ def _of_this_machine(data: Path | None) -> Iterator[Line]:
     yield of_java(java, _java_version(java) if java is not None else None)
     named = os.environ.get("PYSPARK_PYTHON", "")
     yield of_pyspark(_pyspark(), here, _python_version(named) if named else None, named)
-    yield of_forks(_as_it_was.get("GRPC_ENABLE_FORK_SUPPORT"))
     yield of_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     if data is not None:
         try:
@@ -328,10 +319,6 @@ def _of_this_machine(data: Path | None) -> Iterator[Line]:
         except OSError as error:
             cure = "give --data a directory that the broker's user may write to"
             yield Line("wrong", f"{data} cannot be written ({error})", cure)
-
-
-_as_it_was: Final = dict(os.environ)
-"""Before mq_client is imported, which sets a variable for gRPC."""
 
 
 def _origin() -> str:

@@ -13,7 +13,7 @@ from mq_process.patience import Patience
 from mq_protocol.addresses import parse_address
 
 if TYPE_CHECKING:
-    from mq_client.cluster.channels import Client
+    from mq_client.cluster.client import Client
 
 _ASK_S = 2.0
 _AGAIN_S = 0.25
@@ -35,7 +35,7 @@ def health(address: str, ready: bool, wait_s: float, connection: Connection) -> 
     """Ask the broker at HOST:PORT, where clients connect, for its health. Exit status 1: it does not live, or is not
     ready.
     """
-    from mq_client.cluster.channels import Client
+    from mq_client.cluster.client import Client
 
     with checking_what_was_typed():
         parse_address(address)
@@ -54,22 +54,13 @@ def health(address: str, ready: bool, wait_s: float, connection: Connection) -> 
 
 
 def _why_not(address: str, client: Client, *, ready: bool) -> str:
-    import grpc
-    from grpc_health.v1 import health_pb2
+    from mq_client import TritonMQError
+    from mq_client.cluster.dialling import fault
+    from mq_client.cluster.lines import call_unary
+    from mq_protocol import mq_pb2 as pb
 
-    from mq_client.cluster.channels import channel
-    from mq_protocol.methods import BROKER
-
-    check = channel(address, client).unary_unary(
-        "/grpc.health.v1.Health/Check",
-        health_pb2.HealthCheckRequest.SerializeToString,
-        health_pb2.HealthCheckResponse.FromString,
-    )
     try:
-        answer = check(health_pb2.HealthCheckRequest(service=BROKER.name if ready else ""), timeout=_ASK_S)
-    except grpc.RpcError as error:
-        why = str(error.details() or error.code())
-        if client.security is None and "Socket closed" in why:
-            return f"{why}: if it speaks TLS, give --certs DIR"
-        return why
-    return "" if answer.status == health_pb2.HealthCheckResponse.SERVING else "it is not ready"
+        answer = call_unary(address, "Metadata", pb.MetadataRequest(), pb.MetadataResponse, _ASK_S, client)
+    except TritonMQError as error:
+        return fault(error, address, client) or str(error)
+    return answer.not_ready if ready else ""

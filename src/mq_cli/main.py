@@ -8,7 +8,7 @@
     130 interrupted in the middle of something
 
 Commands live in modules of their own and are imported when they are asked for: `tritonmq --help` loads neither Arrow
-nor gRPC.
+nor numpy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import click
 from mq_cli.command_group import CommandGroup
 from mq_cli.interrupts import heard_from_now_on
 from mq_cli.terminal import LINES, printable
-from mq_process.grpc_lines import write_nothing
 from mq_protocol.errors import TritonMQError
 from mq_protocol.names import nearest
 
@@ -144,8 +143,6 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script: runs a command and exits with its code."""
-    # gRPC's core writes lines of its own to standard error, in another form and before ours say the same.
-    write_nothing()
     if "_TRITONMQ_COMPLETE" in os.environ:  # a shell wants a word completed
         from mq_cli.completion import prepare
 

@@ -96,7 +96,7 @@ def _named(_context: click.Context, _parameter: click.Parameter, text: str) -> s
 
 @click.group(cls=CommandGroup)
 def user() -> None:
-    """Users who speak with a token, at the port that brokers have for it (--listen-token)."""
+    """Users who speak with a token, which brokers with --certs take."""
 
 
 @user.command("create")
@@ -226,7 +226,7 @@ class _Out:
         say(f"token {made.id} of User:{made.user}, valid until {_day(made.expires_at)}")
         if made.nowhere_taken:
             say(
-                "warning: no broker has a port for tokens now, so nothing takes this one. Start brokers with --certs "
-                "DIR and --listen-token HOST:PORT; in a trial, `tritonmq dev --secure --tokens`"
+                "warning: no broker takes tokens now. Start brokers with --certs DIR; in a trial, "
+                "`tritonmq dev --secure`"
             )
         return told_of_late(made.late)

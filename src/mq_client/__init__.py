@@ -7,8 +7,6 @@ so that it is there once. Every error derives from `TritonMQError` and says whet
 known.
 
 The classes are imported when they are first asked for: Spark starts processes that only read, and many of them.
-
-Import this before `grpc`: gRPC's handlers of forks would now and then abort a child process (mq_client/forks.py).
 """
 
 from __future__ import annotations
@@ -72,12 +70,6 @@ from mq_client.errors import (
     Unreachable,
     WrongGroupKind,
 )
-from mq_client.forks import leave_children_alone
-from mq_process.grpc_lines import write_errors_only
-
-leave_children_alone()
-# A process that was paused is told "Got goaway … ping_timeout" at level INFO: its client connects again, and says so.
-write_errors_only()
 
 if TYPE_CHECKING:
     from mq_client.acl_admin import AclChange, AclRule, AclVerdict

@@ -567,7 +567,7 @@ class Admin(
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """Nothing needs closing: channels are the process's. Here so that all clients end alike."""
+        """Nothing needs closing: connections are the process's. Here so that all clients end alike."""
 
     def __enter__(self) -> Admin:
         return self

@@ -13,23 +13,18 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
-import grpc
-from grpc import aio
-
-from mq_client import forks
-from mq_client.cluster import forwarding
-from mq_client.cluster.channels import Client, made, meaning
+from mq_client.cluster.client import Client
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import LONGEST_MS, Deadline, attempts
 from mq_client.cluster.listening import REFUSED_S
-from mq_client.consuming.push_streams import EventLoop, this_process
+from mq_client.cluster.loop import Call, EventLoop, this_process
 from mq_client.errors import InvalidRequest, InvalidSetting, LockLost, LockNotAcquired, TritonMQError, Unreachable
 from mq_client.security import Security
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
-from mq_protocol.methods import BROKER
 from mq_protocol.names import check_lock_name
 
 OnLost = Callable[["Lock"], None]
@@ -129,8 +124,6 @@ class Lock:
                 raise InvalidRequest(
                     f"this object has lock {self.name!r} already: release it first, or make another object"
                 )
-            forks.check_usable()
-            forks.note_used()
             place = self._queue(waiting, Deadline(waiting.timeout_ms + _ANSWER_MS))
             self._place = place
         place.watch(self._lose)
@@ -226,7 +219,6 @@ class _Place:
         self.loss: LockLost | None = None
         self._address = address
         self._client = client
-        self._made_with = made(address, client)
         self._name = name
         self._request = pb.LockRequest(name=name, wait_ms=wait_ms)
         self._first: concurrent.futures.Future[int] = concurrent.futures.Future()
@@ -235,7 +227,7 @@ class _Place:
         self._on_loss: Callable[[], None] | None = None
         self._loop: EventLoop = this_process()
         self._task: asyncio.Task[None] | None = None
-        self._call: Any = None
+        self._call: Call[pb.LockResponse] | None = None
         self._loop.call(self._begin)
 
     # -- from any thread
@@ -285,49 +277,35 @@ class _Place:
     def _say_last(self) -> None:
         self._leaving = True
         if self._call is not None:
-            self._loop.spawn(self._half_close())
-
-    async def _half_close(self) -> None:
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-            await self._call.done_writing()
+            self._call.end()
 
     async def _run(self) -> None:
         try:
-            with self._loop.channel(self._address, self._client) as channel:
-                stream: Any = channel.stream_stream(
-                    BROKER.path("Lock"), pb.LockRequest.SerializeToString, pb.LockResponse.FromString
-                )
-                self._call = stream(metadata=forwarding.metadata(self._address, self._client))
-                try:
-                    await self._listen()
-                finally:
-                    self._call.cancel()
+            async with self._loop.opened("Lock", pb.LockResponse, self._address, self._client) as call:
+                self._call = call
+                await self._listen(call)
             self._end(
                 LockLost(
                     f"lock {self._name!r} is lost: the broker at {self._address} ended the stream; acquire it again"
                 )
             )
-        except grpc.RpcError as error:
-            self._end(meaning(error, self._address, self._client, self._made_with))
+        except TritonMQError as error:
+            self._end(error)
         except TimeoutError:
             self._end(Unreachable(f"broker at {self._address} has fallen silent"))
 
-    async def _listen(self) -> None:
+    async def _listen(self, call: Call[pb.LockResponse]) -> None:
         silence_s = _FIRST_ANSWER_S
-        with contextlib.suppress(asyncio.InvalidStateError):  # why it is over already is what reading raises
-            async with asyncio.timeout(silence_s):
-                await self._call.write(self._request)
-        while True:
-            answer = await self._answer(silence_s)
-            if answer is aio.EOF:  # type: ignore[attr-defined]
-                return
+        async with asyncio.timeout(silence_s):
+            await call.write(self._request)
+        while (answer := await self._answer(call, silence_s)) is not None:
             self.taken = True
-            silence_s = answer.silence_ms / 1000 or _FIRST_ANSWER_S
-            if answer.token and not self._first.done():
-                self._first.set_result(answer.token)
+            silence_s = answer.header.silence_ms / 1000 or _FIRST_ANSWER_S
+            if answer.header.token and not self._first.done():
+                self._first.set_result(answer.header.token)
 
-    async def _answer(self, silence_s: float) -> Any:
-        reading = asyncio.ensure_future(self._call.read())
+    async def _answer(self, call: Call[pb.LockResponse], silence_s: float) -> Envelope[pb.LockResponse] | None:
+        reading = asyncio.ensure_future(call.read())
         try:
             done, _ = await asyncio.wait({reading}, timeout=silence_s)
             if not done:  # it may be this process that was held up, with the answer at its door

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple
 
-import grpc
 import pyarrow as pa
 
-from mq_client.cluster.channels import made, meaning
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Backoff, Deadline, positive_ms
-from mq_client.cluster.fetching import open_fetch
+from mq_client.cluster.lines import FetchCall
 from mq_client.cluster.listening import REFUSED_S
 from mq_client.cluster.replicas import Replicas
 from mq_client.cluster.requests import ask_offsets, topic_with
@@ -346,9 +344,7 @@ class Reader:
         limit = Deadline(self._timeout_ms if alone else min(self._timeout_ms / 2, _ATTEMPT_MS))
         if read.until is not None:
             limit = limit.at_most(read.until.remaining_s * 1000)
-        made_with = made(address, self._connection.client)
-        client, stream_address = self._connection.client, self._connection.stream_address(address)
-        call = open_fetch(address, request, limit.remaining_s, client, stream_address)
+        call = FetchCall(address, request, limit.remaining_s, self._connection.client)
         position = request.start_offset
         try:
             for message in call:
@@ -367,13 +363,11 @@ class Reader:
             raise CorruptBatch(
                 f"topic {request.topic!r} partition {request.partition} from the broker at {address}: {error}"
             ) from error
-        except grpc.RpcError as error:
-            raise meaning(error, address, self._connection.client, made_with) from None
         finally:
             call.cancel()
 
     def close(self) -> None:
-        """Nothing needs closing: channels are the process's. Here so that all clients end alike."""
+        """Nothing needs closing: connections are the process's. Here so that all clients end alike."""
 
     def __enter__(self) -> Reader:
         return self

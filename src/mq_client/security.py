@@ -36,8 +36,8 @@ class Security:
     is. Instead of `certs` each file can be named: `ca`, `certificate` and `key`, in PEM. Files are read again when they
     are replaced.
 
-    `token` or `token_file` instead of a certificate, for the port that brokers have for it (`--listen-token`): of
-    `certs` only `ca.crt` is used then, or `ca` names it. A token is sent over TLS alone.
+    `token` or `token_file` instead of a certificate: of `certs` only `ca.crt` is used then, or `ca` names it. A token
+    is sent over TLS alone.
 
     Raises `InvalidSetting` if it says too little or too much. Whether the files are there shows when they are used.
     """

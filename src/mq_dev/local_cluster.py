@@ -77,8 +77,8 @@ class BrokerProcess:
         self.flight = ""
         """Where it serves clients of Arrow Flight; empty: nowhere."""
 
-        self.tokens = ""
-        """Where it serves clients that show a token; empty: nowhere."""
+        self.grpc = ""
+        """Where it serves clients by gRPC; empty: nowhere."""
 
         self.module = "mq_cli.main"
         """What runs: tests put here one of their own, a broker that can be held still at chosen points."""
@@ -161,11 +161,10 @@ class LocalCluster:
 
     All that they keep is below `directory`, which outlives them: `start` after `stop` goes on with the same data.
     Brokers listen on `port`, `port` + 1, …; 0 takes free ones. `http`: each serves its metrics at `http`, of a free
-    port; a number is the first one's port, if these are free. `flight`: each serves Arrow Flight at `flight`, of a free
-    port. `tokens`: each serves clients that show a token at `tokens`, of a free port, which needs `certs`. `arguments`
-    go to every broker's command line as they are. With `certs` everything is over TLS, a ZooKeeper of its own too: what
-    that directory lacks of certificates is made, and `security` is what clients need. `closed`: only the brokers may
-    read and write their nodes in ZooKeeper, by a credential that is made in `directory`.
+    port; a number is the first one's port, if these are free. `grpc` and `flight`: likewise gRPC and Arrow Flight.
+    `arguments` go to every broker's command line as they are. With `certs` everything is over TLS, a ZooKeeper of its
+    own too: what that directory lacks of certificates is made, and `security` is what clients need. `closed`: only the
+    brokers may read and write their nodes in ZooKeeper, by a credential that is made in `directory`.
     """
 
     certs_by_default: Path | None = None
@@ -187,7 +186,7 @@ class LocalCluster:
         arguments: Sequence[str] = (),
         http: bool | int = False,
         flight: bool = False,
-        tokens: bool = False,
+        grpc: bool | int = False,
         certs: Path | None = None,
         closed: bool = False,
     ) -> None:
@@ -227,23 +226,27 @@ class LocalCluster:
             place + 1: BrokerProcess(place + 1, ports[place], self.directory, self.arguments)
             for place in range(brokers)
         }
-        self._open_further_ports(http, flight=flight, tokens=tokens)
+        self._open_further_ports(http, grpc, flight)
 
-    def _open_further_ports(self, http: bool | int, *, flight: bool, tokens: bool) -> None:
+    def _open_further_ports(self, http: bool | int, grpc: bool | int, flight: bool) -> None:
         """Beside the ones that every broker has."""
-        if http is not False:
-            wished = [http + place for place in range(len(self.brokers))] if http is not True else []
-            ports = wished if wished and all(map(is_free, wished)) else [free_port(HOST) for _ in self.brokers]
-            for broker, number in zip(self.brokers.values(), ports, strict=True):
-                broker.http = f"{HOST}:{number}"
-                broker.arguments += ["--http", broker.http]
-        for broker in self.brokers.values():
-            if flight:
-                broker.flight = f"{HOST}:{free_port(HOST)}"
-                broker.arguments += ["--flight", broker.flight]
-            if tokens:
-                broker.tokens = f"{HOST}:{free_port(HOST)}"
-                broker.arguments += ["--listen-token", broker.tokens]
+        for broker, address in zip(self.brokers.values(), self._further(http), strict=True):
+            broker.http = address
+            broker.arguments += ["--http", address] if address else []
+        for broker, address in zip(self.brokers.values(), self._further(grpc), strict=True):
+            broker.grpc = address
+            broker.arguments += ["--grpc", address] if address else []
+        for broker, address in zip(self.brokers.values(), self._further(flight), strict=True):
+            broker.flight = address
+            broker.arguments += ["--flight", address] if address else []
+
+    def _further(self, wished: bool | int) -> list[str]:
+        """An address for each broker, or nothing. A number is the first one's port, if these are free."""
+        if wished is False:
+            return [""] * len(self.brokers)
+        ports = [wished + place for place in range(len(self.brokers))] if wished is not True else []
+        found = ports if ports and all(map(is_free, ports)) else [free_port(HOST) for _ in self.brokers]
+        return [f"{HOST}:{port}" for port in found]
 
     def __enter__(self) -> LocalCluster:
         try:
@@ -367,7 +370,8 @@ def _secure(certs: Path, brokers: Iterable[int], user: str) -> Security:
 
 def _answers(address: str, wanted: set[int], security: Security | None) -> bool:
     """Whether that broker itself answers, and knows of all those."""
-    from mq_client.cluster.channels import Client, call_unary
+    from mq_client.cluster.client import Client
+    from mq_client.cluster.lines import call_unary
 
     client = Client((), security)
     try:

@@ -1,4 +1,4 @@
-"""Which lines gRPC's core writes to standard error of its own. They look like nothing else that a program says."""
+"""Which lines gRPC's core writes to standard error of its own. They look like nothing else that a broker says."""
 
 from __future__ import annotations
 
@@ -7,16 +7,7 @@ from typing import Final
 
 VARIABLE: Final = "GRPC_VERBOSITY"
 
-ERRORS: Final = "ERROR"
-"""What a program that uses clients leaves to the commands that it starts: not a wish of anybody's."""
-
-
-def write_errors_only() -> None:
-    """Unless the environment says another level. gRPC reads it when it is first used."""
-    os.environ.setdefault(VARIABLE, ERRORS)
-
 
 def write_nothing() -> None:
-    """As `write_errors_only`."""
-    if os.environ.get(VARIABLE, ERRORS) == ERRORS:
-        os.environ[VARIABLE] = "NONE"
+    """Unless the environment says a level. gRPC reads it when it is first used."""
+    os.environ.setdefault(VARIABLE, "NONE")

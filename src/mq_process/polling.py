@@ -1,4 +1,4 @@
-"""Which of gRPC's two ways to wait for sockets a process uses. Not the wire, but both of its ends need it.
+"""Which of gRPC's two ways to wait for sockets a broker uses.
 
 From 1.80 on gRPC's core waits on threads of its own (its "EventEngine") in Python too, and hands every event on to the
 thread that waits for it. The way before, in which that thread waits for the socket itself, is a wake-up less for each
@@ -18,12 +18,6 @@ from typing import Final
 VARIABLE: Final = "GRPC_EXPERIMENTS"
 WITHOUT_EVENT_ENGINE: Final = "-event_engine_client,-event_engine_listener"
 
-BETWEEN_CALLS: Final = "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS"
-BETWEEN_CALLS_MS: Final = 100
-"""So often gRPC looks at the sockets of channels while no thread waits in a call. A channel that lost its broker is
-connected again by these looks alone, since calls fail at once meanwhile, and a TLS handshake takes three of them. By
-default they are 5 s apart, and an attempt to connect may take 2 s (`transport.py`): over TLS none succeeded."""
-
 FIRST_VERSION, LAST_VERSION = (1, 80), (1, 85)
 """Of gRPC, between which it was seen to have the choice. A later one that has not would complain about the names."""
 
@@ -36,7 +30,6 @@ def wait_without_event_engine() -> bool:
     if VARIABLE in os.environ or "grpc" in sys.modules or not FIRST_VERSION <= _installed_version() <= LAST_VERSION:
         return False
     os.environ[VARIABLE] = WITHOUT_EVENT_ENGINE
-    os.environ.setdefault(BETWEEN_CALLS, str(BETWEEN_CALLS_MS))
     return True
 
 

@@ -66,25 +66,39 @@ def _read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 def encode(envelope: Envelope[H]) -> bytes:
     """The wire bytes: one copy of the payload."""
-    header = envelope.header.SerializeToString()
+    return joined(envelope.header.SerializeToString(), envelope.parts)
+
+
+def joined(header: bytes, parts: Iterable[Buffer]) -> bytes:
+    """The same of a header that is serialized."""
     pieces: list[Buffer] = [_HEADER_TAG, _varint(len(header)), header]
-    length = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in envelope.parts)
+    length = sum(len(part) if isinstance(part, bytes) else memoryview(part).nbytes for part in parts)
     if length:
         pieces += [_PAYLOAD_TAG, _varint(length)]
-        pieces += envelope.parts
+        pieces += parts
     return b"".join(pieces)
 
 
 def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = None) -> Envelope[H]:
-    """The envelope whose payload is a view of `data`.
+    """The envelope whose payload is a view of `data`. Raises as `halves`."""
+    said, payload = halves(data, header_bytes_max)
+    header = header_type()
+    try:
+        header.ParseFromString(said)
+    except Exception as error:  # protobuf's DecodeError has no common public base across its implementations
+        raise InvalidRequest(f"malformed message: {error}; speak protobuf as in mq.proto") from error
+    return Envelope(header, (payload,) if payload else ())
+
+
+def halves(data: bytes, header_bytes_max: int | None = None) -> tuple[bytes, memoryview]:
+    """The serialized header, and the payload as a view of `data`.
 
     Raises `RequestTooLarge` for a header above `header_bytes_max`, and `InvalidRequest` for anything but the two fields
     in their order: this is the first thing that a stranger's bytes meet.
     """
     view = memoryview(data)
-    header = header_type()
     if not data:
-        return Envelope(header)
+        return b"", view
     if view[:1] != _HEADER_TAG:
         raise InvalidRequest("malformed message: the header must come first; speak protobuf as in mq.proto")
     length, at = _read_varint(view, 1)
@@ -94,13 +108,10 @@ def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = Non
         raise RequestTooLarge(
             f"a message's header of {length} bytes is above {header_bytes_max}: only the payload may be large"
         )
-    try:
-        header.ParseFromString(data[at : at + length])
-    except Exception as error:  # protobuf's DecodeError has no common public base across its implementations
-        raise InvalidRequest(f"malformed message: {error}; speak protobuf as in mq.proto") from error
+    header = data[at : at + length]
     at += length
     if at == len(view):
-        return Envelope(header)
+        return header, view[at:]
     if view[at : at + 1] != _PAYLOAD_TAG:
         raise InvalidRequest("malformed message: only a payload may follow the header; speak protobuf as in mq.proto")
     length, at = _read_varint(view, at + 1)
@@ -108,7 +119,7 @@ def decode(data: bytes, header_type: type[H], header_bytes_max: int | None = Non
         raise InvalidRequest(
             "malformed message: the payload does not end where the message does; speak protobuf as in mq.proto"
         )
-    return Envelope(header, (view[at:],))
+    return header, view[at:]
 
 
 def split(payload: memoryview, lengths: Iterable[int]) -> list[memoryview]:

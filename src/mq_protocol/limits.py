@@ -210,26 +210,20 @@ MESSAGE_OVERHEAD_BYTES: Final = 1 << 20
 """What a message may have beside a batch."""
 
 MESSAGE_BYTES_MAX: Final = BATCH_BYTES_CEILING + MESSAGE_OVERHEAD_BYTES
-"""gRPC's bound on a message between brokers, and from a broker to a client: the largest batch and its header. What a
+"""Of a message between brokers, and from a broker to a client: the largest batch and its header. What a
 broker takes from clients can be raised to this."""
 
 CLIENT_MESSAGE_BYTES_MAX: Final = 17 << 20
 """What a broker takes in one message from a client, by default (`--message-bytes-max`): a decision of the sink, or a
-batch of 16 MiB. gRPC holds a whole message before anybody sees it."""
+batch of 16 MiB."""
 
 CONNECTIONS_MAX: Final = 2_000
-"""From clients, to one broker, by default (`--connections-max`): a process has two, whatever it does."""
-
-PEER_CONNECTIONS_MAX: Final = 2_000
-"""At a broker's gRPC port for other brokers, which have a few each. Strangers have the rest of them."""
+"""From clients, to one broker, by default (`--connections-max`): a process has a few, and one for each subscription."""
 
 STREAMS_PER_CONNECTION_MAX: Final = 1_000
 """Requests and streams at once on one connection; more wait in the client. A hundred is gRPC's advice, but all
 consumers of a process share a connection, and a stream that waits there says nothing. An idle stream takes 30 kB of a
 broker."""
-
-STREAMS_PER_CHANNEL: Final = 500
-"""How many subscriptions a client opens on one connection before it makes another."""
 
 STREAMS_MAX: Final = 20_000
 """Streams of all clients at one broker: 600 MB while they are idle."""
@@ -254,9 +248,6 @@ CONNECTION_AGE_GRACE_MS: Final = 300_000
 
 CALL_METADATA_BYTES_MAX: Final = 8 << 10
 """Headers of one call."""
-
-PEER_METADATA_BYTES_MAX: Final = 2 * CALL_METADATA_BYTES_MAX
-"""The same between brokers: what one of them passes on has the groups of the client's token beside all that."""
 
 ERROR_BYTES_MAX: Final = 4 << 10
 """An error's text in UTF-8. It travels in HTTP/2 headers, in base64 there, and gRPC takes 8 KiB of headers for

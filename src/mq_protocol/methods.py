@@ -52,13 +52,16 @@ class Bound:
 
 @dataclass(frozen=True)
 class Method:
-    """`bound` is that of each request."""
+    """`bound` is that of each request. `led`: the leader of the partition that a request names answers it; else any
+    broker may. `reopened`: a stream that a client opens again at the next leader while this one waits for it."""
 
     name: str
     request: type[Message]
     response: type[Message]
     kind: Kind = Kind.UNARY
     bound: Bound = Bound()
+    led: bool = False
+    reopened: bool = False
 
     @cached_property
     def attribute(self) -> str:
@@ -134,7 +137,7 @@ BROKER: Final = Service(
     Method("PlanMoves", pb.PlanMovesRequest, pb.PlanMovesResponse),
     Method("StartMoves", pb.StartMovesRequest, pb.StartMovesResponse, bound=_places("moves")),
     Method("Moves", pb.MovesRequest, pb.MovesResponse),
-    Method("Lead", pb.LeadRequest, pb.LeadResponse),
+    Method("Lead", pb.LeadRequest, pb.LeadResponse, led=True),
     Method("Recover", pb.RecoverRequest, pb.RecoverResponse),
     Method("Upgrade", pb.UpgradeRequest, pb.UpgradeResponse),
     Method(
@@ -142,12 +145,13 @@ BROKER: Final = Service(
         pb.ListOffsetsRequest,
         pb.ListOffsetsResponse,
         bound=Bound(lists={"partitions": _NUMBERS, "spans": Elements(limits.REQUEST_PLACES_MAX, ("partition",))}),
+        led=True,
     ),
-    Method("MoveCursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse, bound=_places("positions")),
+    Method("MoveCursors", pb.MoveCursorsRequest, pb.MoveCursorsResponse, bound=_places("positions"), led=True),
     Method("Groups", pb.GroupsRequest, pb.GroupsResponse),
-    Method("DeleteGroup", pb.DeleteGroupRequest, pb.DeleteGroupResponse, bound=_places("partitions")),
-    Method("Purge", pb.PurgeRequest, pb.PurgeResponse, bound=_places("positions")),
-    Method("CancelScheduled", pb.CancelScheduledRequest, pb.CancelScheduledResponse),
+    Method("DeleteGroup", pb.DeleteGroupRequest, pb.DeleteGroupResponse, bound=_places("partitions"), led=True),
+    Method("Purge", pb.PurgeRequest, pb.PurgeResponse, bound=_places("positions"), led=True),
+    Method("CancelScheduled", pb.CancelScheduledRequest, pb.CancelScheduledResponse, led=True),
     Method("AlterQueue", pb.AlterQueueRequest, pb.AlterQueueResponse, bound=_SETTINGS),
     Method("Queues", pb.QueuesRequest, pb.QueuesResponse),
     Method(
@@ -155,8 +159,11 @@ BROKER: Final = Service(
         pb.DescribeQueueRequest,
         pb.DescribeQueueResponse,
         bound=Bound(lists={"partitions": _NUMBERS}),
+        led=True,
     ),
-    Method("SweepQueue", pb.SweepQueueRequest, pb.SweepQueueResponse, bound=Bound(lists={"partitions": _NUMBERS})),
+    Method(
+        "SweepQueue", pb.SweepQueueRequest, pb.SweepQueueResponse, bound=Bound(lists={"partitions": _NUMBERS}), led=True
+    ),
     Method(
         "Decide",
         pb.DecideRequest,
@@ -173,13 +180,9 @@ BROKER: Final = Service(
         pb.LeaseRequest,
         pb.LeaseResponse,
         bound=Bound(lists={"held": Elements(limits.LEASES_HELD_MAX), **_SETTLES}),
+        led=True,
     ),
-    Method(
-        "Settle",
-        pb.SettleRequest,
-        pb.SettleResponse,
-        bound=Bound(lists=_SETTLES),
-    ),
+    Method("Settle", pb.SettleRequest, pb.SettleResponse, bound=Bound(lists=_SETTLES), led=True),
     Method(
         "Work",
         pb.WorkRequest,
@@ -193,6 +196,8 @@ BROKER: Final = Service(
                 **{f"sessions.{path}": elements for path, elements in _SETTLES.items()},
             }
         ),
+        led=True,
+        reopened=True,
     ),
     Method(
         "Observe",
@@ -237,13 +242,14 @@ BROKER: Final = Service(
         pb.SecurityFloorResponse,
         bound=Bound(lists=dict.fromkeys(("add", "remove"), Elements(limits.REQUEST_SETTINGS_MAX))),
     ),
-    Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES),
+    Method("Produce", pb.ProduceRequest, pb.ProduceResponse, Kind.CONVERSATION, bound=_BATCHES, led=True),
     Method(
         "Fetch",
         pb.FetchRequest,
         pb.BatchesResponse,
         Kind.ANSWERS,
         bound=Bound(lists={"columns": Elements(limits.SCHEMA_FIELDS_MAX, ())}),
+        led=True,
     ),
     Method(
         "Subscribe",
@@ -251,8 +257,16 @@ BROKER: Final = Service(
         pb.BatchesResponse,
         Kind.CONVERSATION,
         bound=_places("open.partitions", "close.partitions", "settled"),
+        led=True,
     ),
-    Method("WatchOffsets", pb.WatchOffsetsRequest, pb.WatchOffsetsResponse, Kind.ANSWERS, bound=_places("partitions")),
+    Method(
+        "WatchOffsets",
+        pb.WatchOffsetsRequest,
+        pb.WatchOffsetsResponse,
+        Kind.ANSWERS,
+        bound=_places("partitions"),
+        led=True,
+    ),
     Method("Lock", pb.LockRequest, pb.LockResponse, Kind.CONVERSATION, bound=Bound(limits.LOCK_REQUEST_BYTES_MAX)),
 )
 """What clients call."""

@@ -477,7 +477,6 @@ class BrokerInfo(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
-    STREAM_ADDRESS_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     address: _builtins.str
     incarnation: _builtins.int
@@ -487,8 +486,6 @@ class BrokerInfo(_message.Message):
     protocol_oldest: _builtins.int
     level: _builtins.int
     """the highest level of features that it knows"""
-    stream_address: _builtins.str
-    """its stream port (mq_protocol/streams.py), for clients that know it; empty: none that is of use to them"""
     def __init__(
         self,
         *,
@@ -500,11 +497,10 @@ class BrokerInfo(_message.Message):
         protocol: _builtins.int = ...,
         protocol_oldest: _builtins.int = ...,
         level: _builtins.int = ...,
-        stream_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "level", b"level", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "rack", b"rack", "release", b"release", "stream_address", b"stream_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "id", b"id", "incarnation", b"incarnation", "level", b"level", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "rack", b"rack", "release", b"release"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -643,8 +639,8 @@ class TopicInfo(_message.Message):
 Global___TopicInfo: _TypeAlias = TopicInfo  # noqa: Y015
 
 @_typing.final
-class StreamOpen(_message.Message):
-    """The first message of each call at a stream port. Everything there is said with gRPC as well."""
+class CallOpen(_message.Message):
+    """The first message of each call by the protocol of call.py. By gRPC the same is said in metadata."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -652,13 +648,29 @@ class StreamOpen(_message.Message):
     PROTOCOL_FIELD_NUMBER: _builtins.int
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     TIMEOUT_MS_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    FORWARD_FIELD_NUMBER: _builtins.int
+    PROOF_FIELD_NUMBER: _builtins.int
+    PASSED_ON_FIELD_NUMBER: _builtins.int
     method: _builtins.str
-    """of the service Broker"""
+    """of the service Broker, or with a proof of the service Peer"""
     protocol: _builtins.int
     protocol_oldest: _builtins.int
     """of the client"""
     timeout_ms: _builtins.int
     """the call ends by then; 0: when the client ends it"""
+    token: _builtins.str
+    """of a client that shows one"""
+    forward: _builtins.str
+    """the broker that is meant, by the address that it advertises; empty: who hears this"""
+    @_builtins.property
+    def proof(self) -> Global___PeerCall:
+        """of a broker that asks"""
+
+    @_builtins.property
+    def passed_on(self) -> Global___ForwardedCall:
+        """of a broker that passes on what a client asks"""
+
     def __init__(
         self,
         *,
@@ -666,14 +678,18 @@ class StreamOpen(_message.Message):
         protocol: _builtins.int = ...,
         protocol_oldest: _builtins.int = ...,
         timeout_ms: _builtins.int = ...,
+        token: _builtins.str = ...,
+        forward: _builtins.str = ...,
+        proof: Global___PeerCall | None = ...,
+        passed_on: Global___ForwardedCall | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["passed_on", b"passed_on", "proof", b"proof"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["method", b"method", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "timeout_ms", b"timeout_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward", b"forward", "method", b"method", "passed_on", b"passed_on", "proof", b"proof", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "timeout_ms", b"timeout_ms", "token", b"token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___StreamOpen: _TypeAlias = StreamOpen  # noqa: Y015
+Global___CallOpen: _TypeAlias = CallOpen  # noqa: Y015
 
 @_typing.final
 class MetadataRequest(_message.Message):
@@ -732,6 +748,7 @@ class MetadataResponse(_message.Message):
     PROTOCOL_OLDEST_FIELD_NUMBER: _builtins.int
     RELEASE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    NOT_READY_FIELD_NUMBER: _builtins.int
     answered_by: _builtins.int
     coordination: _builtins.str
     """"connected", "suspended", "file" """
@@ -745,6 +762,8 @@ class MetadataResponse(_message.Message):
     """of the broker that answered"""
     more: _builtins.bool
     """not everything fits: ask on, after the last topic, or for those that are not told"""
+    not_ready: _builtins.str
+    """why the broker that answered is to be sent no work yet, or no more; empty: it is ready"""
     @_builtins.property
     def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___BrokerInfo]: ...
     @_builtins.property
@@ -775,10 +794,11 @@ class MetadataResponse(_message.Message):
         protocol_oldest: _builtins.int = ...,
         release: _builtins.str = ...,
         more: _builtins.bool = ...,
+        not_ready: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered_by", b"answered_by", "brokers", b"brokers", "coordination", b"coordination", "coordination_access", b"coordination_access", "insecure_brokers", b"insecure_brokers", "level", b"level", "more", b"more", "not_ready", b"not_ready", "protocol", b"protocol", "protocol_oldest", b"protocol_oldest", "release", b"release", "security_floor", b"security_floor", "topics", b"topics", "unknown_topics", b"unknown_topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -5296,8 +5316,8 @@ Global___SetLogLevelResponse: _TypeAlias = SetLogLevelResponse  # noqa: Y015
 
 @_typing.final
 class LinkHello(_message.Message):
-    """---------------------------------------------------------------- between brokers (service Peer, on a port of its own)
-    A link is one bidirectional stream a pair, at the link port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
+    """---------------------------------------------------------------- between brokers (service Peer)
+    A link is one bidirectional stream a pair, at the brokers' port (mq_protocol/framing.py: messages of a LinkHeader and a payload).
     It begins with four messages that have a hello alone: the one that dials says who it is
     (broker, incarnation, to, nonce); the other one says the same and adds its proof; the first adds its own (proof alone); the
     other one says that it has accepted (an empty hello). See mq_broker/rpc/peer_proof.py for what is proved.
@@ -5375,7 +5395,7 @@ Global___PeerCall: _TypeAlias = PeerCall  # noqa: Y015
 
 @_typing.final
 class ForwardedCall(_message.Message):
-    """In the metadata of a client's call that a broker passes on to another one's peer port, as `tritonmq-forwarded-bin`. `said` is a ForwardedFor."""
+    """What a client's call carries that a broker passes on to another one (CallOpen.passed_on). `said` is a ForwardedFor."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -5412,6 +5432,7 @@ class ForwardedFor(_message.Message):
     TOKEN_EXPIRES_S_FIELD_NUMBER: _builtins.int
     API_TOKEN_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    BY_GRPC_FIELD_NUMBER: _builtins.int
     broker: _builtins.int
     incarnation: _builtins.int
     expires_ms: _builtins.int
@@ -5427,6 +5448,8 @@ class ForwardedFor(_message.Message):
     by_token: _builtins.bool
     token_expires_s: _builtins.float
     api_token: _builtins.str
+    by_grpc: _builtins.bool
+    """the client came by gRPC"""
     @_builtins.property
     def groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """of whoever has shown a token"""
@@ -5445,10 +5468,11 @@ class ForwardedFor(_message.Message):
         token_expires_s: _builtins.float = ...,
         api_token: _builtins.str = ...,
         groups: _abc.Iterable[_builtins.str] | None = ...,
+        by_grpc: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "api_token", b"api_token", "broker", b"broker", "by_token", b"by_token", "expires_ms", b"expires_ms", "groups", b"groups", "incarnation", b"incarnation", "principal", b"principal", "serial", b"serial", "to", b"to", "token_expires_s", b"token_expires_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "api_token", b"api_token", "broker", b"broker", "by_grpc", b"by_grpc", "by_token", b"by_token", "expires_ms", b"expires_ms", "groups", b"groups", "incarnation", b"incarnation", "principal", b"principal", "serial", b"serial", "to", b"to", "token_expires_s", b"token_expires_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -6302,7 +6326,7 @@ class AlterTokensResponse(_message.Message):
     expires_s: _builtins.int
     changed: _builtins.bool
     nowhere_taken: _builtins.bool
-    """no broker that is registered has a port for tokens"""
+    """no broker that is registered takes tokens"""
     def __init__(
         self,
         *,

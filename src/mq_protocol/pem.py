@@ -24,8 +24,6 @@ CLIENT_NAME: Final = "client"
 PEM_BYTES_MAX: Final = 256 << 10
 """Of one file. A chain of certificates has some thousand bytes."""
 
-ALPN: Final = "h2"
-
 _TURNS: Final = 8
 _ROOT: Final = 0
 

@@ -95,7 +95,7 @@ class Row:
     """`needs`: of each request. `shows`: an answer, or what is done, is of those things alone to which the asker has
     this right; the handler sees to it. `says`: what is to be known beside. `waits`: the request may be under way for
     long, so that it is ended when its rights are taken away. `changes`: it is noted in the audit log whoever asks.
-    `brokers`: only brokers call it, on a port of their own, and their word needs no right. `unhurried`: no quota of
+    `brokers`: only brokers call it, and their word needs no right. `unhurried`: no quota of
     requests holds it up, since it acknowledges something, or since by it a quota that is too low is raised."""
 
     needs: tuple[Need, ...] = ()

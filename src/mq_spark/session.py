@@ -18,7 +18,7 @@ from mq_spark.supported import check_pyspark
 SETTINGS: Final = {
     # Spark's tasks talk to Python through a Unix socket, not loopback TCP: about 30 ms off each trigger's work.
     "spark.python.unix.domain.socket.enabled": "true",
-    # A worker that is kept keeps its channels to the brokers and what it knows of the topics.
+    # A worker that is kept keeps its connections to the brokers and what it knows of the topics.
     "spark.python.worker.reuse": "true",
     # toPandas and createDataFrame a column at a time.
     "spark.sql.execution.arrow.pyspark.enabled": "true",

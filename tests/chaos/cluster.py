@@ -14,7 +14,6 @@ import subprocess
 from pathlib import Path
 
 from mq_client import Admin
-from mq_dev.embedded_zookeeper import free_port
 from tests.chaos.network import HOST, ZOOKEEPER, Network
 from tests.cluster.harness import Cluster, wait_until
 from tests.cluster.key_commands import KeyCommands, of
@@ -61,15 +60,8 @@ class FireCluster(Cluster):
         self._mounted: list[Path] = []
         for number, broker in self.brokers.items():
             advertised = f"{HOST}:{self.network.listen(str(number), broker.port)}"
-            peer_port = free_port(HOST)  # what brokers ask each other goes through the network as well
-            among_brokers = f"{HOST}:{self.network.listen(str(number), peer_port)}"
-            broker.arguments += ["--peer-listen", f"{HOST}:{peer_port}", "--peer-advertise", among_brokers]
-            link_port = free_port(HOST)
-            linked = f"{HOST}:{self.network.listen(str(number), link_port)}"
-            broker.arguments += ["--link-listen", f"{HOST}:{link_port}", "--link-advertise", linked]
-            stream_port = free_port(HOST)
-            streams = f"{HOST}:{self.network.listen(str(number), stream_port)}"
-            broker.arguments += ["--stream-listen", f"{HOST}:{stream_port}", "--stream-advertise", streams]
+            # What brokers ask each other goes through the network as well
+            broker.arguments += ["--peer-advertise", f"{HOST}:{self.network.listen(str(number), broker.port)}"]
             zookeeper = f"{HOST}:{self.network.listen(ZOOKEEPER, self.zookeeper.port, dialler=str(number))}"
             broker.arguments += ["--advertise", advertised, "--zookeeper", zookeeper]  # the last word counts
             self._advertised.append(advertised)

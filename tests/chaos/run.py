@@ -12,17 +12,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
-import grpc
 import pyarrow as pa
 
 from mq_client import Consumer, Reader, TritonMQError
-from mq_client.cluster.channels import open_fetch
+from mq_client.cluster.lines import FetchCall
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.limits import SEGMENT_BYTES_FLOOR
-from mq_protocol.transport import from_call
 from tests import switch
 from tests.chaos.checkpoint import micro_batches
 from tests.chaos.client import GROUP, deliver
@@ -389,16 +387,13 @@ def _caught_up(cluster: FireCluster, topics: dict[str, int]) -> bool:
 def _fetch(address: str, topic: str, schema: pa.Schema, partition: int, start: int, end: int) -> Iterator[Piece]:
     """What that broker has, whether it leads or not."""
     request = pb.FetchRequest(topic=topic, partition=partition, start_offset=start, end_offset=end)
-    try:
-        for message in open_fetch(address, request, WHOLE_S, switch.client()):
-            header: pb.BatchesHeader = message.header
-            if header.HasField("error"):
-                raise from_wire(header.error)
-            payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
-            for stored, payload in zip(header.batches, payloads, strict=True):
-                yield stored.base_offset, decode_batch(payload, schema)
-    except grpc.RpcError as error:
-        raise from_call(error, address) from None
+    for message in FetchCall(address, request, WHOLE_S, switch.client()):
+        header: pb.BatchesHeader = message.header
+        if header.HasField("error"):
+            raise from_wire(header.error)
+        payloads = split(message.payload, (stored.payload_bytes for stored in header.batches))
+        for stored, payload in zip(header.batches, payloads, strict=True):
+            yield stored.base_offset, decode_batch(payload, schema)
 
 
 def _write_final(

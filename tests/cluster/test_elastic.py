@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mq_client import Consumer, OffsetOutOfRange, Producer, Reader
-from mq_client.cluster.channels import call_unary
+from mq_client.cluster.lines import call_unary
 from mq_client.topic_descriptions import PartitionDescription
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST, BrokerProcess

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from mq_client import Producer
-from mq_client.cluster.channels import call_unary
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.lines import call_unary
 from mq_client.cluster.requests import move_cursors
 from mq_client.group_descriptions import GroupCursor
 from mq_protocol import mq_pb2 as pb

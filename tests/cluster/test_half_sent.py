@@ -4,7 +4,6 @@ by the mark of its memory, by time, and by whose they are."""
 from __future__ import annotations
 
 import contextlib
-import socket
 import struct
 import threading
 import time
@@ -16,16 +15,12 @@ import psutil
 import pytest
 
 from mq_client import Admin, Producer
-from mq_client.cluster import streams
-from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.credentials import current
+from mq_client.cluster.dialling import by_openssl, call_open, dial
 from mq_dev.local_cluster import LocalCluster
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
+from mq_protocol.call import error_of
 from mq_protocol.errors import TritonMQError
-from mq_protocol.framing import Receiver
 from mq_protocol.limits import MEMORY_HIGH_FLOOR
-from mq_protocol.streams import Kind, parsed, said
 from tests import switch
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
@@ -41,39 +36,29 @@ ENDS_S = 240.0
 
 
 class Line:
-    """A connection to the stream port, with a call on it."""
+    """A connection with a call on it."""
 
     def __init__(self, address: str, method: str = "Produce") -> None:
-        connected = streams.dial(address, switch.client(), WAIT_S)
-        self.connection: socket.socket = connected[0]
-        self._receiver: Receiver = connected[1]
-        self.connection.sendall(b"".join(streams.open_message(method)))
+        client = switch.client()
+        credentials = current(client.security)
+        self.connection, self._machine = dial(address, client, credentials, by_openssl)
+        self.connection.sendall(b"".join(self._machine.open(call_open(method, address, client, credentials))))
 
     def ended(self) -> TritonMQError | None:
         """Why the broker has ended the call; None if it did so without a word. Waits for it."""
         self.connection.settimeout(ENDS_S)
-        while True:
-            while (found := self._receiver.next()) is None:
-                count = self.connection.recv_into(self._receiver.buffer())
-                if not count:
-                    return None
-                self._receiver.received(count)
-            message = said(found)
-            if message.kind is Kind.ERROR:
-                return from_wire(parsed(message.body, pb.Error))
-            assert message.kind in (Kind.PING, Kind.PONG)
+        while (message := self._machine.next()) is None:
+            count = self.connection.recv_into(self._machine.buffer())
+            if not count:
+                return None
+            self._machine.received(count, time.monotonic())
+        return error_of(message)
 
     def __enter__(self) -> Line:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
-
-
-def stream_address(cluster: LocalCluster) -> str:
-    connection = Connection(cluster.bootstrap)
-    connection.metadata(Deadline(WAIT_S * 1000))
-    return connection.stream_address(cluster.bootstrap)
 
 
 @contextlib.contextmanager
@@ -113,7 +98,7 @@ def most_resident(cluster: LocalCluster) -> Iterator[list[int]]:
 @pytest.mark.long
 def test_what_is_half_sent_is_held_up_to_the_mark_and_others_are_served(tmp_path: Path) -> None:
     with LocalCluster(tmp_path, arguments=["--memory-high", str(MEMORY_HIGH_FLOOR)]) as cluster:
-        address = stream_address(cluster)
+        address = cluster.bootstrap
         with Admin(cluster.bootstrap) as admin:
             admin.create_topic("t", partitions=1)
         with most_resident(cluster) as found:
@@ -127,7 +112,7 @@ def test_what_is_half_sent_is_held_up_to_the_mark_and_others_are_served(tmp_path
 
 @pytest.mark.long
 def test_a_message_that_comes_byte_by_byte_ends(tmp_path: Path) -> None:
-    with LocalCluster(tmp_path) as cluster, Line(stream_address(cluster)) as line:
+    with LocalCluster(tmp_path) as cluster, Line(cluster.bootstrap) as line:
         line.connection.sendall(SIZES + bytes(100_000))
         over = threading.Event()
 
@@ -150,6 +135,6 @@ def test_a_message_that_comes_byte_by_byte_ends(tmp_path: Path) -> None:
 def test_a_call_that_asks_nothing_ends_whatever_its_method(tmp_path: Path) -> None:
     with LocalCluster(tmp_path) as cluster, contextlib.ExitStack() as opened:
         methods = ("Produce", "Fetch", "Subscribe", "Work", "WatchOffsets")
-        lines = [opened.enter_context(Line(stream_address(cluster), method)) for method in methods]
+        lines = [opened.enter_context(Line(cluster.bootstrap, method)) for method in methods]
         for line in lines:
             assert "nothing was asked" in str(line.ended())

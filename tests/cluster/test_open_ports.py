@@ -14,9 +14,9 @@ from mq_client import Admin, InvalidRequest, Security
 from mq_dev.certificates import ADMIN
 from mq_dev.embedded_zookeeper import free_port
 from mq_dev.local_cluster import HOST
+from mq_protocol.call import PREAMBLE
 from mq_protocol.framing import preamble
 from mq_protocol.pem import CA_FILE, files_of_broker
-from mq_protocol.streams import PREAMBLE
 from tests.cluster.harness import Cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -96,8 +96,8 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
     broker = cluster.brokers[1]
     own = files_of_broker(certs, 1)
     stranger, known = trusting(certs), trusting(certs, own.certificate, own.key)
-    ours, *chosen = list(broker.arguments), *(free_port(HOST) for _ in range(6))
-    of_tokens, of_flight, plain, plain_peers, links, http = chosen
+    ours, *chosen = list(broker.arguments), *(free_port(HOST) for _ in range(5))
+    of_grpc, of_tokens, of_flight, plain, http = chosen
 
     def open_ports(*options: str) -> set[int]:
         broker.terminate()
@@ -109,30 +109,17 @@ def test_every_port_of_a_secure_broker_speaks_tls_alone_and_any_other_port_keeps
 
     with Admin(broker.address, security=Security(certs, ADMIN)) as admin:
         beside = ("--flight", f"{HOST}:{of_flight}", "--http", f"{HOST}:{http}")
-        ports = open_ports("--listen-token", f"{HOST}:{of_tokens}", *beside)
-        assert {broker.port, of_tokens, of_flight, http} < ports
-        assert len(ports) == 7, "for clients, tokens, streams, Flight, metrics, other brokers' calls, and links"
+        ports = open_ports("--grpc", f"{HOST}:{of_grpc}", "--grpc-token", f"{HOST}:{of_tokens}", *beside)
+        assert ports == {broker.port, of_grpc, of_tokens, of_flight, http}
         assert [port for port in ports if speaks_plain_text(port)] == []
-        assert {port for port in ports if lets_in(port, stranger)} == {of_tokens, http}
+        assert {port for port in ports if lets_in(port, stranger)} == {broker.port, of_tokens, http}
         assert {port for port in ports if lets_in(port, known)} == ports
         older = trusting(certs, own.certificate, own.key)
         older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
         assert [port for port in ports if takes_older_tls(port, older)] == []
         assert admin.raise_security_floor("tls").demands == ("tls",)
         admin.lower_security_floor("tls")
-        for options, open_to_all in (
-            (
-                [
-                    "--also-plaintext",
-                    f"{HOST}:{plain}",
-                    "--also-plaintext-peer",
-                    f"{HOST}:{plain_peers}",
-                    "--link-listen",
-                    f"{HOST}:{links}",
-                ],
-                {plain, plain_peers, links},
-            ),
-        ):
-            assert {port for port in open_ports(*options) if speaks_plain_text(port)} == open_to_all
-            with pytest.raises(InvalidRequest, match="broker 1 does not offer tls"):
-                admin.raise_security_floor("tls")
+        ports = open_ports("--also-plaintext", f"{HOST}:{plain}")
+        assert {port for port in ports if speaks_plain_text(port)} == {plain}
+        with pytest.raises(InvalidRequest, match="broker 1 does not offer tls"):
+            admin.raise_security_floor("tls")

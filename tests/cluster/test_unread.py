@@ -11,22 +11,21 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import grpc
 import psutil
 import pytest
 from grpc import aio
 
 from mq_client import Admin, Consumer, Producer
-from mq_client.cluster import streams
-from mq_client.cluster.connection import Connection
-from mq_client.cluster.credentials import Credentials, current
-from mq_client.cluster.deadline import Deadline
+from mq_client.cluster.credentials import current
+from mq_client.cluster.dialling import by_openssl, call_open, dial
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.addresses import parse_address
+from mq_protocol.call import PING_S, Kind, say
 from mq_protocol.limits import MEMORY_HIGH_FLOOR
 from mq_protocol.methods import BROKER
-from mq_protocol.streams import PING_S, Kind, said, say
-from mq_protocol.transport import CHANNEL_OPTIONS
+from mq_protocol.pem import read
 from tests import switch
 
 pytestmark = [pytest.mark.long, pytest.mark.cluster, pytest.mark.timeout(300)]
@@ -38,7 +37,11 @@ GROWN_BYTES_MAX = 5 * MEMORY_HIGH_FLOOR // 2
 """The mark, and what the allocator keeps. Where records are read before they are counted it is 1.9 GB of what is
 subscribed to, and 650 MB of what is lent."""
 
-OPTIONS = [*CHANNEL_OPTIONS, ("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 64 << 10)]
+OPTIONS = [
+    ("grpc.max_receive_message_length", 128 << 20),
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", 64 << 10),
+]
 """gRPC takes no more than that of what is not read."""
 
 WAIT_S = 60.0
@@ -83,17 +86,19 @@ METHODS: dict[str, Readers] = {
 }
 
 
-def connected(cluster: LocalCluster, credentials: Credentials) -> aio.Channel:
-    if credentials.channel is None:
-        return aio.insecure_channel(cluster.bootstrap, options=OPTIONS)
-    return aio.secure_channel(cluster.bootstrap, credentials.channel, options=OPTIONS)
+def connected(cluster: LocalCluster) -> aio.Channel:
+    address, security = cluster.brokers[1].grpc, switch.client().security
+    if security is None:
+        return aio.insecure_channel(address, options=OPTIONS)
+    pem = read(security.files())
+    shown = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+    return aio.secure_channel(address, shown, options=OPTIONS)
 
 
 @contextlib.asynccontextmanager
 async def by_grpc(cluster: LocalCluster, method: str) -> AsyncIterator[list[Reader]]:
-    credentials = current(switch.client().security)
     async with contextlib.AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(connected(cluster, credentials)) for _ in range(10)]
+        channels = [await stack.enter_async_context(connected(cluster)) for _ in range(10)]
         calls: list[Reader] = []
         for number in range(READERS):
             channel: Any = channels[number % len(channels)]
@@ -106,25 +111,25 @@ async def by_grpc(cluster: LocalCluster, method: str) -> AsyncIterator[list[Read
 
 
 class Line:
-    """A call over the stream port."""
+    """A call by the brokers' own protocol."""
 
-    def __init__(self, stream_address: str, method: str, number: int) -> None:
-        self._connection, self._receiver = streams.dial(stream_address, switch.client(), WAIT_S)
+    def __init__(self, address: str, method: str, number: int) -> None:
+        client = switch.client()
+        credentials = current(client.security)
+        self._connection, self._machine = dial(address, client, credentials, by_openssl)
         self._connection.settimeout(WAIT_S)
-        said_ = METHODS[method].ask(number).SerializeToString()
-        self._connection.sendall(b"".join([*streams.open_message(method), *say(Kind.MESSAGE, said_)]))
+        asked = METHODS[method].ask(number).SerializeToString()
+        opened = call_open(method, address, client, credentials)
+        self._connection.sendall(b"".join([*self._machine.open(opened), *self._machine.say(Kind.MESSAGE, asked)]))
 
     async def read(self) -> bytes:
         return await asyncio.to_thread(self._read)
 
     def _read(self) -> bytes:
-        while True:
-            while (found := self._receiver.next()) is None:
-                self._receiver.received(self._connection.recv_into(self._receiver.buffer()))
-            message = said(found)
-            if message.kind is Kind.MESSAGE:
-                return message.body + bytes(message.payload)
-            assert message.kind is Kind.PING
+        while (message := self._machine.next()) is None:
+            self._machine.received(self._connection.recv_into(self._machine.buffer()), time.monotonic())
+        assert message.kind is Kind.MESSAGE
+        return message.body + bytes(message.payload)
 
     def live(self) -> None:
         """Say that it lives: else it is cut off while others are opened."""
@@ -142,10 +147,8 @@ def connections(cluster: LocalCluster, address: str) -> int:
 
 
 @contextlib.asynccontextmanager
-async def by_stream_port(cluster: LocalCluster, method: str) -> AsyncIterator[list[Reader]]:
-    connection = Connection(cluster.bootstrap)
-    connection.metadata(Deadline(WAIT_S * 1000))
-    address = connection.stream_address(cluster.bootstrap)
+async def by_our_own(cluster: LocalCluster, method: str) -> AsyncIterator[list[Reader]]:
+    address = cluster.bootstrap
     with contextlib.ExitStack() as opened:
         lines: list[Line] = []
         lived_at = time.monotonic()
@@ -202,7 +205,7 @@ def is_served(cluster: LocalCluster, readers: Readers) -> bool:
     return True
 
 
-TRANSPORTS = {"grpc": by_grpc, "stream": by_stream_port}
+TRANSPORTS = {"grpc": by_grpc, "own": by_our_own}
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -210,7 +213,7 @@ TRANSPORTS = {"grpc": by_grpc, "stream": by_stream_port}
 def test_what_nobody_reads_is_held_up_to_the_mark_and_who_reads_is_served(
     tmp_path: Path, method: str, transport: str
 ) -> None:
-    with LocalCluster(tmp_path, arguments=["--memory-high", str(MEMORY_HIGH_FLOOR)]) as cluster:
+    with LocalCluster(tmp_path, arguments=["--memory-high", str(MEMORY_HIGH_FLOOR)], grpc=True) as cluster:
         make(cluster)
         asyncio.run(unread(cluster, method, transport))
 
@@ -222,7 +225,7 @@ async def unread(cluster: LocalCluster, method: str, transport: str) -> None:
         await asyncio.to_thread(write, cluster, readers)
         assert await most(cluster) - before < GROWN_BYTES_MAX
         assert await asyncio.to_thread(is_served, cluster, readers)
-        if transport == "stream":
+        if transport == "own":
             return  # who reads nothing for 15 s is cut off there
         for call in calls[1:]:
             call.cancel()

@@ -46,7 +46,7 @@ class Reader:
     """Owns a shell, an interpreter and what was started in the background; they end with it. `programs`: a directory
     that is searched for them too."""
 
-    PORTS: tuple[int, ...] = tuple(range(7400, 7410))
+    PORTS: tuple[int, ...] = (*range(7400, 7410), *range(7440, 7450))
     BLOCK_S: float = 150.0
     """So long one block may take: the first that uses Spark starts it."""
 

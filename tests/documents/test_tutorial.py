@@ -33,7 +33,7 @@ SWITCH = "TRITONMQ_TEST_TUTORIAL"
 class Newcomer(Reader):
     """Pastes the blocks where the metrics, the console and Prometheus have ports too."""
 
-    PORTS = (*range(7400, 7410), *range(7420, 7423), 7480, 7495)
+    PORTS = (*range(7400, 7410), *range(7420, 7423), *range(7440, 7450), 7480, 7495)
     BLOCK_S = 600.0  # beside much other work Spark took more than 150 s to start
 
 

@@ -22,18 +22,16 @@ from typing import Any, Final
 
 import psutil
 from google.protobuf.message import DecodeError, Message
-from grpc import aio
 
 from mq_client import Admin
 from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
-from mq_protocol.errors import InternalError, Unreachable
+from mq_protocol.errors import InternalError, TritonMQError
 from mq_protocol.methods import BROKER, Kind, Method
-from mq_protocol.transport import from_call
 from tests.fuzz.altering import message
 from tests.fuzz.filters import ROWS, SCHEMA
 from tests.fuzz.requests import request
+from tests.mq_broker.broker.channel import Channel
 from tests.mq_cli.processes import Command
 
 AT_ONCE: Final = 12
@@ -72,14 +70,15 @@ async def attack(address: str, process: psutil.Process, seed: int, seconds: floa
     outcome = Outcome()
     begun, before = time.monotonic(), 0
 
-    async def ask_on(number: int, channel: aio.Channel, until: float) -> None:
+    async def ask_on(number: int, channel: Channel, until: float) -> None:
         chance = random.Random(seed * AT_ONCE + number)
         methods = list(BROKER.methods.values())
         while time.monotonic() < until and process.is_running():
             await _ask(channel, chance.choice(methods), chance, outcome)
 
     for share in (WARM_SHARE, 1.0):
-        async with aio.insecure_channel(address) as channel, asyncio.TaskGroup() as tasks:
+        channel = Channel(address)
+        async with asyncio.TaskGroup() as tasks:
             for number in range(AT_ONCE):
                 tasks.create_task(ask_on(number, channel, begun + share * seconds))
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -89,58 +88,44 @@ async def attack(address: str, process: psutil.Process, seed: int, seconds: floa
     return outcome
 
 
-async def _ask(channel: aio.Channel, method: Method, chance: random.Random, outcome: Outcome) -> None:
+async def _ask(channel: Channel, method: Method, chance: random.Random, outcome: Outcome) -> None:
     """One call; of a conversation, some requests and what is answered first."""
-    path = BROKER.path(method.name)
-    data = _produced(chance) if method.name == "Produce" else request(method, chance)
+    call = channel.call(method.name)
+    data = _asked(method, chance)
     try:
         async with asyncio.timeout(CALL_S):
-            match method.kind:
-                case Kind.UNARY:
-                    answers = [await channel.unary_unary(path, None, None)(data)]
-                case Kind.ANSWERS:
-                    call: Any = channel.unary_stream(path, None, None)(data)
-                    answers = [await call.read()]
-                    call.cancel()
-                case _:
-                    answers = [await _converse(channel.stream_stream(path, None, None)(), data, method, chance)]
-    except aio.AioRpcError as error:
-        told = from_call(error, "")
-        ended = isinstance(told, Unreachable)
-        outcome.answers[f"ended as {error.code().name}" if ended else type(told).__name__] += 1
-        if isinstance(told, InternalError):
-            outcome.failures.append((method.name, str(told), data))
+            await call.say(*data)
+            for _ in range(chance.choice((0, 0, 1, 3)) if method.kind is Kind.CONVERSATION else 0):
+                await call.say(*_asked(method, chance))
+            if method.kind is not Kind.CONVERSATION:
+                await call.end()
+            answer = await call.read()
+    except TritonMQError as error:
+        outcome.answers[type(error).__name__] += 1
+        if isinstance(error, InternalError):
+            outcome.failures.append((method.name, str(error), data[0]))
     except TimeoutError:
         outcome.answers["no answer yet"] += 1
     else:
         outcome.answers["an answer"] += 1
-        for answer in answers:
-            told_within = _internal(method, answer)
-            if told_within:
-                outcome.failures.append((method.name, told_within, data))
-
-
-async def _converse(call: Any, data: bytes, method: Method, chance: random.Random) -> Any:
-    try:
-        with contextlib.suppress(asyncio.InvalidStateError):
-            await call.write(data)
-            for _ in range(chance.choice((0, 0, 1, 3))):
-                await call.write(_produced(chance) if method.name == "Produce" else request(method, chance))
-        answer = await call.read()
-        if answer is aio.EOF and (await call.code()).value[0]:  # type: ignore[attr-defined]
-            raise aio.AioRpcError(await call.code(), await call.initial_metadata(), await call.trailing_metadata())
-        return answer
+        if told_within := _internal(method, answer):
+            outcome.failures.append((method.name, told_within, data[0]))
     finally:
         call.cancel()
 
 
-def _produced(chance: random.Random) -> bytes:
+def _asked(method: Method, chance: random.Random) -> tuple[bytes, bytes]:
+    """A request, and its payload."""
+    return _produced(chance) if method.name == "Produce" else (request(method, chance), b"")
+
+
+def _produced(chance: random.Random) -> tuple[bytes, bytes]:
     if chance.random() < 0.2:
-        return request(BROKER.methods["Produce"], chance)
+        return request(BROKER.methods["Produce"], chance), b""
     header: Any = message(pb.ProduceHeader, chance)
     header.topic, header.partition = chance.choice((("rows", 0), ("t", 0)))
     header.uuid, header.record_count = chance.randbytes(16), chance.choice((len(ROWS), 1))
-    return encode(Envelope(header, (BATCH,)))
+    return header.SerializeToString(), BATCH
 
 
 def _internal(method: Method, answer: object) -> str:

@@ -70,7 +70,7 @@ DOCUMENTS: Final = (
     _stored(documents.topic_to_json(_TOPIC), documents.topic_of("t"), documents.topic_to_json),
     _stored(
         documents.registration_to_json(
-            replace(BrokerRegistration(3, 17, "h:1", "rack", "h:2"), link_address="h:3", zookeeper_auth=True)
+            replace(BrokerRegistration(3, 17, "h:1", "rack", "h:2"), grpc_address="h:3", zookeeper_auth=True)
         ),
         documents.registration_of(3),
         documents.registration_to_json,

@@ -5,25 +5,27 @@ method in place of the truth."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import queue
 import random
 import struct
 import threading
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-import grpc
 import pyarrow as pa
 
+from mq_broker.rpc.service import is_envelope
 from mq_client import Admin, Consumer, Queue, Reader
-from mq_client.errors import TritonMQError
+from mq_client.errors import InvalidRequest, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch, schema_from_bytes, schema_to_bytes
+from mq_protocol.call import Kind
+from mq_protocol.envelope import halves
 from mq_protocol.methods import BROKER
 from tests.fuzz.altering import WORDS, altered, message
 from tests.fuzz.batches import MOMENT, TYPED
+from tests.played_broker import PlayedBroker, Spoken
 
 CASES: Final = 80
 """In the ordinary run: each is a conversation, and takes some hundredths of a second."""
@@ -132,28 +134,41 @@ def _alter_numbers(said: Any, chance: random.Random) -> None:
 # ---------------------------------------------------------------- the broker
 
 
-class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
+class Liar:
     """Answers with what is in `said`, as bytes, else with the truth."""
 
     def __init__(self) -> None:
         self.said: dict[str, bytes] = {}
         self.topic = "t"
-        self._server = grpc.server(ThreadPoolExecutor(16), handlers=[self])
-        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
-        self._server.start()
-        atexit.register(self._server.stop, 0)
+        self._broker = PlayedBroker(self._serve)
+        self.address = self._broker.address
+        atexit.register(self._broker.close)
 
-    def service(self, details: Any) -> Any:
-        method = details.method.rsplit("/", 1)[-1]
-        if method not in _METHODS:
-            return None
-        if method == "Fetch":
-            return grpc.unary_stream_rpc_method_handler(lambda _request, _call: iter([self._answer(method)]))
-        if method == "Subscribe":
-            return grpc.stream_stream_rpc_method_handler(self._push)
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _call: self._answer(method))
+    def _serve(self, spoken: Spoken) -> None:
+        with contextlib.suppress(OSError, TritonMQError):
+            while (message := spoken.hear()) is not None:
+                method = spoken.opened.method
+                if message.kind is Kind.OPEN and method == "Subscribe":
+                    spoken.say(Kind.MESSAGE, *self._answer(method))
+                elif message.kind is Kind.END:
+                    if method in _METHODS:
+                        if method != "Subscribe":
+                            spoken.say(Kind.MESSAGE, *self._answer(method))
+                        spoken.say(Kind.END)
+                    else:
+                        spoken.fail(InvalidRequest("there is no such method"))
 
-    def _answer(self, method: str) -> bytes:
+    def _answer(self, method: str) -> tuple[bytes, list[memoryview]]:
+        """A message, or its header and the payload."""
+        whole = self._whole(method)
+        if not is_envelope(BROKER.methods[method].response):
+            return whole, []
+        with contextlib.suppress(TritonMQError):
+            header, payload = halves(whole)
+            return header, [payload]
+        return whole, []
+
+    def _whole(self, method: str) -> bytes:
         told = _truth(method, self.topic, _WHOLE[self.topic][0], self.address)
         lie = self.said.get(method)
         if lie is None:
@@ -161,12 +176,6 @@ class Liar(grpc.GenericRpcHandler):  # type: ignore[misc]
         if method == "Metadata":  # with an address, so that the rest is asked for
             return lie + pb.MetadataResponse(brokers=told.brokers).SerializeToString()
         return lie
-
-    def _push(self, requests: Iterator[bytes], call: Any) -> Iterator[bytes]:
-        yield self._answer("Subscribe")
-        for _ in requests:
-            if not call.is_active():
-                return
 
 
 _failures: queue.Queue[str] = queue.Queue()

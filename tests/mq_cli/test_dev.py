@@ -51,14 +51,11 @@ def test_one_broker_is_ready_and_ctrl_c_ends_it_and_removes_its_data(
 
 def test_three_brokers_and_their_zookeeper_come_one_may_die_and_all_go_when_it_is_killed(tmp_path: Path) -> None:
     with Command("dev", "--brokers", "3", "--port", "0", "--no-console", "--data", str(tmp_path / "d")) as dev:
-        ready = dev.line()
-        assert len(ready.removeprefix("ready bootstrap=").split(",")) == 3
+        bootstrap, grpc = (word.partition("=")[2] for word in dev.line().removeprefix("ready ").split())
+        assert len(bootstrap.split(",")) == len(grpc.split(",")) == 3
         credential = tmp_path / "d" / "zookeeper.auth"
         assert credential.stat().st_mode & 0o777 == 0o600
-        assert (
-            b", closed to all but the brokers"
-            in tritonmq("cluster", "status", "--bootstrap", ready.removeprefix("ready bootstrap=")).stdout
-        )
+        assert b", closed to all but the brokers" in tritonmq("cluster", "status", "--bootstrap", bootstrap).stdout
         children = [child for child in children_of(dev) if child.name() != "sh"]  # ZooKeeper's guard
         assert len(children) == 4
         victim = int((tmp_path / "d" / "broker-2" / "broker.pid").read_text())
@@ -78,20 +75,19 @@ def test_three_brokers_and_their_zookeeper_come_one_may_die_and_all_go_when_it_i
         assert alive == []
 
 
-def test_a_secure_one_has_a_user_with_rules_the_key_that_makes_others_and_a_port_for_tokens(
+def test_a_secure_one_has_a_user_with_rules_and_the_key_that_makes_others_and_takes_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = tmp_path / "d"
     monkeypatch.setenv("TRITONMQ_TOKEN_FILE", "")
-    words = ("dev", "--port", "0", "--no-console", "--data", str(data), "--secure", "--authorize", "--tokens")
+    words = ("dev", "--port", "0", "--no-console", "--data", str(data), "--secure", "--authorize")
     with Command(*words) as dev:
-        bootstrap, certs, tokens = (word.partition("=")[2] for word in dev.line().removeprefix("ready ").split())
+        bootstrap, _grpc, certs = (word.partition("=")[2] for word in dev.line().removeprefix("ready ").split())
         assert certs == str(data / "certs")
         monkeypatch.setenv("TRITONMQ_BOOTSTRAP", bootstrap)
         monkeypatch.setenv("TRITONMQ_CERTS", certs)
         monkeypatch.setenv("TRITONMQ_USER", "")  # what --user leaves there goes with the test
         command = dev.remark_with("another user: ").partition("another user: tritonmq ")[2]
-        told = dev.remark_with("a user with a token: ").partition("; its clients: ")
         key = Path(command.rpartition(" ")[2])
         assert key.stat().st_mode & 0o777 == 0o600
         assert not key.is_relative_to(certs)
@@ -105,18 +101,15 @@ def test_a_secure_one_has_a_user_with_rules_the_key_that_makes_others_and_a_port
         assert b"User:trial" in tritonmq("acl", "list", "--user", "admin").stdout
         assert tritonmq("cert", "revoke", "User:trial", "--user", "admin").stdout == b"User:trial\n1 revoked\n"
         assert tritonmq("topic", "list", "--user", "trial").returncode == 1
-        assert told[2] == f"--bootstrap {tokens}"
-        words = told[0].partition("tritonmq ")[2].replace("NAME.token", str(tmp_path / "etl.token"))
-        made = tritonmq(*words.replace("NAME", "etl").split(), "--user", "admin")
+        token = str(tmp_path / "etl.token")
+        made = tritonmq("user", "create", "etl", "--out", token, "--user", "admin")
         assert (made.returncode, b"warning" in made.stderr) == (0, False), made.stderr
-        by_token = ("--token-file", str(tmp_path / "etl.token"), "--bootstrap", tokens)
-        assert b"User:etl has no right" in tritonmq(*make, "other", *by_token).stderr
+        assert b"User:etl has no right" in tritonmq(*make, "other", "--token-file", token).stderr
         assert dev.end() == 0
 
 
-@pytest.mark.parametrize("wanted", ["--tokens", "--authorize"])
-def test_tokens_or_rules_without_certificates_are_refused(wanted: str) -> None:
-    refused = tritonmq("dev", wanted)
+def test_rules_without_certificates_are_refused() -> None:
+    refused = tritonmq("dev", "--authorize")
     assert refused.returncode == 2
     assert b"--secure" in refused.stderr
 

@@ -66,7 +66,6 @@ FAULTS: list[tuple[str, list[Line], str, str]] = [
         "PYSPARK_PYTHON",
     ),
     ("no such Python", [doctor.of_pyspark("4.2.0", (3, 11), None, "/x")], "/x cannot be started", "installed"),
-    ("gRPC's forks", [doctor.of_forks("1")], "JAVA_GATEWAY_EXITED", "unset"),
     ("few open files", [doctor.of_open_files(1024)], "1,024 files", "ulimit"),
     ("a slow disk", list(doctor.of_disk("/d", 0.05, 9, 10)), "50.0 ms", "faster disk"),
     ("a full disk", list(doctor.of_disk("/d", 0.001, 1, 100)), "1 B of 100 B", "make room"),
@@ -144,8 +143,6 @@ def test_what_is_well_is_not_wrong() -> None:
         doctor.of_java(None, None),
         doctor.of_pyspark("4.2.0", (3, 11), (3, 11), "python3"),
         doctor.of_pyspark(None, (3, 11), None, ""),
-        doctor.of_forks(None),
-        doctor.of_forks("0"),
         doctor.of_open_files(65_536),
         *doctor.of_disk("/d", 0.005, 50, 100),
         *doctor.of_addresses({"a:1": None, "b:1": None}, {"a:1": "c1", "b:1": "c1"}),
@@ -215,6 +212,6 @@ def test_this_machine_is_looked_at_and_nothing_is_left_in_the_data_directory(tmp
     result = CliRunner().invoke(doctor.doctor, ["--here", "--data", str(tmp_path), "--json"], standalone_mode=False)
     lines, _ = json.JSONDecoder().raw_decode(result.stdout)
     told = " / ".join(line["what"] for line in lines)
-    for part in ("Python 3.", "Java", "PySpark", "gRPC", "files open", "durably", "are free"):
+    for part in ("Python 3.", "Java", "PySpark", "files open", "durably", "are free"):
         assert part in told
     assert list(tmp_path.iterdir()) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ from click.testing import CliRunner
 
 from mq_cli.main import cli
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.call import Kind
 from mq_protocol.methods import BROKER
-
-# After what imports mq_client, which tells gRPC how to fork
-import grpc  # isort: skip
+from tests.played_broker import Spoken, played
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\nforged\u202e"
 
@@ -34,13 +32,12 @@ def answers(address: str) -> dict[str, Any]:
     }
 
 
-class Lying(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    address = ""
-
-    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any]:
-        name = details.method.rpartition("/")[2]
-        answer = answers(self.address).get(name, BROKER.methods[name].response())
-        return grpc.unary_unary_rpc_method_handler(lambda _request, _context: answer.SerializeToString())
+def lies(spoken: Spoken) -> None:
+    address = "{}:{}".format(*spoken.socket.getsockname())
+    while spoken.hear_call() is not None:
+        name = spoken.opened.method
+        spoken.answer(answers(address).get(name, BROKER.methods[name].response()))
+        spoken.say(Kind.END)
 
 
 @pytest.mark.parametrize(
@@ -54,16 +51,8 @@ class Lying(grpc.GenericRpcHandler):  # type: ignore[type-arg]
     ids=" ".join,
 )
 def test_what_brokers_say_is_shown_without_what_a_terminal_obeys(words: list[str]) -> None:
-    with ThreadPoolExecutor(2) as threads:
-        server = grpc.server(threads)
-        lying = Lying()
-        server.add_generic_rpc_handlers((lying,))
-        lying.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        server.start()
-        try:
-            shown = CliRunner().invoke(cli, [*words, "--bootstrap", lying.address, "--timeout", "20"])
-        finally:
-            server.stop(None).wait()
+    with played(lies) as lying:
+        shown = CliRunner().invoke(cli, [*words, "--bootstrap", lying.address, "--timeout", "20"])
     assert "owned" in shown.output, shown.output
     assert not [line for line in shown.output.splitlines() if not line.replace("\t", "").isprintable()]
     assert not any(line.startswith("forged") for line in shown.output.splitlines())

@@ -1,14 +1,14 @@
-"""Child processes of a client: those that become other programs do, and those that cannot use a client are told so."""
+"""Child processes of a client: those that become other programs do, and those that go on use clients of their own."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
 import pytest
 
-from mq_client import Admin, forks
+from mq_client import Admin
+from mq_client.reader import Reader
 
 _SPAWN = """
 import subprocess, sys, threading
@@ -37,35 +37,63 @@ print([child.returncode for child in ended if child.returncode])
 
 _FORK = """
 import os, sys
-from mq_client import InvalidRequest, Producer
-import mq_client.producer
+from mq_client import Admin, Consumer, Lock, Producer, Queue, Reader
 
 bootstrap, topic, used = sys.argv[1], sys.argv[2], sys.argv[3] == "used"
+
+def use(name):
+    with Producer(bootstrap) as producer, Admin(bootstrap) as admin, Reader(bootstrap) as reader:
+        offset = producer.publish(topic, name).result(60).offset
+        [rows] = reader.read(topic, 0, offset, offset + 1)
+        assert rows.column("value").to_pylist() == [name]
+        assert admin.offsets(topic)[0][1] > offset
+    with Consumer(bootstrap, start="earliest") as consumer:
+        consumer.subscribe(topic)
+        assert consumer.take(60_000) is not None
+    with Lock(bootstrap, topic + "-" + name.decode()) as lock:
+        assert lock.token
+
 if used:
-    parents = Producer(bootstrap)
-    parents.publish(topic, b"parent").result(30)
+    parents, held = Producer(bootstrap), Lock(bootstrap, topic)
+    parents.publish(topic, b"before").result(60)
+    pushed = Consumer(bootstrap)
+    pushed.subscribe(topic)
+    pushed.start()
+    held.acquire()
+    use(b"parent")
+    sys.stdout.flush()
 child = os.fork()
 if child == 0:
     try:
-        print(Producer(bootstrap).publish(topic, b"child").result(30).topic == topic, flush=True)
-    except InvalidRequest as error:
-        print(error, flush=True)
-    os._exit(0)
+        use(b"child")
+        print("the child is done", flush=True)
+    finally:
+        os._exit(0)
 os.waitpid(child, 0)
+if used:
+    parents.publish(topic, b"after").result(60)
+    assert held.held
+    held.release()
+    pushed.stop()
+print("the parent is done")
+"""
+
+_HOLD = """
+import os, sys, time
+from mq_client import Lock
+
+held = Lock(sys.argv[1], sys.argv[2])
+held.acquire()
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+os.kill(os.getpid(), 9)
 """
 
 
-def _run(code: str, *arguments: str, variable: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != forks.VARIABLE}
-    if variable is not None:
-        environment[forks.VARIABLE] = variable
+def _run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=180, check=False
     )
 
 
@@ -75,26 +103,25 @@ def test_no_child_process_dies_beside_a_busy_producer(bootstrap: str, admin: Adm
     assert (ran.returncode, ran.stdout) == (0, "[]\n"), ran.stderr[-2_000:]
 
 
-def test_a_process_forked_before_the_first_client_is_used_can_use_one(bootstrap: str, admin: Admin, topic: str) -> None:
-    """So do Spark's Python workers: the daemon that forks them uses none."""
-    admin.create_topic(topic)
-    assert _run(_FORK, bootstrap, topic, "unused").stdout == "True\n"
+@pytest.mark.parametrize("used", ["used", "unused"])
+def test_a_forked_process_uses_clients_anew_and_those_of_its_parent_go_on(
+    bootstrap: str, admin: Admin, topic: str, used: str
+) -> None:
+    admin.create_topic(topic, partitions=1)
+    ran = _run(_FORK, bootstrap, topic, used)
+    assert (ran.stdout, ran.stderr) == ("the child is done\nthe parent is done\n", "")
+    with Reader(bootstrap) as reader:
+        found = [value for rows in reader.read(topic, 0) for value in rows.column("value").to_pylist()]
+    assert found == ([b"before", b"parent", b"child", b"after"] if used == "used" else [b"child"])
 
 
-def test_a_process_forked_later_is_told_that_it_cannot(bootstrap: str, admin: Admin, topic: str) -> None:
-    admin.create_topic(topic)
-    assert "forked from one in which clients of TritonMQ were in use" in _run(_FORK, bootstrap, topic, "used").stdout
+def test_a_forked_process_keeps_no_connection_of_its_parent_open(bootstrap: str, topic: str) -> None:
+    """Else the broker would wait for a holder that is gone, for as long as the child lives."""
+    from mq_client import Lock
 
-
-def test_what_the_environment_says_of_forks_is_left_alone() -> None:
-    assert _run("import mq_client, os; print(os.environ['GRPC_ENABLE_FORK_SUPPORT'])", variable="1").stdout == "1\n"
-
-
-@pytest.mark.parametrize("variable", [None, "0"])
-def test_a_process_that_imported_grpc_first_is_told_what_to_do(variable: str | None) -> None:
-    ran = _run("import grpc, mq_client, mq_client.producer", variable=variable)
-    assert ran.stderr.count("Import mq_client first, or set GRPC_ENABLE_FORK_SUPPORT=0") == (variable is None)
-    assert _run("import mq_client, grpc").stderr == ""
-
-
-# ---------------------------------------------------------------- the same in this process, where nothing is forked
+    with subprocess.Popen([sys.executable, "-c", _HOLD, bootstrap, topic], stdin=subprocess.PIPE) as parent:
+        parent.wait(60)
+        with Lock(bootstrap, topic, timeout_ms=9_000) as lock:  # a silent one is given up after 15 s
+            assert lock.token > 1
+        assert parent.stdin is not None
+        parent.stdin.close()

@@ -7,29 +7,30 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from mq_client import Lock, LockLost, LockNotAcquired
 from mq_client import lock as lock_module
 from mq_client.cluster import deadline as deadline_module
-from mq_client.cluster.channels import NOBODY, Client
+from mq_client.cluster.client import NOBODY, Client
 from mq_client.cluster.deadline import Deadline
-from mq_client.consuming.push_streams import EventLoop
+from mq_client.cluster.loop import EventLoop
 from mq_client.errors import InvalidRequest, OutcomeUnknown, Overloaded, TritonMQError, Unreachable
 from mq_client.lock import _Place
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.envelope import Envelope
 from tests.mq_client.cluster.scripted import Clock, Scripted, told
 
 WAIT_S = 30.0
 
 
 class Call:
-    """The broker's end of a Lock stream. `says` is read by the client; it may be an error to raise."""
+    """The broker's end of a Lock stream. `says` is read by the client; it may be an error to raise, or None at the
+    end."""
 
     def __init__(self) -> None:
         self.says: asyncio.Queue[Any] = asyncio.Queue()
@@ -46,26 +47,26 @@ class Call:
         said = await self.says.get()
         if isinstance(said, Exception):
             raise said
-        return said
+        return None if said is None else Envelope(said)
 
-    async def done_writing(self) -> None:
+    def end(self) -> None:
         self.last_heard.set()
-        self.says.put_nowait(aio.EOF)  # type: ignore[attr-defined]
-
-    def cancel(self) -> None:
-        self.cancelled.set()
+        self.says.put_nowait(None)
 
 
 class Loop(EventLoop):
-    """The event loop of a process, whose channels lead to `call`."""
+    """The event loop of a process, whose calls go to `broker`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.broker = Call()
 
-    @contextlib.contextmanager
-    def channel(self, address: str, client: Client = NOBODY) -> Iterator[Any]:
-        yield SimpleNamespace(stream_stream=lambda *method: lambda metadata: self.broker)
+    @contextlib.asynccontextmanager
+    async def opened(self, method: str, header: Any, address: str, client: Client = NOBODY) -> AsyncIterator[Any]:
+        try:
+            yield self.broker
+        finally:
+            self.broker.cancelled.set()
 
     def say(self, *said: Any) -> None:
         """As the broker."""

@@ -33,7 +33,7 @@ from mq_client import (
     UnknownTopic,
     Unreachable,
 )
-from mq_client.cluster import channels
+from mq_client.cluster.lines import FetchCall
 from mq_dev.local_cluster import LocalCluster
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.ipc_message import codec_of
@@ -158,7 +158,7 @@ def test_batches_are_stored_by_the_codec_that_the_name_stands_for_and_read_back(
             producer.publish(topic, b"x" * 1_000)
     assert values(bootstrap, topic) == [b"x" * 1_000] * 100
     request = pb.FetchRequest(topic=topic, partition=0, start_offset=0, end_offset=100, chunk_bytes_max=1)
-    for chunk in channels.open_fetch(bootstrap, request, 10, switch.client()):
+    for chunk in FetchCall(bootstrap, request, 10, switch.client()):
         assert codec_of(chunk.payload) == stored
 
 

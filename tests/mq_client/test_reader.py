@@ -22,7 +22,7 @@ from mq_client import (
     UnknownPartition,
     UnknownTopic,
 )
-from mq_client.cluster.fetching import open_fetch
+from mq_client.cluster.lines import FetchCall
 from mq_dev.local_cluster import LocalCluster
 
 
@@ -251,13 +251,13 @@ def test_a_read_does_not_go_on_in_another_topic_of_the_same_name(
         """A stream that ends after its first message."""
 
         def __init__(self, *asked: Any) -> None:
-            self._call = open_fetch(*asked)
+            self._call = FetchCall(*asked)
             self.cancel = self._call.cancel
 
         def __iter__(self) -> Iterator[Any]:
             yield next(iter(self._call))
 
-    monkeypatch.setattr("mq_client.reader.open_fetch", Broken)
+    monkeypatch.setattr("mq_client.reader.FetchCall", Broken)
     publish(range(3))
     with Reader(bootstrap) as reader:
         read = reader.read(topic, 0, 0, 3, chunk_bytes_max=1)

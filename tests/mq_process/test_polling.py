@@ -1,4 +1,4 @@
-"""Brokers and Spark's workers have gRPC wait for sockets itself: seen by what gRPC traces, in processes of their
+"""Brokers have gRPC wait for sockets itself: seen by what gRPC traces, in processes of their
 own."""
 
 from __future__ import annotations

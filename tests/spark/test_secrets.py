@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mq_client import AclRule, Admin
-from mq_dev.embedded_zookeeper import free_port
-from mq_dev.local_cluster import HOST, LocalCluster
+from mq_dev.local_cluster import LocalCluster
 from tests.spark import secrets_driver
 from tests.spark.secrets_driver import MODES, SINK, SOURCE
 
@@ -70,9 +69,7 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path) -> None:
     certs, out = tmp_path / "certs-by-name", tmp_path / "out"
     for name in ("shown", "events"):
         (out / name).mkdir(parents=True)
-    by_token = f"{HOST}:{free_port(HOST)}"
-    more = ["--listen-token", by_token]
-    with LocalCluster(tmp_path / "cluster", zookeeper=True, certs=certs, closed=True, arguments=more) as cluster:
+    with LocalCluster(tmp_path / "cluster", zookeeper=True, certs=certs, closed=True) as cluster:
         with Admin(cluster.bootstrap, security=cluster.security) as admin:
             for topic in (SOURCE, SINK):
                 admin.create_topic(topic, partitions=1, replicas=1)
@@ -87,7 +84,7 @@ def test_no_secret_is_shown_anywhere(tmp_path: Path) -> None:
             "TRITONMQ_BROKER_ZOOKEEPER_AUTH": str(cluster.credential),
             "PYTHONPATH": str(ROOT),
             "TOKEN_OF_A_TEST": text,
-            "BY_TOKEN": by_token,
+            "BY_TOKEN": cluster.bootstrap,
         }
         secrets = {**secrets_of(cluster, certs), "a token": text[-43:]}
         with (out / "driver.log").open("wb") as log:

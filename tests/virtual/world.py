@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
-from tests.simulation.real.byte_wires import Sockets
 from tests.simulation.real.disk import Disk
 from tests.simulation.real.ending import in_silence, throw_away
 from tests.simulation.real.loop import NumberedTask, Process, VirtualLoop
@@ -34,7 +33,6 @@ class World:
         self.loop = VirtualLoop(Random(seed))
         self.faults: Counter[str] = Counter()
         self.network = Network(self.loop, lambda _: None)
-        self.sockets = Sockets(self.network)
         self._disks: dict[Path, Disk] = {}
         self._processes: list[Process] = []
         self._buried: list[Any] = []

@@ -1102,31 +1102,35 @@ func (x *TopicInfo) GetEarlierColumns() []uint32 {
 	return nil
 }
 
-// The first message of each call at a stream port. Everything there is said with gRPC as well.
-type StreamOpen struct {
+// The first message of each call by the protocol of call.py. By gRPC the same is said in metadata.
+type CallOpen struct {
 	state          protoimpl.MessageState `protogen:"open.v1"`
-	Method         string                 `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"` // of the service Broker
+	Method         string                 `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"` // of the service Broker, or with a proof of the service Peer
 	Protocol       int32                  `protobuf:"varint,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	ProtocolOldest int32                  `protobuf:"varint,3,opt,name=protocol_oldest,json=protocolOldest,proto3" json:"protocol_oldest,omitempty"` // of the client
 	TimeoutMs      uint32                 `protobuf:"varint,4,opt,name=timeout_ms,json=timeoutMs,proto3" json:"timeout_ms,omitempty"`                // the call ends by then; 0: when the client ends it
+	Token          string                 `protobuf:"bytes,5,opt,name=token,proto3" json:"token,omitempty"`                                          // of a client that shows one
+	Forward        string                 `protobuf:"bytes,6,opt,name=forward,proto3" json:"forward,omitempty"`                                      // the broker that is meant, by the address that it advertises; empty: who hears this
+	Proof          *PeerCall              `protobuf:"bytes,7,opt,name=proof,proto3" json:"proof,omitempty"`                                          // of a broker that asks
+	PassedOn       *ForwardedCall         `protobuf:"bytes,8,opt,name=passed_on,json=passedOn,proto3" json:"passed_on,omitempty"`                    // of a broker that passes on what a client asks
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
 }
 
-func (x *StreamOpen) Reset() {
-	*x = StreamOpen{}
+func (x *CallOpen) Reset() {
+	*x = CallOpen{}
 	mi := &file_mq_protocol_mq_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *StreamOpen) String() string {
+func (x *CallOpen) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*StreamOpen) ProtoMessage() {}
+func (*CallOpen) ProtoMessage() {}
 
-func (x *StreamOpen) ProtoReflect() protoreflect.Message {
+func (x *CallOpen) ProtoReflect() protoreflect.Message {
 	mi := &file_mq_protocol_mq_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -1138,37 +1142,65 @@ func (x *StreamOpen) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use StreamOpen.ProtoReflect.Descriptor instead.
-func (*StreamOpen) Descriptor() ([]byte, []int) {
+// Deprecated: Use CallOpen.ProtoReflect.Descriptor instead.
+func (*CallOpen) Descriptor() ([]byte, []int) {
 	return file_mq_protocol_mq_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *StreamOpen) GetMethod() string {
+func (x *CallOpen) GetMethod() string {
 	if x != nil {
 		return x.Method
 	}
 	return ""
 }
 
-func (x *StreamOpen) GetProtocol() int32 {
+func (x *CallOpen) GetProtocol() int32 {
 	if x != nil {
 		return x.Protocol
 	}
 	return 0
 }
 
-func (x *StreamOpen) GetProtocolOldest() int32 {
+func (x *CallOpen) GetProtocolOldest() int32 {
 	if x != nil {
 		return x.ProtocolOldest
 	}
 	return 0
 }
 
-func (x *StreamOpen) GetTimeoutMs() uint32 {
+func (x *CallOpen) GetTimeoutMs() uint32 {
 	if x != nil {
 		return x.TimeoutMs
 	}
 	return 0
+}
+
+func (x *CallOpen) GetToken() string {
+	if x != nil {
+		return x.Token
+	}
+	return ""
+}
+
+func (x *CallOpen) GetForward() string {
+	if x != nil {
+		return x.Forward
+	}
+	return ""
+}
+
+func (x *CallOpen) GetProof() *PeerCall {
+	if x != nil {
+		return x.Proof
+	}
+	return nil
+}
+
+func (x *CallOpen) GetPassedOn() *ForwardedCall {
+	if x != nil {
+		return x.PassedOn
+	}
+	return nil
 }
 
 // ---------------------------------------------------------------- metadata and administration (unary)
@@ -16663,14 +16695,17 @@ const file_mq_protocol_mq_proto_rawDesc = "" +
 	"\x0fearlier_columns\x18\a \x03(\rR\x0eearlierColumns\x1a;\n" +
 	"\rSettingsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x88\x01\n" +
-	"\n" +
-	"StreamOpen\x12\x16\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x9c\x02\n" +
+	"\bCallOpen\x12\x16\n" +
 	"\x06method\x18\x01 \x01(\tR\x06method\x12\x1a\n" +
 	"\bprotocol\x18\x02 \x01(\x05R\bprotocol\x12'\n" +
 	"\x0fprotocol_oldest\x18\x03 \x01(\x05R\x0eprotocolOldest\x12\x1d\n" +
 	"\n" +
-	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\"\xc4\x01\n" +
+	"timeout_ms\x18\x04 \x01(\rR\ttimeoutMs\x12\x14\n" +
+	"\x05token\x18\x05 \x01(\tR\x05token\x12\x18\n" +
+	"\aforward\x18\x06 \x01(\tR\aforward\x12+\n" +
+	"\x05proof\x18\a \x01(\v2\x15.tritonmq.v1.PeerCallR\x05proof\x127\n" +
+	"\tpassed_on\x18\b \x01(\v2\x1a.tritonmq.v1.ForwardedCallR\bpassedOn\"\xc4\x01\n" +
 	"\x0fMetadataRequest\x12\x16\n" +
 	"\x06topics\x18\x01 \x03(\tR\x06topics\x12\x1d\n" +
 	"\n" +
@@ -18203,7 +18238,7 @@ var file_mq_protocol_mq_proto_goTypes = []any{
 	(*BrokerInfo)(nil),                // 11: tritonmq.v1.BrokerInfo
 	(*PartitionInfo)(nil),             // 12: tritonmq.v1.PartitionInfo
 	(*TopicInfo)(nil),                 // 13: tritonmq.v1.TopicInfo
-	(*StreamOpen)(nil),                // 14: tritonmq.v1.StreamOpen
+	(*CallOpen)(nil),                  // 14: tritonmq.v1.CallOpen
 	(*MetadataRequest)(nil),           // 15: tritonmq.v1.MetadataRequest
 	(*MetadataResponse)(nil),          // 16: tritonmq.v1.MetadataResponse
 	(*CreateTopicRequest)(nil),        // 17: tritonmq.v1.CreateTopicRequest
@@ -18443,319 +18478,321 @@ var file_mq_protocol_mq_proto_depIdxs = []int32{
 	234, // 2: tritonmq.v1.PartitionInfo.unheard_ms:type_name -> tritonmq.v1.PartitionInfo.UnheardMsEntry
 	235, // 3: tritonmq.v1.TopicInfo.settings:type_name -> tritonmq.v1.TopicInfo.SettingsEntry
 	12,  // 4: tritonmq.v1.TopicInfo.partitions:type_name -> tritonmq.v1.PartitionInfo
-	11,  // 5: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
-	13,  // 6: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
-	236, // 7: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
-	13,  // 8: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
-	17,  // 9: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
-	21,  // 10: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
-	8,   // 11: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
-	237, // 12: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
-	13,  // 13: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
-	26,  // 14: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
-	26,  // 15: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
-	26,  // 16: tritonmq.v1.MovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
-	11,  // 17: tritonmq.v1.UpgradeResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
-	38,  // 18: tritonmq.v1.RecoverResponse.kept:type_name -> tritonmq.v1.ReplicaStatusResponse
-	42,  // 19: tritonmq.v1.ListOffsetsRequest.spans:type_name -> tritonmq.v1.OffsetSpan
-	8,   // 20: tritonmq.v1.PartitionOffsets.error:type_name -> tritonmq.v1.Error
-	44,  // 21: tritonmq.v1.PartitionOffsets.span:type_name -> tritonmq.v1.SpanMeasure
-	43,  // 22: tritonmq.v1.ListOffsetsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	10,  // 23: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
-	2,   // 24: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
-	46,  // 25: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
-	192, // 26: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
-	47,  // 27: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
-	8,   // 28: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
-	50,  // 29: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
-	49,  // 30: tritonmq.v1.ProduceResponse.results:type_name -> tritonmq.v1.ProduceResult
-	53,  // 31: tritonmq.v1.BatchesHeader.batches:type_name -> tritonmq.v1.StoredBatch
-	8,   // 32: tritonmq.v1.BatchesHeader.error:type_name -> tritonmq.v1.Error
-	62,  // 33: tritonmq.v1.BatchesHeader.opened:type_name -> tritonmq.v1.PartitionOpened
-	54,  // 34: tritonmq.v1.BatchesResponse.header:type_name -> tritonmq.v1.BatchesHeader
-	56,  // 35: tritonmq.v1.SubscribeOpen.partitions:type_name -> tritonmq.v1.SubscribePartition
-	9,   // 36: tritonmq.v1.SubscribeClose.partitions:type_name -> tritonmq.v1.TopicPartition
-	57,  // 37: tritonmq.v1.SubscribeRequest.open:type_name -> tritonmq.v1.SubscribeOpen
-	58,  // 38: tritonmq.v1.SubscribeRequest.close:type_name -> tritonmq.v1.SubscribeClose
-	59,  // 39: tritonmq.v1.SubscribeRequest.credit:type_name -> tritonmq.v1.SubscribeCredit
-	60,  // 40: tritonmq.v1.SubscribeRequest.settled:type_name -> tritonmq.v1.CursorPosition
-	8,   // 41: tritonmq.v1.PartitionOpened.error:type_name -> tritonmq.v1.Error
-	9,   // 42: tritonmq.v1.WatchOffsetsRequest.partitions:type_name -> tritonmq.v1.TopicPartition
-	65,  // 43: tritonmq.v1.WatchOffsetsResponse.offsets:type_name -> tritonmq.v1.WatchedOffsets
-	43,  // 44: tritonmq.v1.WatchedOffsets.offsets:type_name -> tritonmq.v1.PartitionOffsets
-	60,  // 45: tritonmq.v1.MoveCursorsRequest.positions:type_name -> tritonmq.v1.CursorPosition
-	43,  // 46: tritonmq.v1.MoveCursorsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	9,   // 47: tritonmq.v1.GroupsRequest.after:type_name -> tritonmq.v1.TopicPartition
-	9,   // 48: tritonmq.v1.DeleteGroupRequest.partitions:type_name -> tritonmq.v1.TopicPartition
-	43,  // 49: tritonmq.v1.DeleteGroupResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	60,  // 50: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
-	43,  // 51: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
-	73,  // 52: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
-	238, // 53: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
-	3,   // 54: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
-	239, // 55: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
-	75,  // 56: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
-	75,  // 57: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
-	80,  // 58: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
-	83,  // 59: tritonmq.v1.LeaseRequest.settles:type_name -> tritonmq.v1.SettleOne
-	80,  // 60: tritonmq.v1.LeaseResponse.lease:type_name -> tritonmq.v1.LeaseId
-	80,  // 61: tritonmq.v1.LeaseResponse.gone:type_name -> tritonmq.v1.LeaseId
-	4,   // 62: tritonmq.v1.LeaseResponse.order:type_name -> tritonmq.v1.QueueOrder
-	85,  // 63: tritonmq.v1.LeaseResponse.answers:type_name -> tritonmq.v1.SettleAnswer
-	53,  // 64: tritonmq.v1.LeaseResponse.batches:type_name -> tritonmq.v1.StoredBatch
-	80,  // 65: tritonmq.v1.SettleOne.lease:type_name -> tritonmq.v1.LeaseId
-	5,   // 66: tritonmq.v1.SettleOne.outcome:type_name -> tritonmq.v1.Outcome
-	107, // 67: tritonmq.v1.SettleOne.outputs:type_name -> tritonmq.v1.StagedBatches
-	83,  // 68: tritonmq.v1.SettleRequest.settles:type_name -> tritonmq.v1.SettleOne
-	8,   // 69: tritonmq.v1.SettleAnswer.error:type_name -> tritonmq.v1.Error
-	86,  // 70: tritonmq.v1.SettleAnswer.pulled:type_name -> tritonmq.v1.PulledRecords
-	80,  // 71: tritonmq.v1.PulledRecords.lease:type_name -> tritonmq.v1.LeaseId
-	85,  // 72: tritonmq.v1.SettleResponse.answers:type_name -> tritonmq.v1.SettleAnswer
-	89,  // 73: tritonmq.v1.WorkRequest.sessions:type_name -> tritonmq.v1.SessionRequest
-	90,  // 74: tritonmq.v1.SessionRequest.open:type_name -> tritonmq.v1.WorkOpen
-	92,  // 75: tritonmq.v1.SessionRequest.terms:type_name -> tritonmq.v1.WorkTerms
-	93,  // 76: tritonmq.v1.SessionRequest.credit:type_name -> tritonmq.v1.WorkCredit
-	83,  // 77: tritonmq.v1.SessionRequest.settles:type_name -> tritonmq.v1.SettleOne
-	80,  // 78: tritonmq.v1.SessionRequest.check:type_name -> tritonmq.v1.LeaseId
-	91,  // 79: tritonmq.v1.WorkOpen.held:type_name -> tritonmq.v1.HeldLease
-	80,  // 80: tritonmq.v1.HeldLease.lease:type_name -> tritonmq.v1.LeaseId
-	95,  // 81: tritonmq.v1.WorkResponse.header:type_name -> tritonmq.v1.WorkHeader
-	96,  // 82: tritonmq.v1.WorkHeader.sessions:type_name -> tritonmq.v1.SessionResponse
-	8,   // 83: tritonmq.v1.SessionResponse.error:type_name -> tritonmq.v1.Error
-	97,  // 84: tritonmq.v1.SessionResponse.answers:type_name -> tritonmq.v1.NumberedAnswer
-	82,  // 85: tritonmq.v1.SessionResponse.lease:type_name -> tritonmq.v1.LeaseResponse
-	80,  // 86: tritonmq.v1.SessionResponse.gone:type_name -> tritonmq.v1.LeaseId
-	85,  // 87: tritonmq.v1.NumberedAnswer.answer:type_name -> tritonmq.v1.SettleAnswer
-	6,   // 88: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
-	6,   // 89: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
-	8,   // 90: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
-	240, // 91: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
-	99,  // 92: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
-	100, // 93: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
-	102, // 94: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
-	75,  // 95: tritonmq.v1.DescribeQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
-	101, // 96: tritonmq.v1.DescribeQueueResponse.partitions:type_name -> tritonmq.v1.QueuePartition
-	8,   // 97: tritonmq.v1.SweptPartition.error:type_name -> tritonmq.v1.Error
-	105, // 98: tritonmq.v1.SweepQueueResponse.partitions:type_name -> tritonmq.v1.SweptPartition
-	10,  // 99: tritonmq.v1.DecideRequest.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 100: tritonmq.v1.DecideRequest.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 101: tritonmq.v1.PublishRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 102: tritonmq.v1.DiscardRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 103: tritonmq.v1.TransactionStatusRequest.key:type_name -> tritonmq.v1.TransactionKey
-	9,   // 104: tritonmq.v1.StagedRequest.after:type_name -> tritonmq.v1.TopicPartition
-	117, // 105: tritonmq.v1.StagedResponse.staged:type_name -> tritonmq.v1.StagedInfo
-	9,   // 106: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
-	120, // 107: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
-	121, // 108: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
-	10,  // 109: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 110: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 111: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 112: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
-	130, // 113: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
-	9,   // 114: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
-	10,  // 115: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 116: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
-	7,   // 117: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
-	241, // 118: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
-	145, // 119: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
-	146, // 120: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
-	147, // 121: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
-	242, // 122: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
-	243, // 123: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
-	151, // 124: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
-	155, // 125: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
-	156, // 126: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
-	160, // 127: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
-	159, // 128: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
-	8,   // 129: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
-	157, // 130: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
-	163, // 131: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
-	163, // 132: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
-	163, // 133: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
-	163, // 134: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
-	171, // 135: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
-	163, // 136: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
-	175, // 137: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
-	176, // 138: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
-	177, // 139: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
-	182, // 140: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
-	244, // 141: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
-	186, // 142: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
-	245, // 143: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
-	246, // 144: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
-	192, // 145: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 146: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 147: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 148: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 149: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 150: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 151: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	10,  // 152: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 153: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 154: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 155: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 156: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
-	192, // 157: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
-	208, // 158: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
-	209, // 159: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
-	210, // 160: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
-	211, // 161: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
-	212, // 162: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
-	213, // 163: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
-	214, // 164: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
-	215, // 165: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
-	216, // 166: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
-	217, // 167: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
-	218, // 168: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
-	219, // 169: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
-	228, // 170: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
-	220, // 171: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
-	10,  // 172: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
-	192, // 173: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
-	10,  // 174: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
-	10,  // 175: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
-	107, // 176: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
-	227, // 177: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
-	228, // 178: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
-	230, // 179: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
-	231, // 180: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
-	232, // 181: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
-	228, // 182: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
-	229, // 183: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
-	228, // 184: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
-	220, // 185: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
-	222, // 186: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
-	223, // 187: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
-	224, // 188: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
-	225, // 189: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
-	10,  // 190: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
-	15,  // 191: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	17,  // 192: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
-	19,  // 193: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
-	22,  // 194: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
-	24,  // 195: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
-	27,  // 196: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
-	29,  // 197: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
-	31,  // 198: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
-	33,  // 199: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
-	39,  // 200: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
-	35,  // 201: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
-	41,  // 202: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
-	66,  // 203: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
-	68,  // 204: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
-	69,  // 205: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
-	71,  // 206: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
-	161, // 207: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
-	76,  // 208: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
-	78,  // 209: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
-	98,  // 210: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
-	104, // 211: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
-	108, // 212: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
-	114, // 213: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	116, // 214: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
-	119, // 215: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
-	123, // 216: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
-	125, // 217: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
-	81,  // 218: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
-	84,  // 219: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
-	88,  // 220: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
-	144, // 221: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
-	149, // 222: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
-	164, // 223: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
-	166, // 224: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
-	173, // 225: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
-	187, // 226: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
-	189, // 227: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
-	168, // 228: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
-	170, // 229: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
-	178, // 230: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
-	180, // 231: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
-	183, // 232: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
-	185, // 233: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
-	48,  // 234: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
-	52,  // 235: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
-	61,  // 236: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
-	63,  // 237: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
-	142, // 238: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
-	15,  // 239: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
-	37,  // 240: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
-	110, // 241: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
-	112, // 242: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
-	132, // 243: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
-	134, // 244: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
-	136, // 245: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
-	138, // 246: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
-	140, // 247: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
-	128, // 248: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
-	127, // 249: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
-	129, // 250: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
-	114, // 251: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
-	16,  // 252: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	18,  // 253: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
-	20,  // 254: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
-	23,  // 255: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
-	25,  // 256: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
-	28,  // 257: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
-	30,  // 258: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
-	32,  // 259: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
-	34,  // 260: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
-	40,  // 261: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
-	36,  // 262: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
-	45,  // 263: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
-	67,  // 264: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
-	74,  // 265: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
-	70,  // 266: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
-	72,  // 267: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
-	162, // 268: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
-	77,  // 269: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
-	79,  // 270: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
-	103, // 271: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
-	106, // 272: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
-	109, // 273: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
-	115, // 274: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	118, // 275: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
-	122, // 276: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
-	124, // 277: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 278: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
-	82,  // 279: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
-	87,  // 280: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
-	94,  // 281: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
-	148, // 282: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
-	150, // 283: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
-	165, // 284: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
-	167, // 285: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
-	174, // 286: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
-	188, // 287: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
-	190, // 288: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
-	169, // 289: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
-	172, // 290: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
-	179, // 291: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
-	181, // 292: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
-	184, // 293: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	184, // 294: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
-	51,  // 295: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
-	55,  // 296: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
-	55,  // 297: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
-	64,  // 298: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
-	143, // 299: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
-	16,  // 300: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
-	38,  // 301: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
-	111, // 302: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
-	113, // 303: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
-	133, // 304: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
-	135, // 305: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
-	137, // 306: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
-	139, // 307: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
-	141, // 308: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
-	124, // 309: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
-	126, // 310: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
-	131, // 311: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
-	115, // 312: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
-	252, // [252:313] is the sub-list for method output_type
-	191, // [191:252] is the sub-list for method input_type
-	191, // [191:191] is the sub-list for extension type_name
-	191, // [191:191] is the sub-list for extension extendee
-	0,   // [0:191] is the sub-list for field type_name
+	152, // 5: tritonmq.v1.CallOpen.proof:type_name -> tritonmq.v1.PeerCall
+	153, // 6: tritonmq.v1.CallOpen.passed_on:type_name -> tritonmq.v1.ForwardedCall
+	11,  // 7: tritonmq.v1.MetadataResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
+	13,  // 8: tritonmq.v1.MetadataResponse.topics:type_name -> tritonmq.v1.TopicInfo
+	236, // 9: tritonmq.v1.CreateTopicRequest.settings:type_name -> tritonmq.v1.CreateTopicRequest.SettingsEntry
+	13,  // 10: tritonmq.v1.CreateTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
+	17,  // 11: tritonmq.v1.CreateTopicsRequest.topics:type_name -> tritonmq.v1.CreateTopicRequest
+	21,  // 12: tritonmq.v1.CreateTopicsResponse.topics:type_name -> tritonmq.v1.TopicMade
+	8,   // 13: tritonmq.v1.TopicMade.error:type_name -> tritonmq.v1.Error
+	237, // 14: tritonmq.v1.AlterTopicRequest.settings:type_name -> tritonmq.v1.AlterTopicRequest.SettingsEntry
+	13,  // 15: tritonmq.v1.AlterTopicResponse.topic:type_name -> tritonmq.v1.TopicInfo
+	26,  // 16: tritonmq.v1.PlanMovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
+	26,  // 17: tritonmq.v1.StartMovesRequest.moves:type_name -> tritonmq.v1.PartitionMove
+	26,  // 18: tritonmq.v1.MovesResponse.moves:type_name -> tritonmq.v1.PartitionMove
+	11,  // 19: tritonmq.v1.UpgradeResponse.brokers:type_name -> tritonmq.v1.BrokerInfo
+	38,  // 20: tritonmq.v1.RecoverResponse.kept:type_name -> tritonmq.v1.ReplicaStatusResponse
+	42,  // 21: tritonmq.v1.ListOffsetsRequest.spans:type_name -> tritonmq.v1.OffsetSpan
+	8,   // 22: tritonmq.v1.PartitionOffsets.error:type_name -> tritonmq.v1.Error
+	44,  // 23: tritonmq.v1.PartitionOffsets.span:type_name -> tritonmq.v1.SpanMeasure
+	43,  // 24: tritonmq.v1.ListOffsetsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	10,  // 25: tritonmq.v1.StageOf.key:type_name -> tritonmq.v1.TransactionKey
+	2,   // 26: tritonmq.v1.ProduceHeader.acks:type_name -> tritonmq.v1.Acks
+	46,  // 27: tritonmq.v1.ProduceHeader.stage:type_name -> tritonmq.v1.StageOf
+	192, // 28: tritonmq.v1.ProduceHeader.attributes:type_name -> tritonmq.v1.BatchAttributes
+	47,  // 29: tritonmq.v1.ProduceRequest.header:type_name -> tritonmq.v1.ProduceHeader
+	8,   // 30: tritonmq.v1.ProduceResult.error:type_name -> tritonmq.v1.Error
+	50,  // 31: tritonmq.v1.ProduceResult.there:type_name -> tritonmq.v1.RecordsThere
+	49,  // 32: tritonmq.v1.ProduceResponse.results:type_name -> tritonmq.v1.ProduceResult
+	53,  // 33: tritonmq.v1.BatchesHeader.batches:type_name -> tritonmq.v1.StoredBatch
+	8,   // 34: tritonmq.v1.BatchesHeader.error:type_name -> tritonmq.v1.Error
+	62,  // 35: tritonmq.v1.BatchesHeader.opened:type_name -> tritonmq.v1.PartitionOpened
+	54,  // 36: tritonmq.v1.BatchesResponse.header:type_name -> tritonmq.v1.BatchesHeader
+	56,  // 37: tritonmq.v1.SubscribeOpen.partitions:type_name -> tritonmq.v1.SubscribePartition
+	9,   // 38: tritonmq.v1.SubscribeClose.partitions:type_name -> tritonmq.v1.TopicPartition
+	57,  // 39: tritonmq.v1.SubscribeRequest.open:type_name -> tritonmq.v1.SubscribeOpen
+	58,  // 40: tritonmq.v1.SubscribeRequest.close:type_name -> tritonmq.v1.SubscribeClose
+	59,  // 41: tritonmq.v1.SubscribeRequest.credit:type_name -> tritonmq.v1.SubscribeCredit
+	60,  // 42: tritonmq.v1.SubscribeRequest.settled:type_name -> tritonmq.v1.CursorPosition
+	8,   // 43: tritonmq.v1.PartitionOpened.error:type_name -> tritonmq.v1.Error
+	9,   // 44: tritonmq.v1.WatchOffsetsRequest.partitions:type_name -> tritonmq.v1.TopicPartition
+	65,  // 45: tritonmq.v1.WatchOffsetsResponse.offsets:type_name -> tritonmq.v1.WatchedOffsets
+	43,  // 46: tritonmq.v1.WatchedOffsets.offsets:type_name -> tritonmq.v1.PartitionOffsets
+	60,  // 47: tritonmq.v1.MoveCursorsRequest.positions:type_name -> tritonmq.v1.CursorPosition
+	43,  // 48: tritonmq.v1.MoveCursorsResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	9,   // 49: tritonmq.v1.GroupsRequest.after:type_name -> tritonmq.v1.TopicPartition
+	9,   // 50: tritonmq.v1.DeleteGroupRequest.partitions:type_name -> tritonmq.v1.TopicPartition
+	43,  // 51: tritonmq.v1.DeleteGroupResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	60,  // 52: tritonmq.v1.PurgeRequest.positions:type_name -> tritonmq.v1.CursorPosition
+	43,  // 53: tritonmq.v1.PurgeResponse.partitions:type_name -> tritonmq.v1.PartitionOffsets
+	73,  // 54: tritonmq.v1.GroupsResponse.cursors:type_name -> tritonmq.v1.GroupCursor
+	238, // 55: tritonmq.v1.QueueInfo.settings:type_name -> tritonmq.v1.QueueInfo.SettingsEntry
+	3,   // 56: tritonmq.v1.AlterQueueRequest.change:type_name -> tritonmq.v1.QueueChange
+	239, // 57: tritonmq.v1.AlterQueueRequest.settings:type_name -> tritonmq.v1.AlterQueueRequest.SettingsEntry
+	75,  // 58: tritonmq.v1.AlterQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
+	75,  // 59: tritonmq.v1.QueuesResponse.queues:type_name -> tritonmq.v1.QueueInfo
+	80,  // 60: tritonmq.v1.LeaseRequest.held:type_name -> tritonmq.v1.LeaseId
+	83,  // 61: tritonmq.v1.LeaseRequest.settles:type_name -> tritonmq.v1.SettleOne
+	80,  // 62: tritonmq.v1.LeaseResponse.lease:type_name -> tritonmq.v1.LeaseId
+	80,  // 63: tritonmq.v1.LeaseResponse.gone:type_name -> tritonmq.v1.LeaseId
+	4,   // 64: tritonmq.v1.LeaseResponse.order:type_name -> tritonmq.v1.QueueOrder
+	85,  // 65: tritonmq.v1.LeaseResponse.answers:type_name -> tritonmq.v1.SettleAnswer
+	53,  // 66: tritonmq.v1.LeaseResponse.batches:type_name -> tritonmq.v1.StoredBatch
+	80,  // 67: tritonmq.v1.SettleOne.lease:type_name -> tritonmq.v1.LeaseId
+	5,   // 68: tritonmq.v1.SettleOne.outcome:type_name -> tritonmq.v1.Outcome
+	107, // 69: tritonmq.v1.SettleOne.outputs:type_name -> tritonmq.v1.StagedBatches
+	83,  // 70: tritonmq.v1.SettleRequest.settles:type_name -> tritonmq.v1.SettleOne
+	8,   // 71: tritonmq.v1.SettleAnswer.error:type_name -> tritonmq.v1.Error
+	86,  // 72: tritonmq.v1.SettleAnswer.pulled:type_name -> tritonmq.v1.PulledRecords
+	80,  // 73: tritonmq.v1.PulledRecords.lease:type_name -> tritonmq.v1.LeaseId
+	85,  // 74: tritonmq.v1.SettleResponse.answers:type_name -> tritonmq.v1.SettleAnswer
+	89,  // 75: tritonmq.v1.WorkRequest.sessions:type_name -> tritonmq.v1.SessionRequest
+	90,  // 76: tritonmq.v1.SessionRequest.open:type_name -> tritonmq.v1.WorkOpen
+	92,  // 77: tritonmq.v1.SessionRequest.terms:type_name -> tritonmq.v1.WorkTerms
+	93,  // 78: tritonmq.v1.SessionRequest.credit:type_name -> tritonmq.v1.WorkCredit
+	83,  // 79: tritonmq.v1.SessionRequest.settles:type_name -> tritonmq.v1.SettleOne
+	80,  // 80: tritonmq.v1.SessionRequest.check:type_name -> tritonmq.v1.LeaseId
+	91,  // 81: tritonmq.v1.WorkOpen.held:type_name -> tritonmq.v1.HeldLease
+	80,  // 82: tritonmq.v1.HeldLease.lease:type_name -> tritonmq.v1.LeaseId
+	95,  // 83: tritonmq.v1.WorkResponse.header:type_name -> tritonmq.v1.WorkHeader
+	96,  // 84: tritonmq.v1.WorkHeader.sessions:type_name -> tritonmq.v1.SessionResponse
+	8,   // 85: tritonmq.v1.SessionResponse.error:type_name -> tritonmq.v1.Error
+	97,  // 86: tritonmq.v1.SessionResponse.answers:type_name -> tritonmq.v1.NumberedAnswer
+	82,  // 87: tritonmq.v1.SessionResponse.lease:type_name -> tritonmq.v1.LeaseResponse
+	80,  // 88: tritonmq.v1.SessionResponse.gone:type_name -> tritonmq.v1.LeaseId
+	85,  // 89: tritonmq.v1.NumberedAnswer.answer:type_name -> tritonmq.v1.SettleAnswer
+	6,   // 90: tritonmq.v1.DescribeQueueRequest.state:type_name -> tritonmq.v1.RecordState
+	6,   // 91: tritonmq.v1.QueueRun.state:type_name -> tritonmq.v1.RecordState
+	8,   // 92: tritonmq.v1.QueuePartition.error:type_name -> tritonmq.v1.Error
+	240, // 93: tritonmq.v1.QueuePartition.dropped:type_name -> tritonmq.v1.QueuePartition.DroppedEntry
+	99,  // 94: tritonmq.v1.QueuePartition.members:type_name -> tritonmq.v1.QueueMember
+	100, // 95: tritonmq.v1.QueuePartition.runs:type_name -> tritonmq.v1.QueueRun
+	102, // 96: tritonmq.v1.QueuePartition.blocked_by:type_name -> tritonmq.v1.BlockedBy
+	75,  // 97: tritonmq.v1.DescribeQueueResponse.queue:type_name -> tritonmq.v1.QueueInfo
+	101, // 98: tritonmq.v1.DescribeQueueResponse.partitions:type_name -> tritonmq.v1.QueuePartition
+	8,   // 99: tritonmq.v1.SweptPartition.error:type_name -> tritonmq.v1.Error
+	105, // 100: tritonmq.v1.SweepQueueResponse.partitions:type_name -> tritonmq.v1.SweptPartition
+	10,  // 101: tritonmq.v1.DecideRequest.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 102: tritonmq.v1.DecideRequest.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 103: tritonmq.v1.PublishRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 104: tritonmq.v1.DiscardRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 105: tritonmq.v1.TransactionStatusRequest.key:type_name -> tritonmq.v1.TransactionKey
+	9,   // 106: tritonmq.v1.StagedRequest.after:type_name -> tritonmq.v1.TopicPartition
+	117, // 107: tritonmq.v1.StagedResponse.staged:type_name -> tritonmq.v1.StagedInfo
+	9,   // 108: tritonmq.v1.StagedResponse.last:type_name -> tritonmq.v1.TopicPartition
+	120, // 109: tritonmq.v1.TransactionsResponse.known:type_name -> tritonmq.v1.KnownTransaction
+	121, // 110: tritonmq.v1.TransactionsResponse.staged:type_name -> tritonmq.v1.StagedSum
+	10,  // 111: tritonmq.v1.GiveKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 112: tritonmq.v1.AbortKeyRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 113: tritonmq.v1.FenceRequest.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 114: tritonmq.v1.FenceRequest.kept:type_name -> tritonmq.v1.StagedBatches
+	130, // 115: tritonmq.v1.FenceResponse.fenced:type_name -> tritonmq.v1.FencedPartition
+	9,   // 116: tritonmq.v1.FenceResponse.left:type_name -> tritonmq.v1.TopicPartition
+	10,  // 117: tritonmq.v1.AreStagedRequest.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 118: tritonmq.v1.StageRequest.key:type_name -> tritonmq.v1.TransactionKey
+	7,   // 119: tritonmq.v1.ObserveRequest.detail:type_name -> tritonmq.v1.Detail
+	241, // 120: tritonmq.v1.ObserveResponse.values:type_name -> tritonmq.v1.ObserveResponse.ValuesEntry
+	145, // 121: tritonmq.v1.ObserveResponse.topics:type_name -> tritonmq.v1.ObservedTopics
+	146, // 122: tritonmq.v1.ObserveResponse.partitions:type_name -> tritonmq.v1.ObservedPartitions
+	147, // 123: tritonmq.v1.ObserveResponse.groups:type_name -> tritonmq.v1.ObservedGroups
+	242, // 124: tritonmq.v1.ObserveResponse.links:type_name -> tritonmq.v1.ObserveResponse.LinksEntry
+	243, // 125: tritonmq.v1.ObserveResponse.left_out:type_name -> tritonmq.v1.ObserveResponse.LeftOutEntry
+	151, // 126: tritonmq.v1.LinkHeader.hello:type_name -> tritonmq.v1.LinkHello
+	155, // 127: tritonmq.v1.LinkHeader.append:type_name -> tritonmq.v1.AppendEntries
+	156, // 128: tritonmq.v1.LinkHeader.ack:type_name -> tritonmq.v1.AppendAck
+	160, // 129: tritonmq.v1.LinkHeader.snapshot:type_name -> tritonmq.v1.SnapshotPart
+	159, // 130: tritonmq.v1.LinkHeader.beat:type_name -> tritonmq.v1.LinkBeat
+	8,   // 131: tritonmq.v1.LinkHeader.error:type_name -> tritonmq.v1.Error
+	157, // 132: tritonmq.v1.LinkHeader.so_far:type_name -> tritonmq.v1.SoFar
+	163, // 133: tritonmq.v1.AclsRequest.after:type_name -> tritonmq.v1.AclRule
+	163, // 134: tritonmq.v1.AclsResponse.rules:type_name -> tritonmq.v1.AclRule
+	163, // 135: tritonmq.v1.AlterAclsRequest.add:type_name -> tritonmq.v1.AclRule
+	163, // 136: tritonmq.v1.AlterAclsRequest.remove:type_name -> tritonmq.v1.AclRule
+	171, // 137: tritonmq.v1.RevokedResponse.known:type_name -> tritonmq.v1.KnownEntry
+	163, // 138: tritonmq.v1.CheckAclResponse.rule:type_name -> tritonmq.v1.AclRule
+	175, // 139: tritonmq.v1.TokenUser.tokens:type_name -> tritonmq.v1.ApiToken
+	176, // 140: tritonmq.v1.TokensResponse.users:type_name -> tritonmq.v1.TokenUser
+	177, // 141: tritonmq.v1.AlterTokensRequest.token:type_name -> tritonmq.v1.NewApiToken
+	182, // 142: tritonmq.v1.SecurityFloorResponse.brokers:type_name -> tritonmq.v1.BrokerOffer
+	244, // 143: tritonmq.v1.Quota.limits:type_name -> tritonmq.v1.Quota.LimitsEntry
+	186, // 144: tritonmq.v1.QuotasResponse.quotas:type_name -> tritonmq.v1.Quota
+	245, // 145: tritonmq.v1.QuotasResponse.defaults:type_name -> tritonmq.v1.QuotasResponse.DefaultsEntry
+	246, // 146: tritonmq.v1.AlterQuotasRequest.set:type_name -> tritonmq.v1.AlterQuotasRequest.SetEntry
+	192, // 147: tritonmq.v1.AppendMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 148: tritonmq.v1.StageMeta.key:type_name -> tritonmq.v1.TransactionKey
+	192, // 149: tritonmq.v1.StageMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 150: tritonmq.v1.PublishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 151: tritonmq.v1.DiscardMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 152: tritonmq.v1.DecideMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 153: tritonmq.v1.DecideMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	10,  // 154: tritonmq.v1.FinishMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 155: tritonmq.v1.GiveMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 156: tritonmq.v1.AbortMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 157: tritonmq.v1.FenceMeta.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 158: tritonmq.v1.ForgetMeta.keys:type_name -> tritonmq.v1.TransactionKey
+	192, // 159: tritonmq.v1.ScheduleMeta.attributes:type_name -> tritonmq.v1.BatchAttributes
+	208, // 160: tritonmq.v1.WorkMeta.steps:type_name -> tritonmq.v1.WorkStep
+	209, // 161: tritonmq.v1.WorkStep.begin:type_name -> tritonmq.v1.WorkBegin
+	210, // 162: tritonmq.v1.WorkStep.lease:type_name -> tritonmq.v1.WorkLease
+	211, // 163: tritonmq.v1.WorkStep.accept:type_name -> tritonmq.v1.WorkAccept
+	212, // 164: tritonmq.v1.WorkStep.drop:type_name -> tritonmq.v1.WorkDrop
+	213, // 165: tritonmq.v1.WorkStep.give_back:type_name -> tritonmq.v1.WorkReturn
+	214, // 166: tritonmq.v1.WorkStep.reject:type_name -> tritonmq.v1.WorkReject
+	215, // 167: tritonmq.v1.WorkStep.send:type_name -> tritonmq.v1.WorkSend
+	216, // 168: tritonmq.v1.WorkStep.sent:type_name -> tritonmq.v1.WorkSent
+	217, // 169: tritonmq.v1.WorkStep.park:type_name -> tritonmq.v1.WorkPark
+	218, // 170: tritonmq.v1.WorkStep.reset:type_name -> tritonmq.v1.WorkReset
+	219, // 171: tritonmq.v1.WorkStep.end:type_name -> tritonmq.v1.WorkEnd
+	228, // 172: tritonmq.v1.WorkAccept.late:type_name -> tritonmq.v1.WorkHeld
+	220, // 173: tritonmq.v1.WorkSend.lines:type_name -> tritonmq.v1.OutputLine
+	10,  // 174: tritonmq.v1.StagedBatchState.key:type_name -> tritonmq.v1.TransactionKey
+	192, // 175: tritonmq.v1.StagedBatchState.attributes:type_name -> tritonmq.v1.BatchAttributes
+	10,  // 176: tritonmq.v1.PublishedState.key:type_name -> tritonmq.v1.TransactionKey
+	10,  // 177: tritonmq.v1.TransactionStateMeta.key:type_name -> tritonmq.v1.TransactionKey
+	107, // 178: tritonmq.v1.TransactionStateMeta.manifest:type_name -> tritonmq.v1.StagedBatches
+	227, // 179: tritonmq.v1.WorkPart.dropped:type_name -> tritonmq.v1.WorkDropped
+	228, // 180: tritonmq.v1.WorkPart.members:type_name -> tritonmq.v1.WorkHeld
+	230, // 181: tritonmq.v1.WorkPart.marks:type_name -> tritonmq.v1.WorkMark
+	231, // 182: tritonmq.v1.WorkPart.outbox:type_name -> tritonmq.v1.WorkOutgoing
+	232, // 183: tritonmq.v1.WorkPart.taken:type_name -> tritonmq.v1.WorkTaken
+	228, // 184: tritonmq.v1.WorkPart.floor:type_name -> tritonmq.v1.WorkHeld
+	229, // 185: tritonmq.v1.WorkPart.ended:type_name -> tritonmq.v1.WorkEnded
+	228, // 186: tritonmq.v1.WorkEnded.lease:type_name -> tritonmq.v1.WorkHeld
+	220, // 187: tritonmq.v1.WorkOutgoing.lines:type_name -> tritonmq.v1.OutputLine
+	222, // 188: tritonmq.v1.SnapshotState.staged:type_name -> tritonmq.v1.StagedBatchState
+	223, // 189: tritonmq.v1.SnapshotState.published:type_name -> tritonmq.v1.PublishedState
+	224, // 190: tritonmq.v1.SnapshotState.cursors:type_name -> tritonmq.v1.CursorState
+	225, // 191: tritonmq.v1.SnapshotState.transactions:type_name -> tritonmq.v1.TransactionStateMeta
+	10,  // 192: tritonmq.v1.SnapshotState.fenced:type_name -> tritonmq.v1.TransactionKey
+	15,  // 193: tritonmq.v1.Broker.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	17,  // 194: tritonmq.v1.Broker.CreateTopic:input_type -> tritonmq.v1.CreateTopicRequest
+	19,  // 195: tritonmq.v1.Broker.CreateTopics:input_type -> tritonmq.v1.CreateTopicsRequest
+	22,  // 196: tritonmq.v1.Broker.DeleteTopic:input_type -> tritonmq.v1.DeleteTopicRequest
+	24,  // 197: tritonmq.v1.Broker.AlterTopic:input_type -> tritonmq.v1.AlterTopicRequest
+	27,  // 198: tritonmq.v1.Broker.PlanMoves:input_type -> tritonmq.v1.PlanMovesRequest
+	29,  // 199: tritonmq.v1.Broker.StartMoves:input_type -> tritonmq.v1.StartMovesRequest
+	31,  // 200: tritonmq.v1.Broker.Moves:input_type -> tritonmq.v1.MovesRequest
+	33,  // 201: tritonmq.v1.Broker.Lead:input_type -> tritonmq.v1.LeadRequest
+	39,  // 202: tritonmq.v1.Broker.Recover:input_type -> tritonmq.v1.RecoverRequest
+	35,  // 203: tritonmq.v1.Broker.Upgrade:input_type -> tritonmq.v1.UpgradeRequest
+	41,  // 204: tritonmq.v1.Broker.ListOffsets:input_type -> tritonmq.v1.ListOffsetsRequest
+	66,  // 205: tritonmq.v1.Broker.MoveCursors:input_type -> tritonmq.v1.MoveCursorsRequest
+	68,  // 206: tritonmq.v1.Broker.Groups:input_type -> tritonmq.v1.GroupsRequest
+	69,  // 207: tritonmq.v1.Broker.DeleteGroup:input_type -> tritonmq.v1.DeleteGroupRequest
+	71,  // 208: tritonmq.v1.Broker.Purge:input_type -> tritonmq.v1.PurgeRequest
+	161, // 209: tritonmq.v1.Broker.CancelScheduled:input_type -> tritonmq.v1.CancelScheduledRequest
+	76,  // 210: tritonmq.v1.Broker.AlterQueue:input_type -> tritonmq.v1.AlterQueueRequest
+	78,  // 211: tritonmq.v1.Broker.Queues:input_type -> tritonmq.v1.QueuesRequest
+	98,  // 212: tritonmq.v1.Broker.DescribeQueue:input_type -> tritonmq.v1.DescribeQueueRequest
+	104, // 213: tritonmq.v1.Broker.SweepQueue:input_type -> tritonmq.v1.SweepQueueRequest
+	108, // 214: tritonmq.v1.Broker.Decide:input_type -> tritonmq.v1.DecideRequest
+	114, // 215: tritonmq.v1.Broker.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	116, // 216: tritonmq.v1.Broker.Staged:input_type -> tritonmq.v1.StagedRequest
+	119, // 217: tritonmq.v1.Broker.Transactions:input_type -> tritonmq.v1.TransactionsRequest
+	123, // 218: tritonmq.v1.Broker.AbortTransaction:input_type -> tritonmq.v1.AbortTransactionRequest
+	125, // 219: tritonmq.v1.Broker.GiveTransaction:input_type -> tritonmq.v1.GiveTransactionRequest
+	81,  // 220: tritonmq.v1.Broker.Lease:input_type -> tritonmq.v1.LeaseRequest
+	84,  // 221: tritonmq.v1.Broker.Settle:input_type -> tritonmq.v1.SettleRequest
+	88,  // 222: tritonmq.v1.Broker.Work:input_type -> tritonmq.v1.WorkRequest
+	144, // 223: tritonmq.v1.Broker.Observe:input_type -> tritonmq.v1.ObserveRequest
+	149, // 224: tritonmq.v1.Broker.SetLogLevel:input_type -> tritonmq.v1.SetLogLevelRequest
+	164, // 225: tritonmq.v1.Broker.Acls:input_type -> tritonmq.v1.AclsRequest
+	166, // 226: tritonmq.v1.Broker.AlterAcls:input_type -> tritonmq.v1.AlterAclsRequest
+	173, // 227: tritonmq.v1.Broker.CheckAcl:input_type -> tritonmq.v1.CheckAclRequest
+	187, // 228: tritonmq.v1.Broker.Quotas:input_type -> tritonmq.v1.QuotasRequest
+	189, // 229: tritonmq.v1.Broker.AlterQuotas:input_type -> tritonmq.v1.AlterQuotasRequest
+	168, // 230: tritonmq.v1.Broker.Revoke:input_type -> tritonmq.v1.RevokeRequest
+	170, // 231: tritonmq.v1.Broker.Revoked:input_type -> tritonmq.v1.RevokedRequest
+	178, // 232: tritonmq.v1.Broker.Tokens:input_type -> tritonmq.v1.TokensRequest
+	180, // 233: tritonmq.v1.Broker.AlterTokens:input_type -> tritonmq.v1.AlterTokensRequest
+	183, // 234: tritonmq.v1.Broker.SecurityFloor:input_type -> tritonmq.v1.SecurityFloorRequest
+	185, // 235: tritonmq.v1.Broker.AlterSecurityFloor:input_type -> tritonmq.v1.AlterSecurityFloorRequest
+	48,  // 236: tritonmq.v1.Broker.Produce:input_type -> tritonmq.v1.ProduceRequest
+	52,  // 237: tritonmq.v1.Broker.Fetch:input_type -> tritonmq.v1.FetchRequest
+	61,  // 238: tritonmq.v1.Broker.Subscribe:input_type -> tritonmq.v1.SubscribeRequest
+	63,  // 239: tritonmq.v1.Broker.WatchOffsets:input_type -> tritonmq.v1.WatchOffsetsRequest
+	142, // 240: tritonmq.v1.Broker.Lock:input_type -> tritonmq.v1.LockRequest
+	15,  // 241: tritonmq.v1.Peer.Metadata:input_type -> tritonmq.v1.MetadataRequest
+	37,  // 242: tritonmq.v1.Peer.ReplicaStatus:input_type -> tritonmq.v1.ReplicaStatusRequest
+	110, // 243: tritonmq.v1.Peer.Publish:input_type -> tritonmq.v1.PublishRequest
+	112, // 244: tritonmq.v1.Peer.Discard:input_type -> tritonmq.v1.DiscardRequest
+	132, // 245: tritonmq.v1.Peer.AreStaged:input_type -> tritonmq.v1.AreStagedRequest
+	134, // 246: tritonmq.v1.Peer.Stage:input_type -> tritonmq.v1.StageRequest
+	136, // 247: tritonmq.v1.Peer.AttemptStatus:input_type -> tritonmq.v1.AttemptStatusRequest
+	138, // 248: tritonmq.v1.Peer.StreamGroups:input_type -> tritonmq.v1.StreamGroupsRequest
+	140, // 249: tritonmq.v1.Peer.QueueIdle:input_type -> tritonmq.v1.QueueIdleRequest
+	128, // 250: tritonmq.v1.Peer.AbortKey:input_type -> tritonmq.v1.AbortKeyRequest
+	127, // 251: tritonmq.v1.Peer.GiveKey:input_type -> tritonmq.v1.GiveKeyRequest
+	129, // 252: tritonmq.v1.Peer.Fence:input_type -> tritonmq.v1.FenceRequest
+	114, // 253: tritonmq.v1.Peer.TransactionStatus:input_type -> tritonmq.v1.TransactionStatusRequest
+	16,  // 254: tritonmq.v1.Broker.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	18,  // 255: tritonmq.v1.Broker.CreateTopic:output_type -> tritonmq.v1.CreateTopicResponse
+	20,  // 256: tritonmq.v1.Broker.CreateTopics:output_type -> tritonmq.v1.CreateTopicsResponse
+	23,  // 257: tritonmq.v1.Broker.DeleteTopic:output_type -> tritonmq.v1.DeleteTopicResponse
+	25,  // 258: tritonmq.v1.Broker.AlterTopic:output_type -> tritonmq.v1.AlterTopicResponse
+	28,  // 259: tritonmq.v1.Broker.PlanMoves:output_type -> tritonmq.v1.PlanMovesResponse
+	30,  // 260: tritonmq.v1.Broker.StartMoves:output_type -> tritonmq.v1.StartMovesResponse
+	32,  // 261: tritonmq.v1.Broker.Moves:output_type -> tritonmq.v1.MovesResponse
+	34,  // 262: tritonmq.v1.Broker.Lead:output_type -> tritonmq.v1.LeadResponse
+	40,  // 263: tritonmq.v1.Broker.Recover:output_type -> tritonmq.v1.RecoverResponse
+	36,  // 264: tritonmq.v1.Broker.Upgrade:output_type -> tritonmq.v1.UpgradeResponse
+	45,  // 265: tritonmq.v1.Broker.ListOffsets:output_type -> tritonmq.v1.ListOffsetsResponse
+	67,  // 266: tritonmq.v1.Broker.MoveCursors:output_type -> tritonmq.v1.MoveCursorsResponse
+	74,  // 267: tritonmq.v1.Broker.Groups:output_type -> tritonmq.v1.GroupsResponse
+	70,  // 268: tritonmq.v1.Broker.DeleteGroup:output_type -> tritonmq.v1.DeleteGroupResponse
+	72,  // 269: tritonmq.v1.Broker.Purge:output_type -> tritonmq.v1.PurgeResponse
+	162, // 270: tritonmq.v1.Broker.CancelScheduled:output_type -> tritonmq.v1.CancelScheduledResponse
+	77,  // 271: tritonmq.v1.Broker.AlterQueue:output_type -> tritonmq.v1.AlterQueueResponse
+	79,  // 272: tritonmq.v1.Broker.Queues:output_type -> tritonmq.v1.QueuesResponse
+	103, // 273: tritonmq.v1.Broker.DescribeQueue:output_type -> tritonmq.v1.DescribeQueueResponse
+	106, // 274: tritonmq.v1.Broker.SweepQueue:output_type -> tritonmq.v1.SweepQueueResponse
+	109, // 275: tritonmq.v1.Broker.Decide:output_type -> tritonmq.v1.DecideResponse
+	115, // 276: tritonmq.v1.Broker.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	118, // 277: tritonmq.v1.Broker.Staged:output_type -> tritonmq.v1.StagedResponse
+	122, // 278: tritonmq.v1.Broker.Transactions:output_type -> tritonmq.v1.TransactionsResponse
+	124, // 279: tritonmq.v1.Broker.AbortTransaction:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 280: tritonmq.v1.Broker.GiveTransaction:output_type -> tritonmq.v1.GiveTransactionResponse
+	82,  // 281: tritonmq.v1.Broker.Lease:output_type -> tritonmq.v1.LeaseResponse
+	87,  // 282: tritonmq.v1.Broker.Settle:output_type -> tritonmq.v1.SettleResponse
+	94,  // 283: tritonmq.v1.Broker.Work:output_type -> tritonmq.v1.WorkResponse
+	148, // 284: tritonmq.v1.Broker.Observe:output_type -> tritonmq.v1.ObserveResponse
+	150, // 285: tritonmq.v1.Broker.SetLogLevel:output_type -> tritonmq.v1.SetLogLevelResponse
+	165, // 286: tritonmq.v1.Broker.Acls:output_type -> tritonmq.v1.AclsResponse
+	167, // 287: tritonmq.v1.Broker.AlterAcls:output_type -> tritonmq.v1.AlterAclsResponse
+	174, // 288: tritonmq.v1.Broker.CheckAcl:output_type -> tritonmq.v1.CheckAclResponse
+	188, // 289: tritonmq.v1.Broker.Quotas:output_type -> tritonmq.v1.QuotasResponse
+	190, // 290: tritonmq.v1.Broker.AlterQuotas:output_type -> tritonmq.v1.AlterQuotasResponse
+	169, // 291: tritonmq.v1.Broker.Revoke:output_type -> tritonmq.v1.RevokeResponse
+	172, // 292: tritonmq.v1.Broker.Revoked:output_type -> tritonmq.v1.RevokedResponse
+	179, // 293: tritonmq.v1.Broker.Tokens:output_type -> tritonmq.v1.TokensResponse
+	181, // 294: tritonmq.v1.Broker.AlterTokens:output_type -> tritonmq.v1.AlterTokensResponse
+	184, // 295: tritonmq.v1.Broker.SecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	184, // 296: tritonmq.v1.Broker.AlterSecurityFloor:output_type -> tritonmq.v1.SecurityFloorResponse
+	51,  // 297: tritonmq.v1.Broker.Produce:output_type -> tritonmq.v1.ProduceResponse
+	55,  // 298: tritonmq.v1.Broker.Fetch:output_type -> tritonmq.v1.BatchesResponse
+	55,  // 299: tritonmq.v1.Broker.Subscribe:output_type -> tritonmq.v1.BatchesResponse
+	64,  // 300: tritonmq.v1.Broker.WatchOffsets:output_type -> tritonmq.v1.WatchOffsetsResponse
+	143, // 301: tritonmq.v1.Broker.Lock:output_type -> tritonmq.v1.LockResponse
+	16,  // 302: tritonmq.v1.Peer.Metadata:output_type -> tritonmq.v1.MetadataResponse
+	38,  // 303: tritonmq.v1.Peer.ReplicaStatus:output_type -> tritonmq.v1.ReplicaStatusResponse
+	111, // 304: tritonmq.v1.Peer.Publish:output_type -> tritonmq.v1.PublishResponse
+	113, // 305: tritonmq.v1.Peer.Discard:output_type -> tritonmq.v1.DiscardResponse
+	133, // 306: tritonmq.v1.Peer.AreStaged:output_type -> tritonmq.v1.AreStagedResponse
+	135, // 307: tritonmq.v1.Peer.Stage:output_type -> tritonmq.v1.StageResponse
+	137, // 308: tritonmq.v1.Peer.AttemptStatus:output_type -> tritonmq.v1.AttemptStatusResponse
+	139, // 309: tritonmq.v1.Peer.StreamGroups:output_type -> tritonmq.v1.StreamGroupsResponse
+	141, // 310: tritonmq.v1.Peer.QueueIdle:output_type -> tritonmq.v1.QueueIdleResponse
+	124, // 311: tritonmq.v1.Peer.AbortKey:output_type -> tritonmq.v1.AbortTransactionResponse
+	126, // 312: tritonmq.v1.Peer.GiveKey:output_type -> tritonmq.v1.GiveTransactionResponse
+	131, // 313: tritonmq.v1.Peer.Fence:output_type -> tritonmq.v1.FenceResponse
+	115, // 314: tritonmq.v1.Peer.TransactionStatus:output_type -> tritonmq.v1.TransactionStatusResponse
+	254, // [254:315] is the sub-list for method output_type
+	193, // [193:254] is the sub-list for method input_type
+	193, // [193:193] is the sub-list for extension type_name
+	193, // [193:193] is the sub-list for extension extendee
+	0,   // [0:193] is the sub-list for field type_name
 }
 
 func init() { file_mq_protocol_mq_proto_init() }

@@ -67,12 +67,9 @@ class AutoCreate:
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """`listen` is `host:port` (port 0: a free one). `advertised` is what clients dial; by default `listen`, with this
-    machine's name where that says "any address". `peer_listen` is where other brokers are served, by default a free
-    port of the same host; `peer_advertised` is what they dial. `link_listen` is where they hold their links, by default
-    a free port of the host of `peer_listen`; `link_advertised` is what they dial for that. A broker that stands alone
-    has no such ports. `stream_listen` is where clients of TritonMQ send and read records without gRPC, by default a
-    free port of the host of `listen`; `stream_advertised` is what they dial for that. `flight` is where clients of
-    Arrow Flight read; empty: nowhere. `flight_advertised` is what they dial. `zookeeper` is `host:port,…`;
+    machine's name where that says "any address". Other brokers dial `peer_advertised`, by default the same. `grpc` is
+    where clients in other languages are served; empty: nowhere. `flight` is where clients of Arrow Flight read; empty:
+    nowhere. `grpc_advertised` and `flight_advertised` are what those dial. `zookeeper` is `host:port,…`;
     empty: a broker that stands alone, its cluster kept in the data directory. `stop_timeout_ms` bounds handing over
     leadership at a clean stop. `balance_leaders_ms`: a partition whose first replica has been in sync for so long is
     led by it again; 0: when somebody asks for it. `message_bytes_max`: of one message from a client.
@@ -86,12 +83,12 @@ class BrokerConfig:
     `authorize`: rights are judged, whoever asks; `superusers`: who may do all then. `audit_reads`: the audit log also
     tells who reads.
 
-    `certs` is a directory with `ca.crt`, `broker.crt` and `broker.key`: then every port speaks TLS, and demands a
-    certificate of whoever connects. `also_plaintext` and `also_plaintext_peer` are further ports without TLS, for
-    clients and brokers that are moved to TLS one after another. `listen_token` is a further port over TLS, for clients
-    that show a token instead of a certificate; `token_advertised` is what they dial. The `oidc_…` say whose JWTs are
-    taken there, and which authorities its https address is checked against. `authenticators` are further ones, by
-    the names of entry points. An address that other machines reach needs
+    `certs` is a directory with `ca.crt`, `broker.crt` and `broker.key`: then every port speaks TLS, and demands of
+    whoever connects a certificate, or of each call a token. `also_plaintext` is a further port without TLS, for clients
+    and brokers that are moved to TLS one after another. gRPC cannot leave it to the client what it shows: at `grpc` it
+    is a certificate, and at `grpc_token` a token; `grpc_token_advertised` is what the latter dial. The `oidc_…` say
+    whose JWTs are taken, and which authorities its https address is checked against. `authenticators` are further ones,
+    by the names of entry points. An address that other machines reach needs
     `certs`, or `insecure`. `connection_age_ms`: of clients over TLS.
 
     `encrypt` names the keys with which what is written to disk is sealed: `file:PATH`, or another provider's. Empty:
@@ -117,12 +114,11 @@ class BrokerConfig:
     balance_leaders_ms: int = BALANCE_LEADERS_MS
     topic_name_max: int = NAME_BYTES_MAX
     coordination: Callable[[], CoordinationService] | None = None
-    peer_listen: str = ""
     peer_advertised: str = ""
-    link_listen: str = ""
-    link_advertised: str = ""
-    stream_listen: str = ""
-    stream_advertised: str = ""
+    grpc: str = ""
+    grpc_advertised: str = ""
+    grpc_token: str = ""
+    grpc_token_advertised: str = ""
     flight: str = ""
     flight_advertised: str = ""
     message_bytes_max: int = CLIENT_MESSAGE_BYTES_MAX
@@ -137,8 +133,6 @@ class BrokerConfig:
     superusers: tuple[Principal, ...] = (ADMIN,)
     audit_reads: bool = False
     certs: Path | None = None
-    listen_token: str = ""
-    token_advertised: str = ""
     oidc_issuer: str = ""
     oidc_audience: str = ""
     oidc_user_claim: str = "sub"
@@ -147,7 +141,6 @@ class BrokerConfig:
     authenticators: tuple[str, ...] = ()
     insecure: bool = False
     also_plaintext: str = ""
-    also_plaintext_peer: str = ""
     connection_age_ms: int = CONNECTION_AGE_MS
     zookeeper_auth: Path | None = None
     zookeeper_certs: Path | None = None
@@ -158,27 +151,7 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.broker <= _BROKER_MAX:
             raise InvalidSetting(f"broker id {self.broker} is out of range: give --id 1 or more")
-        _split(self.listen, "--listen")
-        for address, option in (
-            (self.advertised, "--advertise"),
-            (self.peer_listen, "--peer-listen"),
-            (self.peer_advertised, "--peer-advertise"),
-            (self.link_listen, "--link-listen"),
-            (self.link_advertised, "--link-advertise"),
-            (self.stream_listen, "--stream-listen"),
-            (self.stream_advertised, "--stream-advertise"),
-            (self.flight, "--flight"),
-            (self.flight_advertised, "--flight-advertise"),
-            (self.also_plaintext, "--also-plaintext"),
-            (self.also_plaintext_peer, "--also-plaintext-peer"),
-            (self.listen_token, "--listen-token"),
-            (self.token_advertised, "--advertise-token"),
-            (self.http, "--http"),
-        ):
-            if address:
-                _split(address, option)
-        if self.flight_advertised and not self.flight:
-            raise InvalidSetting("--flight-advertise goes with --flight")
+        self._check_addresses()
         check_rack(self.rack)
         for principal in self.superusers:
             if principal.kind != "User":
@@ -207,8 +180,32 @@ class BrokerConfig:
         self._check_role()
         self._check_mode()
 
+    def _check_addresses(self) -> None:
+        _split(self.listen, "--listen")
+        for address, option in (
+            (self.advertised, "--advertise"),
+            (self.peer_advertised, "--peer-advertise"),
+            (self.grpc, "--grpc"),
+            (self.grpc_advertised, "--grpc-advertise"),
+            (self.grpc_token, "--grpc-token"),
+            (self.grpc_token_advertised, "--grpc-token-advertise"),
+            (self.flight, "--flight"),
+            (self.flight_advertised, "--flight-advertise"),
+            (self.also_plaintext, "--also-plaintext"),
+            (self.http, "--http"),
+        ):
+            if address:
+                _split(address, option)
+        for advertised, listened, option in (
+            (self.flight_advertised, self.flight, "--flight"),
+            (self.grpc_advertised, self.grpc, "--grpc"),
+            (self.grpc_token_advertised, self.grpc_token, "--grpc-token"),
+        ):
+            if advertised and not listened:
+                raise InvalidSetting(f"{option}-advertise goes with {option}")
+
     def _check_role(self) -> None:
-        """A proxy serves clients by gRPC, and no others."""
+        """A proxy holds no records, and no broker dials it."""
         if self.hold_max < 0:
             raise InvalidSetting(f"--hold-max={self.hold_max} is out of range: give bytes, or 0 to hold nothing")
         if self.role is not Role.PROXY:
@@ -216,9 +213,7 @@ class BrokerConfig:
         if not self.zookeeper and self.coordination is None:
             raise InvalidSetting("--role proxy needs --zookeeper HOSTS: it passes on to the brokers of a cluster")
         given = (
-            ("--peer-listen", self.peer_listen or self.peer_advertised or self.also_plaintext_peer),
-            ("--link-listen", self.link_listen or self.link_advertised),
-            ("--stream-listen", self.stream_listen or self.stream_advertised),
+            ("--peer-advertise", self.peer_advertised),
             ("--flight", self.flight),
             ("--http", self.http),
             ("--encrypt", self.encrypt),
@@ -227,29 +222,25 @@ class BrokerConfig:
         )
         for option, value in given:
             if value:
-                raise InvalidSetting(
-                    f"--role proxy has no {option}: it keeps no records, and serves clients by gRPC alone"
-                )
+                raise InvalidSetting(f"--role proxy has no {option}: it keeps no records, and no broker dials it")
 
     def _check_mode(self) -> None:
         """Nobody opens a broker to other machines without a word."""
-        if self.listen_token and self.certs is None:
-            raise InvalidSetting("--listen-token goes with --certs DIR: a token is never sent in plain text")
-        if self.token_advertised and not self.listen_token:
-            raise InvalidSetting("--advertise-token goes with --listen-token")
-        if self.authenticators and not self.listen_token:
-            raise InvalidSetting("--authenticators goes with --listen-token: tokens are taken there alone")
-        if self.issuer is not None and not self.listen_token:
-            raise InvalidSetting("--oidc-issuer goes with --listen-token: tokens are taken there alone")
+        if self.certs is None:
+            for value, option in (
+                (self.grpc_token, "--grpc-token"),
+                (self.authenticators, "--authenticators"),
+                (self.issuer, "--oidc-issuer"),
+            ):
+                if value:
+                    raise InvalidSetting(f"{option} goes with --certs DIR: a token is never sent in plain text")
         if self.issuer is None and (self.oidc_audience or self.oidc_ca is not None):
             raise InvalidSetting("--oidc-audience and --oidc-ca go with --oidc-issuer")
         if self.certs is not None:
             if self.insecure:
                 raise InvalidSetting("--certs and --insecure exclude each other: --also-plaintext is for a transition")
-            if self.also_plaintext_peer and not self.also_plaintext:
-                raise InvalidSetting("--also-plaintext-peer goes with --also-plaintext")
             return
-        if self.also_plaintext or self.also_plaintext_peer:
+        if self.also_plaintext:
             raise InvalidSetting("--also-plaintext goes with --certs DIR: without it every port is in plain text")
         plain = self.plain_to_others
         if plain and not self.insecure:
@@ -263,13 +254,11 @@ class BrokerConfig:
     def plain_to_others(self) -> tuple[tuple[str, str], ...]:
         """The ports in plain text that other machines reach: each by its option and its address."""
         listened = (
-            (("--also-plaintext", self.also_plaintext), ("--also-plaintext-peer", self.also_plaintext_peer))
+            (("--also-plaintext", self.also_plaintext),)
             if self.certs is not None
             else (
                 ("--listen", self.listen),
-                ("--peer-listen", self.peer_listen),
-                ("--link-listen", self.link_listen),
-                ("--stream-listen", self.stream_listen),
+                ("--grpc", self.grpc),
                 ("--flight", self.flight),
                 ("--http", self.http),
             )
@@ -300,79 +289,32 @@ class BrokerConfig:
         """What clients dial, given the port that was bound."""
         return self.advertised or f"{_dialled(_split(self.listen, '--listen')[0])}:{port}"
 
-    @property
-    def peers_at(self) -> str:
-        """Where to serve other brokers; port 0 is a free one."""
-        return self.peer_listen or f"{_split(self.listen, '--listen')[0]}:0"
-
     def peer_address(self, port: int) -> str:
-        """What other brokers dial, given the port that was bound: that host, or the one that clients dial if it is any
-        address."""
-        if self.peer_advertised:
-            return self.peer_advertised
-        host, _ = _split(self.peers_at, "--peer-listen")
-        if self.advertised and host in ANY_ADDRESS:
-            host, _ = _split(self.advertised, "--advertise")
-        return f"{_dialled(host)}:{port}"
-
-    @property
-    def links_at(self) -> str:
-        """Where to hold links; port 0 is a free one."""
-        return self.link_listen or f"{_split(self.peers_at, '--peer-listen')[0]}:0"
-
-    def link_address(self, port: int) -> str:
-        """What other brokers dial for links, given the port that was bound: that host, or the one of `peer_address` if
-        it is any address."""
-        if self.link_advertised:
-            return self.link_advertised
-        host, _ = _split(self.links_at, "--link-listen")
-        if host in ANY_ADDRESS or not self.link_listen:
-            host, _ = _split(self.peer_address(port), "--peer-advertise")
-        return f"{host}:{port}"
-
-    @property
-    def streams_at(self) -> str:
-        """Where to hold clients' streams; port 0 is a free one."""
-        return self.stream_listen or f"{_split(self.listen, '--listen')[0]}:0"
-
-    def stream_address(self, port: int, clients_port: int) -> str:
-        """What clients dial for streams, given the ports that were bound for these and for gRPC. Empty where something
-        stands before the latter, and it was not said what stands before the former."""
-        if self.stream_advertised:
-            return self.stream_advertised
-        host, _ = _split(self.streams_at, "--stream-listen")
-        if self.advertised and (host in ANY_ADDRESS or not self.stream_listen):
-            host, advertised = _split(self.advertised, "--advertise")
-            if advertised != clients_port and not self.stream_listen:
-                return ""
-        return f"{_dialled(host)}:{port}"
+        """What other brokers dial, given the port that was bound."""
+        return self.peer_advertised or self.address(port)
 
     def flight_address(self, port: int) -> str:
-        """What clients of Flight dial, given the port that was bound: that host, or the one that other clients dial if
-        it is any address."""
-        if self.flight_advertised:
-            return self.flight_advertised
-        host, _ = _split(self.flight, "--flight")
+        """What clients of Flight dial, given the port that was bound."""
+        return self.flight_advertised or self._beside(self.flight, "--flight", port)
+
+    def grpc_address(self, port: int) -> str:
+        """What clients of gRPC dial, given the port that was bound."""
+        return self.grpc_advertised or self._beside(self.grpc, "--grpc", port)
+
+    def grpc_token_address(self, port: int) -> str:
+        """What those dial that show a token, given the port that was bound."""
+        return self.grpc_token_advertised or self._beside(self.grpc_token, "--grpc-token", port)
+
+    def _beside(self, listened: str, option: str, port: int) -> str:
+        """The host of a further port, or the one that other clients dial if it is any address."""
+        host, _ = _split(listened, option)
         if self.advertised and host in ANY_ADDRESS:
             host, _ = _split(self.advertised, "--advertise")
         return f"{_dialled(host)}:{port}"
 
     def plain_address(self, port: int) -> str:
-        """What clients dial that do not know TLS yet, given the port that was bound."""
+        """What clients and brokers dial that do not know TLS yet, given the port that was bound."""
         return f"{_dialled(_split(self.also_plaintext, '--also-plaintext')[0])}:{port}"
-
-    def token_address(self, port: int) -> str:
-        """What clients dial that show a token, given the port that was bound."""
-        return self.token_advertised or f"{_dialled(_split(self.listen_token, '--listen-token')[0])}:{port}"
-
-    @property
-    def plain_peers_at(self) -> str:
-        """Where to serve brokers that do not know TLS yet; port 0 is a free one."""
-        return self.also_plaintext_peer or f"{_split(self.also_plaintext, '--also-plaintext')[0]}:0"
-
-    def plain_peer_address(self, port: int) -> str:
-        """What they dial, given the port that was bound."""
-        return f"{_dialled(_split(self.plain_peers_at, '--also-plaintext-peer')[0])}:{port}"
 
     @property
     def zookeeper_files(self) -> Files | None:

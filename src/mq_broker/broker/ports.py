@@ -1,10 +1,9 @@
-"""The ports of a broker: for clients and for other brokers, in plain text or over TLS, and what others are told of
-them.
+"""The ports of a broker: the one for clients and brokers, in plain text or over TLS, those of gRPC, and what others are
+told of them.
 
-With certificates the ports that `--listen` and `--peer-listen` name speak TLS. While a cluster is being secured there
-are two further ones without it (`--also-plaintext`), and links of both kinds are held at the link port. Clients that
-show a token have a port of their own (`--listen-token`). So have clients of Arrow Flight (`--flight`), which speaks TLS
-alone if there are certificates; who shows a token asks it at the port for tokens.
+With certificates the port that `--listen` names speaks TLS, and while a cluster is being secured there is a second one
+without it (`--also-plaintext`). Clients in other languages use gRPC (`--grpc`, `--grpc-token`), and those of Arrow
+Flight `--flight`.
 """
 
 from __future__ import annotations
@@ -14,32 +13,58 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
-import grpc
-from grpc import aio
-
-from mq_broker.broker.config import BrokerConfig, Role
+from mq_broker.broker.config import BrokerConfig
 from mq_broker.broker.runtime.periodic import Periodic
 from mq_broker.coordination.interface import BrokerRegistration
-from mq_broker.rpc import server as rpc_server
+from mq_broker.rpc.accepting import bind
 from mq_broker.rpc.arriving import Memory
+from mq_broker.rpc.call import Conversation
 from mq_broker.rpc.certificates import LOOK_S, Certificates
 from mq_broker.rpc.dialling import Dialling
-from mq_broker.rpc.framed import Converse, LinkServer, bind
+from mq_broker.rpc.entering import Entering, ForwardedDoor, TokenDoor
+from mq_broker.rpc.framed import Tls
 from mq_broker.rpc.outgoing import PeerAddress
-from mq_broker.rpc.service import Conversation
-from mq_broker.rpc.streams import StreamServer
-from mq_broker.rpc.token_port import TokenDoor, TokenHandlers
-from mq_protocol.errors import InvalidSetting
+from mq_broker.rpc.port import Bounds, Converse, Port, Served
+from mq_protocol.flight import SERVICE as FLIGHT
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
+from mq_protocol.methods import BROKER
 from mq_protocol.versions import ours
+
+if TYPE_CHECKING:
+    from grpc import aio
 
 log = logging.getLogger(__name__)
 
 REMIND_S: Final = 3_600.0
 """So often the log says that everybody may do everything."""
+
+Options = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ForBrokers:
+    """What other brokers are served: their links, and their calls by the name of the method. `door` stands before calls
+    of clients that they pass on."""
+
+    links: Converse
+    calls: Mapping[str, Conversation]
+    door: ForwardedDoor
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What is served to clients, and to those of Flight, by the name of the method. `tokens`: what verifies them.
+    `memory`: where what is received is counted. `brokers` None: no other broker is served."""
+
+    clients: Mapping[str, Conversation]
+    tokens: TokenDoor
+    memory: Memory
+    flight: Mapping[str, Conversation] = field(default_factory=dict)
+    brokers: ForBrokers | None = None
 
 
 class Ports:
@@ -54,146 +79,115 @@ class Ports:
         self._plain_peers: set[str] = set()
         self.dialling = Dialling(self.certificates, self._plain_peers.__contains__)
         self.link_tls = self.certificates.client_context if self.certificates is not None else None
-        self._clients: list[aio.Server] = []
-        self._with_tokens: list[aio.Server] = []
-        self._peers: list[aio.Server] = []
-        self._flight: list[aio.Server] = []
-        self._links: LinkServer | None = None
-        self._link_listener: socket.socket | None = None
         self.address = self.tls_address = self.peer_address = self.tls_peer_address = ""
-        self.link_address = self.tls_link_address = self.token_address = ""
-        self.stream_address = self.tls_stream_address = ""
-        self.flight_address = self.tls_flight_address = ""
-        self._streams: StreamServer | None = None
-        self._stream_listener: socket.socket | None = None
-        for_clients = rpc_server.client_options(config.message_bytes_max, config.connections_max)
-        if self.certificates is None:
-            clients_port = self._open(self._clients, config.listen, "--listen", for_clients)
-            self.address = config.address(clients_port)
-            self.flight_address = self._open_flight(())
-            if not alone:
-                port = self._open(self._peers, config.peers_at, "--peer-listen", rpc_server.peer_options())
-                self.peer_address = config.peer_address(port)
-                self._link_listener, port = bind(config.links_at, "--link-listen")
-                self.link_address = config.link_address(port)
-            self.stream_address = self._open_streams(clients_port)
-            return
-        aged = (*for_clients, *rpc_server.aged(config.connection_age_ms))
-        given = self.certificates.server_credentials()
-        clients_port = self._open(self._clients, config.listen, "--listen", aged, given)
-        self.address = self.tls_address = config.address(clients_port)
-        self.tls_flight_address = self._open_flight(rpc_server.aged(config.connection_age_ms))
-        if not alone:
-            port = self._open(
-                self._peers,
-                config.peers_at,
-                "--peer-listen",
-                rpc_server.peer_options(),
-                self.certificates.server_credentials(),
-            )
-            self.peer_address = self.tls_peer_address = config.peer_address(port)
-            self._link_listener, port = bind(config.links_at, "--link-listen")
-            self.tls_link_address = config.link_address(port)
-        if config.listen_token:
-            given = self.certificates.server_credentials(demanded=False)
-            port = self._open(self._with_tokens, config.listen_token, "--listen-token", aged, given)
-            self.token_address = config.token_address(port)
-        if config.also_plaintext:
-            self._open_plain(for_clients, alone=alone)
-        self.tls_stream_address = self._open_streams(clients_port)
-
-    def _open_streams(self, clients_port: int) -> str:
-        """What clients dial; empty if they are not told, or not served."""
-        if self._config.role is Role.PROXY:
-            return ""
+        self._listeners: list[tuple[socket.socket, Tls | None]] = []
+        self._ports: list[Port] = []
         try:
-            self._stream_listener, port = bind(self._config.streams_at, "--stream-listen")
-        except InvalidSetting:
-            if self._link_listener is not None:
-                self._link_listener.close()
+            self._bind(alone=alone)
+            self.grpc_address, self._by_grpc = self._open_grpc(config.grpc, "--grpc", config.grpc_address)
+            self.grpc_token_address, self._by_token = self._open_grpc(
+                config.grpc_token, "--grpc-token", config.grpc_token_address, demanded=False
+            )
+            self.flight_address, self._flight = self._open_grpc(
+                config.flight, "--flight", config.flight_address, FLIGHT_REQUEST_BYTES_MAX
+            )
+        except BaseException:
+            for listener, _ in self._listeners:
+                listener.close()
             raise
-        return self._config.stream_address(port, clients_port)
 
-    def _open_flight(self, options: tuple[tuple[str, int], ...]) -> str:
-        """What clients of Flight dial; empty if they are not served."""
-        config = self._config
-        if not config.flight:
-            return ""
-        bounds = rpc_server.client_options(FLIGHT_REQUEST_BYTES_MAX, config.connections_max)
-        given = self.certificates.server_credentials() if self.certificates is not None else None
-        port = self._open(self._flight, config.flight, "--flight", (*bounds, *options), given)
-        return config.flight_address(port)
+    def _bind(self, *, alone: bool) -> None:
+        config, certificates = self._config, self.certificates
+        listener, port = bind(config.listen, "--listen")
+        tls = None if certificates is None else certificates.server_context
+        self._listeners.append((listener, tls))
+        self.address = config.address(port)
+        self.peer_address = "" if alone else config.peer_address(port)
+        if certificates is None:
+            return
+        self.tls_address, self.tls_peer_address = self.address, self.peer_address
+        if config.also_plaintext:
+            listener, port = bind(config.also_plaintext, "--also-plaintext")
+            self._listeners.append((listener, None))
+            self.address = config.plain_address(port)
+            self.peer_address = "" if alone else self.address
 
-    def _open_plain(self, for_clients: tuple[tuple[str, int], ...], *, alone: bool) -> None:
-        config = self._config
-        port = self._open(self._clients, config.also_plaintext, "--also-plaintext", for_clients)
-        self.address = config.plain_address(port)
-        if not alone:
-            options = rpc_server.peer_options()
-            port = self._open(self._peers, config.plain_peers_at, "--also-plaintext-peer", options)
-            self.peer_address = config.plain_peer_address(port)
-            self.link_address = self.tls_link_address
-
-    @staticmethod
-    def _open(
-        servers: list[aio.Server],
-        address: str,
+    def _open_grpc(
+        self,
+        listen: str,
         option: str,
-        options: tuple[tuple[str, int], ...],
-        credentials: grpc.ServerCredentials | None = None,
-    ) -> int:
-        server, port = rpc_server.listen(address, option, options, credentials)
-        servers.append(server)
-        return port
+        address: Callable[[int], str],
+        message_bytes_max: int = 0,
+        *,
+        demanded: bool = True,
+    ) -> tuple[str, aio.Server | None]:
+        """A server of gRPC, and what is dialled; none if nothing is to listen."""
+        if not listen:
+            return "", None
+        from mq_broker.rpc import grpc_door
+
+        config = self._config
+        options: Options = grpc_door.client_options(
+            message_bytes_max or config.message_bytes_max, config.connections_max
+        )
+        given = None
+        if self.certificates is not None:
+            options = (*options, *grpc_door.aged(config.connection_age_ms))
+            given = grpc_door.server_credentials(self.certificates, demanded=demanded)
+        server, port = grpc_door.listen(listen, option, options, given)
+        return address(port), server
 
     # ------------------------------------------------------------------ serving
 
-    def serve(
-        self,
-        for_clients: tuple[Any, ...],
-        for_peers: tuple[Any, ...],
-        links: Converse | None,
-        streams: Mapping[str, Conversation],
-        door: TokenDoor,
-        flight: tuple[Any, ...],
-        memory: Memory,
+    def serve(self, offer: Offer) -> None:
+        """What is served, to be called before `start`."""
+        config, brokers = self._config, offer.brokers
+        entering = Entering(offer.tokens, None if brokers is None else brokers.door)
+        served = (
+            Served(offer.clients, entering, offer.memory)
+            if brokers is None
+            else Served(offer.clients, entering, offer.memory, brokers.calls, brokers.links)
+        )
+        for listener, tls in self._listeners:
+            age_ms = None if tls is None else config.connection_age_ms
+            bounds = Bounds(config.message_bytes_max, config.connections_max, age_ms)
+            self._ports.append(Port(listener, served, bounds, tls))
+        by_certificate = Entering(offer.tokens)
+        by_token = Entering(offer.tokens, demands_token=True)
+        self._add(self._by_grpc, offer, by_certificate, clients=True)
+        self._add(self._by_token, offer, by_token, clients=True, flight=bool(config.flight))
+        self._add(self._flight, offer, by_certificate, flight=True)
+
+    @staticmethod
+    def _add(
+        server: aio.Server | None, offer: Offer, entering: Entering, *, clients: bool = False, flight: bool = False
     ) -> None:
-        """What is served, to be called before `start`: handlers of gRPC, and what holds links (None: there are none)
-        and clients' streams. `door`: what stands before those for clients at the port for tokens. `flight`: handlers of
-        the port for Flight. `memory`: where what clients send by streams is counted."""
-        config = self._config
-        tls = self.certificates.server_context if self.certificates is not None else None
-        if self._link_listener is not None and links is not None:
-            self._links = LinkServer(self._link_listener, links, tls, also_plain=bool(config.also_plaintext))
-        age_ms = None if tls is None else config.connection_age_ms
-        bounds = config.message_bytes_max, config.connections_max
-        if self._stream_listener is not None:
-            self._streams = StreamServer(self._stream_listener, streams, *bounds, memory, tls, age_ms)
-        for server in self._clients:
-            server.add_generic_rpc_handlers(for_clients)
-        by_token = (*for_clients, *flight) if config.flight else for_clients
-        for server in self._with_tokens:
-            server.add_generic_rpc_handlers((TokenHandlers(by_token, door),))
-        for server in self._flight:
-            server.add_generic_rpc_handlers(flight)
-        for server in self._peers:
-            server.add_generic_rpc_handlers(for_peers)
+        if server is None:
+            return
+        from mq_broker.rpc.grpc_door import GrpcHandlers, flight_refused
+
+        if clients:
+            server.add_generic_rpc_handlers((GrpcHandlers(BROKER.name, offer.clients, entering.enter),))
+        if flight:
+            server.add_generic_rpc_handlers((GrpcHandlers(FLIGHT, offer.flight, entering.enter), flight_refused()))
+
+    @property
+    def _servers(self) -> tuple[aio.Server, ...]:
+        return tuple(server for server in (self._by_grpc, self._by_token, self._flight) if server is not None)
 
     async def start(self) -> None:
-        for server in (*self._clients, *self._with_tokens, *self._flight, *self._peers):
+        for server in self._servers:
             await server.start()
-        if self._links is not None:
-            self._links.start()
-        if self._streams is not None:
-            self._streams.start()
+        for port in self._ports:
+            port.start()
 
     async def stop(self, grace_s: float) -> None:
-        if self._links is not None:
-            await self._links.stop()
-        if self._streams is not None:
-            await self._streams.stop()
-        servers = (*self._clients, *self._with_tokens, *self._flight, *self._peers)
-        await asyncio.gather(*(server.stop(grace_s) for server in servers))
+        for port in self._ports:
+            await port.stop()
+        if not self._ports:
+            for listener, _ in self._listeners:
+                listener.close()
+        await asyncio.gather(*(server.stop(grace_s) for server in self._servers))
 
     def periodic(self) -> Iterator[Periodic]:
         """What replaces the certificate when its files are replaced, and what reminds of what is open to all."""
@@ -217,7 +211,7 @@ class Ports:
     # ------------------------------------------------------------------ what others are told, and told us
 
     def registration(self, incarnation: int) -> BrokerRegistration:
-        config = self._config
+        config, secured = self._config, self.certificates is not None
         return BrokerRegistration(
             config.broker,
             incarnation,
@@ -226,18 +220,16 @@ class Ports:
             self.peer_address,
             config.message_bytes_max,
             ours(),
-            self.link_address,
             self.tls_address,
             self.tls_peer_address,
-            self.tls_link_address,
             zookeeper_auth=config.zookeeper_auth is not None,
-            token_address=self.token_address,
             judges=config.judges,
-            stream_address=self.stream_address,
-            tls_stream_address=self.tls_stream_address,
-            flight_address=self.flight_address,
-            tls_flight_address=self.tls_flight_address,
             insecure=bool(config.plain_to_others),
+            grpc_address="" if secured else self.grpc_address,
+            tls_grpc_address=self.grpc_address if secured else "",
+            grpc_token_address=self.grpc_token_address,
+            flight_address="" if secured else self.flight_address,
+            tls_flight_address=self.flight_address if secured else "",
         )
 
     def peer_address_of(self, registration: BrokerRegistration) -> str:
@@ -253,8 +245,7 @@ class Ports:
         return plain
 
     def link_address_of(self, registration: BrokerRegistration) -> PeerAddress:
-        """Where this broker holds a link with that one."""
-        secured, plain = registration.tls_link_address, registration.link_address
-        if self.certificates is not None and (secured or not self._config.also_plaintext):
-            return PeerAddress(secured, registration.incarnation)
-        return PeerAddress(plain, registration.incarnation, plain=True)
+        """The same for a link."""
+        address = self.peer_address_of(registration)
+        plain = self.certificates is not None and address in self._plain_peers
+        return PeerAddress(address, registration.incarnation, plain=plain)

@@ -15,9 +15,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING, Any, Final
-
-import grpc
+from typing import TYPE_CHECKING, Final
 
 from mq_broker.broker.administration.acls import Acls
 from mq_broker.broker.administration.consumed import Consumed
@@ -55,7 +53,7 @@ from mq_broker.broker.metadata.topics import Topic, Topics
 from mq_broker.broker.metrics.health import Readiness, Systemd
 from mq_broker.broker.metrics.log_levels import LogLevels
 from mq_broker.broker.metrics.observing import Observing, QueuesOf
-from mq_broker.broker.ports import Ports
+from mq_broker.broker.ports import ForBrokers, Offer, Ports
 from mq_broker.broker.proxy import serving as proxy
 from mq_broker.broker.queues import lending
 from mq_broker.broker.queues.asked import Asked
@@ -89,16 +87,14 @@ from mq_broker.coordination.interface import CoordinationService
 from mq_broker.core.messages import Room
 from mq_broker.measured import OF_TOPICS, LogCounter
 from mq_broker.rpc import service as rpc_service
+from mq_broker.rpc.call import Conversation
 from mq_broker.rpc.calls import Calls
-from mq_broker.rpc.flight import flight_handlers
-from mq_broker.rpc.forwarded import ForwardedDoor, ForwardedHandlers
-from mq_broker.rpc.health import health_handler
+from mq_broker.rpc.entering import ForwardedDoor, TokenDoor
+from mq_broker.rpc.flight import flight_served
 from mq_broker.rpc.links import BEAT_S, Links
 from mq_broker.rpc.peer_proof import SECRET_BYTES, PeerProof
-from mq_broker.rpc.peer_service import peer_handlers
+from mq_broker.rpc.peer_service import served_to_brokers
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.streams import FRAMED, METHODS
-from mq_broker.rpc.token_port import TokenDoor
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.keyring import Keyring
 from mq_broker.storage.opening.directory import DataDirectory
@@ -256,25 +252,23 @@ class _Broker:
         self._offer(config, services, proof, refusals)
 
     def _offer(self, config: BrokerConfig, services: Services, proof: PeerProof, refusals: Refusals) -> None:
-        """What each port serves. At the peer port clients' calls are answered that other brokers pass on."""
+        """What each port serves."""
         gate, room = self._judging.gate, rpc_service.Room()
-        # Health alone is asked past the gate: it tells nothing of anything.
-        asked = rpc_service.handlers(services, gate, room, self._forwarding)
-        for_clients = (asked, health_handler(self._readiness.why_not))
-        streams = rpc_service.conversations(services, gate, room, FRAMED, METHODS)
+        clients = rpc_service.served(services, gate, room, self._forwarding)
         plain = config.certs is None or bool(config.also_plaintext)
-        passed_on = ForwardedDoor(proof, self._links.is_former, refusals, plain=plain)
-        forwarded = ForwardedHandlers(rpc_service.handlers(services, gate, room), passed_on)
-        for_peers = (peer_handlers(services, self._links, proof, refusals), forwarded)
-        door = TokenDoor(self._judging.authenticators(), self._judging.audit)
-        self._ports.serve(
-            for_clients, for_peers, self._links.accept, streams, door, self._flight(room), Arrivals(self._held)
+        brokers = ForBrokers(
+            self._links.accept,
+            served_to_brokers(services, self._links, proof, refusals),
+            ForwardedDoor(proof, self._links.is_former, refusals, plain=plain),
         )
+        tokens = TokenDoor(self._judging.authenticators(), self._judging.audit)
+        alone = not self._ports.peer_address
+        self._ports.serve(Offer(clients, tokens, Arrivals(self._held), self._flight(room), None if alone else brokers))
 
-    def _flight(self, room: rpc_service.Room) -> tuple[grpc.GenericRpcHandler[Any, Any], ...]:
+    def _flight(self, room: rpc_service.Room) -> dict[str, Conversation]:
         """What is served at the port for Arrow Flight."""
         flights = Flights(self._shell, self._topics, self.cluster, self._admin, self._reading, self._held)
-        return flight_handlers(flights, self._judging.gate, room), health_handler(self._readiness.why_not)
+        return flight_served(flights, self._judging.gate, room)
 
     def _settings_served(
         self, config: BrokerConfig
@@ -305,6 +299,7 @@ class _Broker:
             groups.labels.of,
         )
         self._readiness = Readiness(shell, lambda: self._observing.state, config.ready_in_sync_timeout_s)
+        self._admin.why_not_ready = self._readiness.why_not
         return groups, self._observing, self._log_levels
 
     def _gauges(self) -> dict[str, float]:
@@ -386,7 +381,7 @@ class _Broker:
         # In plain text it is one machine's, or --insecure was said
         gate = None if certificates is None else self._judging.gate
         pages = Pages(self._observing, self._readiness.why_not, gate)
-        server = HttpServer(listening, pages, None if certificates is None else certificates.web_context)
+        server = HttpServer(listening, pages, None if certificates is None else certificates.server_context)
         server.start()
         undo.push_async_callback(server.stop)
         counter = LogCounter()
@@ -434,13 +429,11 @@ class _Broker:
         systemd = Periodic("systemd", math.inf, lambda: self._systemd.look(self._readiness), at_once=True)
         spawn(systemd.run(), "systemd")
         log.info(
-            "broker %d serves at %s, streams at %s, other brokers at %s, links at %s, Flight at %s",
+            "broker %d serves at %s, gRPC at %s, Flight at %s",
             self._shell.broker,
             self.address,
-            self._ports.tls_stream_address or self._ports.stream_address or "no port that is told",
-            self._ports.tls_peer_address or self._ports.peer_address or "no port",
-            self._ports.tls_link_address or self._ports.link_address or "no port",
-            self._ports.tls_flight_address or self._ports.flight_address or "no port",
+            self._ports.grpc_address or "no port",
+            self._ports.flight_address or "no port",
         )
 
     def _periodic(self) -> Iterator[Periodic]:

@@ -1,4 +1,4 @@
-"""What the gRPC services call: each method found in the part of the broker that has it."""
+"""What calls are answered by: each method found in the part of the broker that has it."""
 
 from __future__ import annotations
 

@@ -199,8 +199,8 @@ def _brokers(replicas: Any) -> tuple[int, ...]:
 
 
 _ADDRESSES: Final = (
-    "peer_address", "link_address", "tls_address", "tls_peer_address", "tls_link_address", "token_address",
-    "stream_address", "tls_stream_address", "flight_address", "tls_flight_address",
+    "peer_address", "tls_address", "tls_peer_address", "grpc_address", "tls_grpc_address", "grpc_token_address",
+    "flight_address", "tls_flight_address",
 )  # fmt: skip
 """Beside the one that every broker has."""
 

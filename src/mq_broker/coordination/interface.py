@@ -22,19 +22,14 @@ from mq_protocol.versions import FIRST, Versions
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
     """A live broker: `incarnation` is one life of its process (see `CoordinationService.begin_life`). `address` is for
-    clients, `peer_address` for other brokers, `link_address` for links with them; the latter two are empty for a broker
-    that stands alone. `message_bytes_max`: what it takes in one message from a client. `versions`: what it speaks and
-    knows.
+    clients, `peer_address` for other brokers; the latter is empty for a broker that stands alone. `message_bytes_max`:
+    what it takes in one message from a client. `versions`: what it speaks and knows.
 
-    `stream_address` is for clients' streams without gRPC; empty for a broker that has none that they reach.
+    `tls_address` and `tls_peer_address` are the same with TLS; empty if it has none. Then `address` and `peer_address`
+    are those of its port in plain text, which it has while a cluster is being secured, or else the same ones.
 
-    `tls_address`, `tls_peer_address`, `tls_link_address` and `tls_stream_address` are those of its ports with TLS;
-    empty if it has none. Then `address` and `peer_address` are those of its ports in plain text, which it has while a
-    cluster is being secured, or else the same ones, and `stream_address` is empty. `link_address` is too, but while a
-    cluster is being secured.
-
-    `token_address`: where clients reach it that show a token; empty if they do not. `flight_address` and
-    `tls_flight_address`: where clients of Arrow Flight reach it, without and with TLS; empty if they do not.
+    `grpc_address` and `tls_grpc_address`: where clients of gRPC reach it, without and with TLS; `grpc_token_address`:
+    with a token. `flight_address` and `tls_flight_address`: where clients of Arrow Flight do. Empty if they do not.
 
     `zookeeper_auth`: it has a credential for ZooKeeper. `judges`: it judges rights. `insecure`: other machines reach
     one of its ports in plain text."""
@@ -46,51 +41,36 @@ class BrokerRegistration:
     peer_address: str = ""
     message_bytes_max: int = MESSAGE_BYTES_MAX
     versions: Versions = field(default_factory=Versions)
-    link_address: str = ""
     tls_address: str = ""
     tls_peer_address: str = ""
-    tls_link_address: str = ""
     zookeeper_auth: bool = False
-    token_address: str = ""
     judges: bool = False
-    stream_address: str = ""
-    tls_stream_address: str = ""
     insecure: bool = False
+    grpc_address: str = ""
+    tls_grpc_address: str = ""
+    grpc_token_address: str = ""
     flight_address: str = ""
     tls_flight_address: str = ""
 
     @property
     def is_tls_alone(self) -> bool:
         """Whether none of its ports is in plain text, as far as it says."""
-        plain = self.link_address or self.stream_address or self.flight_address
-        secured = self.address == self.tls_address and self.peer_address == self.tls_peer_address
-        return bool(self.tls_address) and secured and not plain
+        plain = self.flight_address or self.grpc_address
+        return bool(self.tls_address) and self.address == self.tls_address and not plain
 
     def address_for(self, port: ClientPort) -> str:
         """Where clients reach it that use ports of this kind; empty if they do not."""
-        if port is ClientPort.TOKEN:
-            return self.token_address
-        return _reached(self.address, self.tls_address, tls=port is ClientPort.TLS)
-
-    def stream_address_for(self, port: ClientPort) -> str:
-        """Where it holds streams of such clients; empty if they cannot use its stream port, as with a token."""
-        match port:
-            case ClientPort.PLAIN:
-                return self.stream_address
-            case ClientPort.TLS:
-                return self.tls_stream_address
-            case ClientPort.TOKEN:
-                return ""
+        if not port.grpc:
+            return _reached(self.address, self.tls_address, tls=port.tls)
+        if port.token:
+            return self.grpc_token_address
+        return self.tls_grpc_address if port.tls else self.grpc_address
 
     def flight_address_for(self, port: ClientPort) -> str:
         """Where such clients ask it by Flight; empty if they cannot."""
-        match port:
-            case ClientPort.PLAIN:
-                return self.flight_address
-            case ClientPort.TLS:
-                return self.tls_flight_address
-            case ClientPort.TOKEN:
-                return self.token_address if self.tls_flight_address else ""
+        if port.token:
+            return self.grpc_token_address if self.tls_flight_address else ""
+        return self.tls_flight_address if port.tls else self.flight_address
 
     def peer_address_for(self, *, tls: bool) -> str:
         """Where other brokers reach it, likewise."""

@@ -8,10 +8,9 @@ lists things leaves out what it may not see.
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from grpc import aio
-
+from mq_broker.rpc.call import Call
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_broker.security.client_port import ClientPort
 from mq_broker.security.failures import host_of
@@ -24,6 +23,7 @@ _caller: Final[ContextVar[str]] = ContextVar("caller", default="")
 _principal: Final[ContextVar[Principal]] = ContextVar("principal", default=ANONYMOUS)
 _serial: Final[ContextVar[str]] = ContextVar("serial", default="")
 _asker: Final[ContextVar[Asker]] = ContextVar("asker", default=NOBODY_ASKS)
+_by_grpc: Final[ContextVar[bool]] = ContextVar("by_grpc", default=False)
 _verified: Final[ContextVar[Verified | None]] = ContextVar("verified", default=None)
 
 
@@ -35,6 +35,7 @@ class Forwarded(NamedTuple):
     serial: str
     address: str
     token: Verified | None
+    by_grpc: bool = False
 
 
 _forwarded: Final[ContextVar[Forwarded | None]] = ContextVar("forwarded", default=None)
@@ -72,27 +73,34 @@ def note_asker(asker: Asker) -> None:
     _asker.set(asker)
 
 
+def note_nobody(*, by_grpc: bool) -> None:
+    """A connection's task answers one call after another: what was known of the former one's is forgotten."""
+    _by_grpc.set(by_grpc)
+    _verified.set(None)
+    _forwarded.set(None)
+
+
 def note_verified(verified: Verified) -> None:
-    """By the port for tokens alone (token_port.py): what the call's token has proved, for the task that answers it."""
+    """By entering.py alone: what the call's token has proved, for the task that answers it."""
     _verified.set(verified)
 
 
 def note_forwarded(forwarded: Forwarded) -> None:
-    """By the peer port alone (forwarded.py): in whose name a broker has passed this call on."""
+    """By entering.py alone: in whose name a broker has passed this call on."""
     _forwarded.set(forwarded)
+    _by_grpc.set(forwarded.by_grpc)
     _verified.set(forwarded.token)
 
 
 def verified() -> Verified | None:
-    """What the token of this call has proved; None if it came at another port."""
+    """What the token of this call has proved; None if it showed none."""
     return _verified.get()
 
 
 def client_port() -> ClientPort:
-    """At which kind of port the request came. In plain text nobody has a name."""
-    if _verified.get() is not None:
-        return ClientPort.TOKEN
-    return ClientPort.TLS if _principal.get() != ANONYMOUS else ClientPort.PLAIN
+    """By which kind of port the request came. In plain text nobody has a name."""
+    token = _verified.get() is not None
+    return ClientPort(tls=token or _principal.get() != ANONYMOUS, token=token, grpc=_by_grpc.get())
 
 
 def own_member(member: str) -> str:
@@ -109,7 +117,7 @@ def check_is_broker(broker: int, speaker: Principal) -> None:
         )
 
 
-def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:
+def note_caller(call: Call) -> Principal:
     """For the task that answers this call, and all that it starts. Every handler begins with it. Raises
     `NotAuthenticated` if the connection proves no name, though it should."""
     passed_on = _forwarded.get()
@@ -120,13 +128,13 @@ def note_caller(context: aio.ServicerContext[Any, Any]) -> Principal:
         return passed_on.principal
     by_token, number = _verified.get(), ""
     if by_token is None:
-        proved = context.auth_context()  # gRPC makes it anew each time it is asked
+        proved = call.auth_context()  # made anew each time it is asked
         found = of_auth_context(proved)
         if found is not ANONYMOUS:
             number = serial_of(proved)
     else:
         found = by_token.principal
     _serial.set(number)
-    _caller.set(context.peer())
+    _caller.set(call.peer())
     _principal.set(found)
     return found

@@ -1,4 +1,4 @@
-"""Calls of one broker to another, at its peer port: where a partition's leader is elsewhere.
+"""Calls of one broker to another: where a partition's leader is elsewhere.
 
 Retries nothing: the caller knows whether asking again makes sense.
 """
@@ -9,21 +9,22 @@ import asyncio
 from typing import TypeVar
 
 from google.protobuf.message import Message
-from grpc import aio
 
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.lines import Lines
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.rpc.service import parse
-from mq_protocol.transport import from_call
+from mq_protocol import mq_pb2 as pb
+from mq_protocol.errors import OutcomeUnknown
+from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
 
 Resp = TypeVar("Resp", bound=Message)
 
 
 class Calls:
-    """Owns the channels to other brokers by which it calls. `proof` is what each call carries; `dialling` says how an
-    address is reached."""
+    """Owns the connections to other brokers by which it calls. `proof` is what each call carries; `dialling` says how
+    an address is reached."""
 
     def __init__(self, proof: PeerProof, dialling: Dialling | None = None) -> None:
         self._proof = proof
@@ -33,17 +34,22 @@ class Calls:
         """The answer of the broker at `address`. Raises the `TritonMQError` that it raised, `Unreachable` or
         `OutcomeUnknown`."""
         assert PEER_UNARY[method].response is response
-        path = peer_path(method)
-        async with self._lines.to(address) as line:
-            timeout = max(0.001, deadline - asyncio.get_running_loop().time())
-            try:
-                data: bytes = await line.unary(path)(
-                    request.SerializeToString(), timeout=timeout, metadata=self._proof.call(path)
-                )
-            except aio.AioRpcError as error:
-                raise from_call(error, address) from error
-        return parse(data, response)
+        timeout_s = max(0.001, deadline - asyncio.get_running_loop().time())
+        opened = opening(method, timeout_s)
+        opened.proof.CopyFrom(self._proof.call(peer_path(method)))
+        try:
+            async with asyncio.timeout(timeout_s), self._lines.to(address) as line:
+                answer = await line.ask(opened, request.SerializeToString())
+        except TimeoutError as late:
+            raise OutcomeUnknown(f"broker at {address} did not answer in time: ask again") from late
+        return parse(answer.body, response)
 
     async def close(self) -> None:
         """End what is under way."""
         await self._lines.close()
+
+
+def opening(method: str, timeout_s: float | None) -> pb.CallOpen:
+    """What begins a call of this broker."""
+    timeout_ms = 0 if timeout_s is None else max(1, int(timeout_s * 1000))
+    return pb.CallOpen(method=method, protocol=PROTOCOL, protocol_oldest=PROTOCOL_OLDEST, timeout_ms=timeout_ms)

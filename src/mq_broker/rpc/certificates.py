@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import grpc
-
 from mq_broker.security.names import Principal, of_certificate
 from mq_protocol.errors import InvalidSetting, NotAuthenticated
 from mq_protocol.pem import Pem, Shown, context, examine, files_of_broker, open_to_others, read
@@ -46,12 +44,9 @@ class Certificates:
         self._take(*self._load())
 
     def _take(self, pem: Pem, shown: Shown) -> None:
-        self._pem, self.shown = pem, shown
-        self._served = grpc.ssl_server_certificate_configuration([(pem.key, pem.certificate)], pem.ca)
-        self._dialled = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
+        self.pem, self.shown = pem, shown
         self._contexts = context(pem, server=True), context(pem, server=False)
-        self._web = context(pem, server=True)
-        self._web.verify_mode = ssl.CERT_OPTIONAL
+        self._contexts[0].verify_mode = ssl.CERT_OPTIONAL
         self.generation += 1
 
     def _load(self) -> tuple[Pem, Shown]:
@@ -72,36 +67,13 @@ class Certificates:
 
     # ------------------------------------------------------------------ what is done with it
 
-    def server_credentials(self, *, demanded: bool = True) -> grpc.ServerCredentials:
-        """For a port that serves none but those who show a certificate; each handshake takes what is in force. Unless
-        it is `demanded`, nobody is asked for one: gRPC cannot leave it to the client."""
-        given = self._served
-
-        def newer() -> grpc.ServerCertificateConfiguration | None:  # in a thread of gRPC's
-            nonlocal given
-            if given is self._served:
-                return None
-            given = self._served
-            return given
-
-        # The stubs do not know that None means the same as before
-        return grpc.dynamic_ssl_server_credentials(given, newer, demanded)  # type: ignore[arg-type]
-
-    def channel_credentials(self) -> grpc.ChannelCredentials:
-        """For a channel to another broker. A channel keeps what it was made with."""
-        return self._dialled
-
     def server_context(self) -> ssl.SSLContext:
-        """As `server_credentials`, for a connection that is not gRPC's."""
+        """For a port that leaves it to whoever connects whether it shows a certificate."""
         return self._contexts[0]
 
     def client_context(self) -> ssl.SSLContext:
-        """As `channel_credentials`, for a connection that is not gRPC's."""
+        """For a connection to another broker."""
         return self._contexts[1]
-
-    def web_context(self) -> ssl.SSLContext:
-        """As `server_context`, for a port that leaves it to the client whether it shows a certificate."""
-        return self._web
 
     # ------------------------------------------------------------------ replacing it
 
@@ -125,7 +97,7 @@ class Certificates:
             self._refuse(str(error))
             return
         self._seen, self._told = found, ""
-        if pem != self._pem:
+        if pem != self.pem:
             self._take(pem, shown)
             self._warned_at = -_DAY_S
             log.warning("the certificate was replaced: serial %s, valid until %s", shown.serial, _date(shown.not_after))

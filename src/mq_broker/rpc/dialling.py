@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
-
-from grpc import aio
+from typing import Final, TypeAlias
 
 from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.server import dial, dial_securely
+from mq_protocol.connection import Connection, connect
 
 Way: TypeAlias = int
-"""0 is plain text; else the generation of the certificate. A channel is of use as long as this stays."""
+"""0 is plain text; else the generation of the certificate. A connection is of use as long as this stays."""
+
+CONNECT_S: Final = 2.0
 
 
 class Dialling:
@@ -29,8 +29,8 @@ class Dialling:
             return 0
         return self._certificates.generation
 
-    def dial(self, address: str) -> aio.Channel:
-        """A channel to that address; connects when it is first used."""
+    async def dial(self, address: str) -> Connection:
+        """A connection to that address. Raises `Unreachable`."""
         if self._certificates is None or self._is_plain(address):
-            return dial(address)
-        return dial_securely(address, self._certificates.channel_credentials())
+            return await connect(address, address, CONNECT_S)
+        return await connect(address, address, CONNECT_S, self._certificates.client_context())

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, NoReturn, Protocol
+from typing import Final, Protocol
 
-import grpc
-from grpc import aio
-
+from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.gate import Door, Gate
 from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.pacing import charge
-from mq_broker.rpc.service import Room, Send, answers_handler, edge
+from mq_broker.rpc.service import Room, Send
 from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.flight import SERVICE, Wanted, descriptor_of, prefix_of, ticket_of
+from mq_protocol.errors import InvalidRequest
+from mq_protocol.flight import Wanted, descriptor_of, prefix_of, ticket_of
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import BROKER
 from mq_protocol.quotas import Quota
@@ -43,85 +42,80 @@ class Served(Protocol):
     async def read(self, wanted: Wanted, send: Send[bytes]) -> None: ...
 
 
-def flight_handlers(served: Served, gate: Gate, room: Room) -> grpc.GenericRpcHandler[Any, Any]:
-    """The Flight service, answered by `served`: each method behind the gate. `room`: of all clients' streams."""
+def flight_served(served: Served, gate: Gate, room: Room) -> dict[str, Conversation]:
+    """What answers a call of each method of Flight: `served`, behind the gate. `room`: of all clients' streams."""
 
-    def described(name: str, answer: Callable[[Wanted, float], Awaitable[bytes]]) -> grpc.RpcMethodHandler[Any, Any]:
+    def described(name: str, answer: Callable[[Wanted, float], Awaitable[bytes]]) -> Conversation:
         return _described(name, answer, gate.door(BROKER.methods["ListOffsets"], name))
 
-    methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+    return {
         "GetFlightInfo": described("GetFlightInfo", served.info),
         "GetSchema": described("GetSchema", served.schema),
         "ListFlights": _listed("ListFlights", served, gate.door(BROKER.methods["Metadata"], "ListFlights"), room),
         "DoGet": _read("DoGet", served, gate.door(BROKER.methods["Fetch"], "DoGet"), room),
-        "PollFlightInfo": grpc.unary_unary_rpc_method_handler(_refuse),
-        "DoAction": grpc.unary_stream_rpc_method_handler(_refuse),
-        "ListActions": grpc.unary_stream_rpc_method_handler(_refuse),
-        "Handshake": grpc.stream_stream_rpc_method_handler(_refuse),
-        "DoPut": grpc.stream_stream_rpc_method_handler(_refuse),
-        "DoExchange": grpc.stream_stream_rpc_method_handler(_refuse),
     }
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
 
 
-async def _refuse(_said: object, context: aio.ServicerContext[Any, Any]) -> NoReturn:
-    """Nothing of what is said is looked at."""
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, READ_ONLY)
-    raise AssertionError("gRPC's abort returned")
-
-
-def _described(
-    name: str, answer: Callable[[Wanted, float], Awaitable[bytes]], door: Door
-) -> grpc.RpcMethodHandler[Any, Any]:
-    async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
-        asker = door.greet(context)
-        deadline = _deadline(context)
-        with Measured(name), door.present(asker):
-            wanted = descriptor_of(data)
+def _described(name: str, answer: Callable[[Wanted, float], Awaitable[bytes]], door: Door) -> Conversation:
+    async def hold(call: Call) -> None:
+        asker = door.greet(call)
+        deadline = _deadline(call)
+        with Measured(name), call.admit(door.present(asker)):
+            wanted = descriptor_of(await _asked(call, name))
             request = pb.ListOffsetsRequest(topic=wanted.topic)
             await door.hold_back(asker, request)
             await door.admit(asker, request)
-            return await answer(wanted, deadline)
+            answered = await answer(wanted, deadline)
+        await call.write(answered)
 
-    return grpc.unary_unary_rpc_method_handler(edge(name, handle))
-
-
-def _listed(name: str, served: Served, door: Door, room: Room) -> grpc.RpcMethodHandler[Any, Any]:
-    async def give(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        asker = door.greet(context)
-        deadline = _deadline(context)
-        prefix, request = prefix_of(data), pb.MetadataRequest(all_topics=True)
-        with door.under_way(asker) as call, room, door.present(asker, stream=True):
-            await door.hold_back(asker, request)
-            call.grants.update(await door.admit(asker, request))
-            await served.flights(prefix, context.write, deadline)
-
-    return answers_handler(name, give)
+    return hold
 
 
-def _read(name: str, served: Served, door: Door, room: Room) -> grpc.RpcMethodHandler[Any, Any]:
-    async def give(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        asker = door.greet(context)
-        wanted = ticket_of(data)
-        request = pb.FetchRequest(topic=wanted.topic)
-        with door.under_way(asker) as call, room, door.present(asker, stream=True):
-            await door.hold_back(asker, request)
-            call.grants.update(await door.admit(asker, request))
-            await served.read(wanted, _sender(context, asker.meter))
+def _listed(name: str, served: Served, door: Door, room: Room) -> Conversation:
+    async def hold(call: Call) -> None:
+        with Measured(name, stream=True):
+            asker = door.greet(call)
+            deadline = _deadline(call)
+            prefix, request = prefix_of(await _asked(call, name)), pb.MetadataRequest(all_topics=True)
+            with door.under_way(asker) as lasting, room, call.admit(door.present(asker, stream=True)):
+                await door.hold_back(asker, request)
+                lasting.grants.update(await door.admit(asker, request))
+                await served.flights(prefix, call.write, deadline)
 
-    return answers_handler(name, give)
+    return hold
 
 
-def _sender(context: aio.ServicerContext[Any, Any], meter: Meter | None) -> Send[bytes]:
+def _read(name: str, served: Served, door: Door, room: Room) -> Conversation:
+    async def hold(call: Call) -> None:
+        with Measured(name, stream=True):
+            asker = door.greet(call)
+            wanted = ticket_of(await _asked(call, name))
+            request = pb.FetchRequest(topic=wanted.topic)
+            with door.under_way(asker) as lasting, room, call.admit(door.present(asker, stream=True)):
+                await door.hold_back(asker, request)
+                lasting.grants.update(await door.admit(asker, request))
+                await served.read(wanted, _sender(call, asker.meter))
+
+    return hold
+
+
+async def _asked(call: Call, name: str) -> bytes:
+    said = await call.read()
+    if said is None:
+        raise InvalidRequest(f"{name} was asked nothing")
+    return said.body
+
+
+def _sender(call: Call, meter: Meter | None) -> Send[bytes]:
     """Bytes of records count for the quota of whoever is sent them."""
 
     async def send(message: bytes) -> None:
         charge(meter, Quota.FETCH, len(message))
-        await context.write(message)
+        await call.write(message)
 
     return send
 
 
-def _deadline(context: aio.ServicerContext[Any, Any]) -> float:
-    remaining, allowed = context.time_remaining(), REQUEST_TIMEOUT_MS / 1000
-    return asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
+def _deadline(call: Call) -> float:
+    left_s, allowed_s = call.left_s(), REQUEST_TIMEOUT_MS / 1000
+    return asyncio.get_running_loop().time() + (allowed_s if left_s is None else min(left_s, allowed_s))

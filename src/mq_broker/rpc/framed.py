@@ -1,4 +1,4 @@
-"""Links on TCP, or on TLS above it: the link port, and the connections to other brokers' link ports.
+"""Links on TCP, or on TLS above it: one connection to another broker, dialled or accepted.
 
 What is on the wire is in mq_protocol/framing.py. What is received is heard within the callback that received it, so
 nothing is queued, and a broker that is busy is not sent to: what it has not read stays in TCP. What is sent waits in
@@ -12,27 +12,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import socket
 import ssl
-import traceback
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from google.protobuf.message import DecodeError
 
 from mq_broker.security.names import ANONYMOUS, Principal, of_certificate
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.addresses import origin, parse_address
+from mq_protocol.addresses import parse_address
 from mq_protocol.envelope import Buffer, Envelope
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import (
     IncompatibleVersion,
-    InternalError,
     InvalidRequest,
-    InvalidSetting,
     NotAuthenticated,
     PeerRefused,
     RequestTooLarge,
@@ -294,7 +288,7 @@ def say_last(transport: asyncio.Transport) -> None:
 
 
 def proved(transport: asyncio.BaseTransport) -> Mapping[str, Iterable[bytes]]:
-    """What the handshake of a connection has proved, as gRPC says it (security/names.py)."""
+    """What the handshake of a connection has proved, by the names of security/names.py."""
     secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
     if secured is None:
         return {"transport_security_type": [b"insecure"]}
@@ -310,7 +304,7 @@ def proved(transport: asyncio.BaseTransport) -> Mapping[str, Iterable[bytes]]:
 
 
 def peer_of(transport: asyncio.BaseTransport) -> str:
-    """Where a connection comes from, as gRPC writes it."""
+    """Where a connection comes from, such as `ipv4:10.0.0.7:40312`."""
     host, port, *_ = transport.get_extra_info("peername") or ("", 0)
     return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
@@ -326,7 +320,7 @@ def prepare(transport: asyncio.Transport) -> None:
 
 
 async def connect(address: str, tls: Tls | None = None) -> FramedWire:
-    """A connection to the link port at `address`. Raises `Unreachable` if there is none to be had."""
+    """A connection for a link to the broker at `address`. Raises `Unreachable` if there is none to be had."""
     host, port = parse_address(address)
     name = host.strip("[]")
     wire = FramedWire()
@@ -336,199 +330,5 @@ async def connect(address: str, tls: Tls | None = None) -> FramedWire:
                 lambda: wire, name, port, ssl=None if tls is None else tls(), server_hostname=name if tls else None
             )
     except (OSError, TimeoutError) as error:
-        raise Unreachable(f"link port {address} cannot be reached: {error or 'no answer'}") from error
+        raise Unreachable(f"broker at {address} cannot be reached: {error or 'no answer'}") from error
     return wire
-
-
-def bind(address: str, option: str) -> tuple[socket.socket, int]:
-    """A socket that listens on `host:port` (port 0: a free one), and its port. Raises `InvalidSetting`, naming the
-    option."""
-    host, _, port = address.rpartition(":")
-    try:
-        family, *_, where = socket.getaddrinfo(
-            host.strip("[]") or None, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        both = family is socket.AF_INET6 and socket.has_dualstack_ipv6()
-        listener = socket.create_server(where[:2], family=family, backlog=_BACKLOG, dualstack_ipv6=both)
-    except OSError as error:
-        raise InvalidSetting(
-            f"cannot listen on {address}: it is taken, or no address of this machine; choose another {option}"
-        ) from error
-    listener.setblocking(False)
-    return listener, listener.getsockname()[1]
-
-
-Converse: TypeAlias = Callable[[FramedWire, Callable[[], None]], Awaitable[None]]
-"""Holds a link over a connection until it ends. The second is to be called once it is proved who is there."""
-
-
-class Accepting(ABC):
-    """Owns a port, and a task for each connection that was made to it, of which `connections_max` are held at a time.
-    `per_second`: so many are accepted at most; others wait in TCP."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        name: str,
-        *,
-        connections_max: float = math.inf,
-        per_second: float = math.inf,
-        strangers_max: int | None = None,
-    ) -> None:
-        self._listener = listener
-        self._name = name
-        self._connections_max = connections_max
-        self._strangers_max = STRANGERS_MAX if strangers_max is None else strangers_max
-        self._pause_s = 1 / per_second
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._strangers = Strangers()
-        self._accepting: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._accepting = asyncio.create_task(self._accept(), name=f"accept {self._name}s")
-        self._accepting.add_done_callback(self._accepts_no_more)
-
-    def _accepts_no_more(self, accepting: asyncio.Task[None]) -> None:
-        if not accepting.cancelled() and (error := accepting.exception()) is not None:
-            log.critical("no more %ss are accepted: restart this broker", self._name, exc_info=error)
-
-    async def stop(self) -> None:
-        """No connection is made or held any more."""
-        if self._accepting is not None:
-            # First, and awaited: a task that is cancelled before it has begun would leave its socket open
-            self._accepting.cancel()
-            await asyncio.gather(self._accepting, return_exceptions=True)
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._listener.close()
-
-    @abstractmethod
-    async def _serve(self, connection: socket.socket) -> None:
-        """One connection, from its handshake to its end. Calls `_known` once it is proved who is there."""
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            if self._pause_s:
-                await asyncio.sleep(self._pause_s)
-            try:
-                connection, peer = await loop.sock_accept(self._listener)
-            except OSError as error:
-                log.warning("a %s cannot be accepted: %s", self._name, error)
-                await asyncio.sleep(ACCEPT_AGAIN_S)
-                continue
-            if len(self._tasks) >= self._connections_max:
-                connection.close()
-                continue
-            task = asyncio.create_task(self._serve(connection), name=self._name)
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-            self._strangers.add(task, origin(str(peer[0])))
-            task.add_done_callback(self._known)
-            if len(self._strangers) > self._strangers_max:
-                self._strangers.one_too_many().cancel()
-
-    def _known(self, task: asyncio.Task[None]) -> None:
-        self._strangers.discard(task)
-
-
-class Strangers:
-    """Owns which connections have not proved who they are, by address, each with its oldest first."""
-
-    def __init__(self) -> None:
-        self._address_of: dict[asyncio.Task[None], str] = {}
-        self._at: dict[str, dict[asyncio.Task[None], None]] = {}
-
-    def __len__(self) -> int:
-        return len(self._address_of)
-
-    def add(self, task: asyncio.Task[None], address: str) -> None:
-        self._address_of[task] = address
-        self._at.setdefault(address, {})[task] = None
-
-    def discard(self, task: asyncio.Task[None]) -> None:
-        address = self._address_of.pop(task, None)
-        if address is not None:
-            del self._at[address][task]
-            if not self._at[address]:
-                del self._at[address]
-
-    def one_too_many(self) -> asyncio.Task[None]:
-        """The oldest of the address that has most. There are so few that all are looked at."""
-        most = max(self._at.values(), key=len)
-        return next(iter(most))
-
-
-class LinkServer(Accepting):
-    """The link port. `also_plain`: while a cluster is being secured, brokers that speak no TLS yet are linked too."""
-
-    def __init__(
-        self, listener: socket.socket, converse: Converse, tls: Tls | None = None, *, also_plain: bool = False
-    ) -> None:
-        super().__init__(listener, "link")
-        self._converse = converse
-        self._tls = tls
-        self._also_plain = also_plain
-
-    async def _serve(self, connection: socket.socket) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        wire = FramedWire()
-        error: TritonMQError | None = None
-        try:
-            plain = self._also_plain and not await _begins_with_tls(connection)
-            await begin(wire, connection, None if plain else self._tls)
-            await self._converse(wire, partial(self._known, task))
-        except Unreachable as gone:
-            log.debug("a link has ended: %s", gone)
-        except TritonMQError as refused:
-            error = refused
-        except Exception as failure:
-            log.exception("a link failed")
-            error = InternalError(f"a link failed in the broker ({type(failure).__name__}): see the broker's log")
-        finally:
-            wire.close(error)
-            del task, error  # else what was raised holds this frame, and this frame what was raised
-
-
-async def _begins_with_tls(connection: socket.socket) -> bool:
-    """Whether whoever connected begins with a handshake of TLS. Nothing is taken from the connection. Raises
-    `Unreachable` if nothing comes. Whatever is raised, it is closed then."""
-    try:
-        async with asyncio.timeout(HANDSHAKE_TIMEOUT_MS / 1000):
-            await _readable(connection)
-        return connection.recv(1, socket.MSG_PEEK) == _TLS_HANDSHAKE
-    except OSError as error:
-        connection.close()
-        raise Unreachable(f"a connection ended before it began: {error or 'nothing came'}") from error
-    except asyncio.CancelledError:
-        connection.close()
-        raise
-
-
-async def _readable(connection: socket.socket) -> None:
-    loop, readable = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(connection, readable.set)
-    try:
-        await readable.wait()
-    finally:
-        loop.remove_reader(connection)
-
-
-async def begin(wire: asyncio.BaseProtocol, connection: socket.socket, tls: Tls | None) -> None:
-    """The handshake of an accepted connection. Raises `Unreachable` if whoever connected has gone, or speaks no TLS."""
-    try:
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: wire,
-            connection,
-            ssl=None if tls is None else tls(),
-            ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_MS / 1000,
-        )
-    except OSError as error:
-        traceback.clear_frames(error.__traceback__)  # they hold the error: 320 KiB until the collector of cycles comes
-        raise Unreachable(f"a connection ended before it began: {error}") from error
-    except asyncio.CancelledError as error:
-        traceback.clear_frames(error.__traceback__)
-        raise

@@ -16,11 +16,11 @@ import asyncio
 import time
 from collections.abc import Callable, Collection
 from types import TracebackType
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 from google.protobuf.message import Message
-from grpc import aio
 
+from mq_broker.rpc.call import Call
 from mq_broker.rpc.callers import caller, note_asker, note_caller, serial, verified
 from mq_broker.rpc.pacing import Present, admit_lease, admit_request, paid_for
 from mq_broker.rpc.turns import Turns
@@ -118,13 +118,13 @@ class Gate:
         `LookupError` for a method that has no row: it is not served."""
         return Door(self, method, name)
 
-    def greet(self, context: aio.ServicerContext[Any, Any], method: str) -> Asker:
+    def greet(self, call: Call, method: str) -> Asker:
         """Who asks. Raises `NotAuthenticated` and `PermissionDenied`."""
         try:
-            who = note_caller(context)
+            who = note_caller(call)
         except NotAuthenticated as error:
             if self.audit is not None:
-                self.audit.stranger(context.peer(), method, str(error))
+                self.audit.stranger(call.peer(), method, str(error))
             raise
         asker = self._asker(who, caller(), method)
         if asker.free or not asker.superuser:
@@ -248,9 +248,9 @@ class Door:
         self._lends = self._row.waits and method.kind is MethodKind.UNARY
         self._may_settle = "settles" in method.request.DESCRIPTOR.fields_by_name
 
-    def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
+    def greet(self, call: Call) -> Asker:
         """Who asks: before anything is read. Raises `NotAuthenticated` and `PermissionDenied`."""
-        return self._gate.greet(context, self._name)
+        return self._gate.greet(call, self._name)
 
     def check_any(self, asker: Asker) -> None:
         """When a stream is opened, and nothing of it was received: whoever has the first right of the row on no name at
@@ -271,11 +271,9 @@ class Door:
         self._gate.check_still_known(asker, self._name)
         return UnderWay(self._gate.calls, asker, self._name)
 
-    def present(self, asker: Asker, *, stream: bool = False, alone: bool = False) -> Present:
-        """Around the call. `alone`: its connection carries no other one. All such of a host count as one connection:
-        what bounds them is the quota of streams."""
-        address = f"{asker.address.rpartition(':')[0]}:streams" if alone else asker.address
-        return Present(asker.meter, address, stream=stream)
+    def present(self, asker: Asker, *, stream: bool = False) -> Present:
+        """Around the call, while which it is counted."""
+        return Present(asker.meter, asker.address, stream=stream)
 
     async def hold_back(self, asker: Asker, request: Message | None) -> None:
         """Whoever is above a quota. `request` None: a stream is opened. Raises `Overloaded`."""

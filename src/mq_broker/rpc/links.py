@@ -1,7 +1,7 @@
 """Links between brokers: one bidirectional stream a pair, carrying entries and acknowledgements both ways, for all
 partitions.
 
-The broker with the lower id dials the other one's link port (framed.py). What is ready together shares one message:
+The broker with the lower id dials the other one (framed.py). What is ready together shares one message:
 while one is being written, the next gathers. What does not fit the bounded buffer of a peer, and what was on its way
 when a connection ended, is dropped: the core sends again what is not acknowledged. Nothing here knows what an entry
 means.
@@ -69,7 +69,7 @@ class LinkListener(Protocol):
 
 class Links:
     """Owns the connections to every other broker. `proof` says who this is, and proves it; `spawn` makes a task whose
-    failure is not missed; `read_brokers` has the registrations read again, soon. `tls`: what link ports are dialled
+    failure is not missed; `read_brokers` has the registrations read again, soon. `tls`: what other brokers are dialled
     with, but for those in plain text.
     """
 
@@ -104,7 +104,7 @@ class Links:
                 peer = self._peer(broker)
                 if not address.address and peer.address != address:
                     log.warning(
-                        "broker %d has no link port that this broker can dial, since only one of the two speaks TLS: "
+                        "broker %d has no port that this broker can dial, since only one of the two speaks TLS: "
                         "nothing is replicated between them until both do",
                         broker,
                     )

@@ -24,7 +24,7 @@ FIXED_BYTES: Final = 150
 
 
 class PeerAddress(NamedTuple):
-    """`address` is that of the broker's link port; empty if it has none that can be dialled here. `plain`: no TLS is
+    """`address` is the broker's; empty if it cannot be dialled from here. `plain`: no TLS is
     spoken there."""
 
     address: str

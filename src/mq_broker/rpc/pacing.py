@@ -134,6 +134,16 @@ class Present:
         self._connection = connection
         self._stream = stream
 
+    @property
+    def connection(self) -> Present:
+        """Of the connection alone, which may outlast the call."""
+        return Present(self._meter, self._connection, stream=False)
+
+    def is_as(self, other: Present) -> bool:
+        """Both count the same for the same."""
+        mine, its = (self._meter, self._connection), (other._meter, other._connection)
+        return mine == its and self._stream is other._stream
+
     def __enter__(self) -> None:
         meter = self._meter
         if meter is None:

@@ -21,7 +21,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from google.protobuf.message import DecodeError
 
@@ -31,9 +31,6 @@ from mq_protocol.versions import ours
 
 SECRET_BYTES: Final = 32
 NONCE_BYTES: Final = 32
-METADATA: Final = "tritonmq-peer-bin"
-FORWARDED: Final = "tritonmq-forwarded-bin"
-
 CALL_EXPIRES_MS: Final = 30_000
 CLOCKS_APART_MAX_MS: Final = 30_000
 """How far the caller's clock may be ahead. It may be behind by as much, since a proof expires after
@@ -86,53 +83,31 @@ class PeerProof:
 
     # ------------------------------------------------------------------ other calls
 
-    def call(self, method: str) -> tuple[tuple[str, bytes], ...]:
-        """The metadata of a call of that method (its full path)."""
+    def call(self, method: str) -> pb.PeerCall:
+        """What proves a call of that method (its full path)."""
         expires_ms = self._now_ms() + CALL_EXPIRES_MS
         said = _CALL.pack(self.broker, self.incarnation, expires_ms)
         proof = self._prove(b"call", method.encode(), said)
-        message = pb.PeerCall(broker=self.broker, incarnation=self.incarnation, expires_ms=expires_ms, proof=proof)
-        return ((METADATA, message.SerializeToString()),)
+        return pb.PeerCall(broker=self.broker, incarnation=self.incarnation, expires_ms=expires_ms, proof=proof)
 
-    def check_call(self, method: str, metadata: Any) -> pb.PeerCall:
-        """Who calls. Raises `PeerRefused` if the metadata do not prove that it is a broker of this cluster."""
-        value = next((value for key, value in metadata or () if key == METADATA), None)
-        if value is None:
-            raise PeerRefused(
-                "this port is for the cluster's brokers, and the call proves nothing: clients use --listen",
-                pb.PEER_NO_PROOF,
-            )
-        call = pb.PeerCall()
-        try:
-            call.ParseFromString(value)
-        except DecodeError as error:
-            raise PeerRefused(f"malformed proof: {error}", pb.PEER_NO_PROOF) from error
+    def check_call(self, method: str, call: pb.PeerCall) -> None:
+        """Raises `PeerRefused` if a broker of this cluster has not made the call."""
         said = _CALL.pack(call.broker, call.incarnation, call.expires_ms)
         require(call.proof, self._prove(b"call", method.encode(), said))
         self._check_age(call.broker, call.expires_ms)
-        return call
 
-    def forwarded(self, method: str, to: int, whose: pb.ForwardedFor) -> tuple[tuple[str, bytes], ...]:
-        """The metadata of a client's call that is passed on to broker `to`. `whose`: who asks."""
+    def forwarded(self, method: str, to: int, whose: pb.ForwardedFor) -> pb.ForwardedCall:
+        """What a client's call carries that is passed on to broker `to`. `whose`: who asks."""
         whose.broker, whose.incarnation, whose.to = self.broker, self.incarnation, to
         whose.expires_ms = self._now_ms() + CALL_EXPIRES_MS
         said = whose.SerializeToString()
-        proof = self._prove(b"forwarded", method.encode(), said)
-        return ((FORWARDED, pb.ForwardedCall(said=said, proof=proof).SerializeToString()),)
+        return pb.ForwardedCall(said=said, proof=self._prove(b"forwarded", method.encode(), said))
 
-    def check_forwarded(self, method: str, metadata: Any) -> pb.ForwardedFor:
-        """Who asks, by the word of which broker. Raises `PeerRefused` if the metadata do not prove that it is a broker
-        of this cluster that says so."""
-        value = next((value for key, value in metadata or () if key == FORWARDED), None)
-        if value is None:
-            raise PeerRefused(
-                "this port is for the cluster's brokers, and the call proves nothing: clients use --listen",
-                pb.PEER_NO_PROOF,
-            )
-        call, whose = pb.ForwardedCall(), pb.ForwardedFor()
+    def check_forwarded(self, method: str, call: pb.ForwardedCall) -> pb.ForwardedFor:
+        """Who asks, by the word of which broker. Raises `PeerRefused` if no broker of this cluster says so."""
+        require(call.proof, self._prove(b"forwarded", method.encode(), call.said))
+        whose = pb.ForwardedFor()
         try:
-            call.ParseFromString(value)
-            require(call.proof, self._prove(b"forwarded", method.encode(), call.said))
             whose.ParseFromString(call.said)
         except DecodeError as error:
             raise PeerRefused(f"malformed proof: {error}", pb.PEER_NO_PROOF) from error

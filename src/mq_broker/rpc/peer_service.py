@@ -1,24 +1,23 @@
 """What brokers ask of each other, on a port of its own.
 
-Nothing of it is served to clients. Every call carries a proof in its metadata (peer_proof.py). Over TLS the certificate
-must be that of the broker, too.
+Nothing of it is served to clients. Every call carries a proof when it is opened (peer_proof.py). Over TLS the
+certificate must be that of the broker, too.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import grpc
 from google.protobuf.message import Message
-from grpc import aio
 
+from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.callers import check_is_broker, note_caller
 from mq_broker.rpc.gate import Grant, UnderWay
 from mq_broker.rpc.links import Links
 from mq_broker.rpc.pacing import Present
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.rpc.refusals import Refusals
-from mq_broker.rpc.service import unary_handler
+from mq_broker.rpc.service import asked
 from mq_broker.security.authority import NOBODY_ASKS, Asker
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import PeerRefused
@@ -37,17 +36,17 @@ class _ProofDemanded:
         self._proof = proof
         self._refusals = refusals
 
-    def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
-        speaker = note_caller(context)
+    def greet(self, call: Call) -> Asker:
+        speaker, said = note_caller(call), call.opened.proof
         try:
-            call = self._proof.check_call(self._path, context.invocation_metadata())
-            check_is_broker(call.broker, speaker)
+            self._proof.check_call(self._path, said)
+            check_is_broker(said.broker, speaker)
         except PeerRefused as error:
             self._refusals.note(error)
             raise
-        if self._links.is_former(call.broker, call.incarnation):
-            former = PeerRefused(f"broker {call.broker} has been started again since this one", pb.PEER_FORMER_LIFE)
-            self._refusals.note(former, call.broker)
+        if self._links.is_former(said.broker, said.incarnation):
+            former = PeerRefused(f"broker {said.broker} has been started again since this one", pb.PEER_FORMER_LIFE)
+            self._refusals.note(former, said.broker)
             raise former
         return NOBODY_ASKS
 
@@ -60,19 +59,17 @@ class _ProofDemanded:
     def under_way(self, asker: Asker) -> UnderWay:
         return UnderWay(set(), asker, self._path)
 
-    def present(self, asker: Asker) -> Present:
-        return Present(None, asker.address, stream=False)
+    def present(self, asker: Asker, *, stream: bool = False) -> Present:
+        return Present(None, asker.address, stream=stream)
 
     async def hold_back(self, _asker: Asker, _request: Message | None) -> None:
         """Nobody: brokers have no quota."""
 
 
-def peer_handlers(
-    service: object, links: Links, proof: PeerProof, refusals: Refusals
-) -> grpc.GenericRpcHandler[Any, Any]:
-    """The Peer service, answered by `service`, as the Broker service is (service.py)."""
-    methods = {
-        name: unary_handler(method, service, _ProofDemanded(name, links, proof, refusals))
+def served_to_brokers(service: object, links: Links, proof: PeerProof, refusals: Refusals) -> dict[str, Conversation]:
+    """What answers a call of each method of the Peer service: `service`, as it does the Broker service's
+    (service.py)."""
+    return {
+        name: asked(method, getattr(service, method.attribute), _ProofDemanded(name, links, proof, refusals))
         for name, method in PEER_UNARY.items()
     }
-    return grpc.method_handlers_generic_handler(PEER.name, methods)

@@ -1,7 +1,7 @@
-"""The service that clients call: how its requests are read, and how an answer or an error leaves.
+"""How the requests of a call are read, judged and answered, and how an answer leaves.
 
 What is here is the shape of the conversation. Which methods there are is in `mq_protocol/methods.py`. What a request
-does is decided by the object given to `handlers`. It has a method for each row, named in snake case, which raises
+does is decided by the object given to `served`. It has a method for each row, named in snake case, which raises
 `TritonMQError`:
 
     async def delete_topic(self, request: pb.DeleteTopicRequest, deadline: float) -> pb.DeleteTopicResponse
@@ -15,34 +15,28 @@ does is decided by the object given to `handlers`. It has a method for each row,
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractContextManager
-from typing import Any, Final, Generic, NamedTuple, NoReturn, Protocol, TypeAlias, TypeVar, assert_never
+from typing import Any, Final, Protocol, TypeAlias, TypeVar, assert_never
 
-import grpc
 from google.protobuf.message import Message
-from grpc import aio
 
 from mq_broker.rpc import pacing
 from mq_broker.rpc.bounds import Bounded
 from mq_broker.rpc.bounds import parse as parse  # of answers: requests are bounded
+from mq_broker.rpc.call import Call, Conversation
 from mq_broker.rpc.gate import Door, Gate, Grant, UnderWay
 from mq_broker.rpc.measuring import Measured
 from mq_broker.rpc.pacing import Present, charge
-from mq_broker.rpc.status import abort, let_go
 from mq_broker.security.authority import Asker
 from mq_broker.security.quotas import Meter
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
-from mq_protocol.errors import InternalError, InvalidRequest, Overloaded, TritonMQError
+from mq_protocol.call import Said, parsed
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import InvalidRequest, Overloaded, RequestTooLarge, TritonMQError
 from mq_protocol.limits import PRODUCE_HEADER_BYTES_MAX, REQUEST_TIMEOUT_MS, STREAMS_MAX
 from mq_protocol.methods import BROKER, Kind, Method
 from mq_protocol.quotas import Quota
-
-log = logging.getLogger(__name__)
-
-EOF: Final = aio.EOF  # type: ignore[attr-defined]  # the stubs lack it
 
 T = TypeVar("T")
 
@@ -52,73 +46,8 @@ Send: TypeAlias = Callable[[T], Awaitable[None]]
 ProduceRequests: TypeAlias = AsyncIterator[Envelope[pb.ProduceHeader]]
 Batches: TypeAlias = Envelope[pb.BatchesHeader]
 
-
 UNARY: Final = BROKER.unary
 path: Final = BROKER.path
-
-
-class Coding(NamedTuple):
-    """How the messages of a call are, as its connection gives and takes them: bytes of gRPC, or messages of a stream
-    port."""
-
-    encode: Callable[[Envelope[Any]], Any]
-    plain: Callable[[bytes], Any]  # of a message without payload, given its serialized form
-    decode: Callable[[Any, type[pb.ProduceHeader], int], Envelope[pb.ProduceHeader]]
-    body: Callable[[Any], bytes]  # serialized, of a message without payload
-    size: Callable[[Any], int]
-    place: Callable[[Any, Present], AbstractContextManager[None]]  # around a call that is admitted
-    name: str
-
-
-def _as_it_is(data: bytes) -> bytes:
-    return data
-
-
-def _while_it_lasts(_context: object, present: Present) -> Present:
-    return present
-
-
-BY_GRPC: Final = Coding(encode, _as_it_is, decode, _as_it_is, len, _while_it_lasts, "grpc")
-
-
-class Incoming(Generic[T]):
-    """The requests of one stream, in order; ends when the client has said its last."""
-
-    def __init__(self, context: aio.ServicerContext[Any, Any], decoder: Callable[[Any], T]) -> None:
-        self._context = context
-        self._decoder = decoder
-
-    def __aiter__(self) -> Incoming[T]:
-        return self
-
-    async def __anext__(self) -> T:
-        data = await self._context.read()
-        if data is EOF:
-            raise StopAsyncIteration
-        return self._decoder(data)
-
-
-class _Produced(Incoming[T]):
-    """The same of batches. Nothing is read while those that were are not paid for: what comes waits in TCP."""
-
-    def __init__(
-        self,
-        context: aio.ServicerContext[Any, Any],
-        decoder: Callable[[Any], T],
-        meter: Meter | None,
-        size: Callable[[Any], int],
-    ) -> None:
-        super().__init__(context, decoder)
-        self._meter = meter
-        self._size = size
-
-    async def __anext__(self) -> T:
-        await pacing.room(self._meter, Quota.PRODUCE)
-        data = await self._context.read()
-        if data is EOF:
-            raise StopAsyncIteration
-        charge(self._meter, Quota.PRODUCE, self._size(data))
-        return self._decoder(data)
 
 
 class Room:
@@ -140,62 +69,10 @@ class Room:
         self._open -= 1
 
 
-Conversation: TypeAlias = Callable[[aio.ServicerContext[Any, Any]], Awaitable[None]]
-
-
-async def _fail(context: aio.ServicerContext[Any, Any], method: str, error: Exception) -> NoReturn:
-    """Answer with the error. One that is not ours is a defect: logged with its traceback, told as INTERNAL, never
-    swallowed."""
-    if isinstance(error, aio.AbortError):
-        raise error
-    try:
-        if isinstance(error, aio.InternalError):  # something could not be written to this client
-            raise error
-        if isinstance(error, TritonMQError):
-            let_go(error)
-            await abort(context, error)
-        log.error("%s failed", method, exc_info=error)
-        let_go(error)
-        await abort(
-            context, InternalError(f"{method} failed in the broker ({type(error).__name__}): see the broker's log")
-        )
-    except aio.InternalError as gone:  # the client has gone, or gRPC has ended the call
-        log.debug("%s: an answer could not be written: %s", method, gone)
-        raise asyncio.CancelledError from gone  # else gRPC logs a page for each
-
-
-def edge(method: str, handle: Callable[[Any, Any], Awaitable[Any]]) -> Callable[[Any, Any], Awaitable[Any]]:
-    """The handler that gRPC is given: the edge of the process. Whatever is raised is answered, and the message of the
-    call is free then.
-
-    gRPC keeps in the context what a call was aborted with. What was raised holds the frames through which it went, and
-    they hold the message and the context: a circle that only the collector of cycles would find, after hundreds of such
-    calls. So neither is held here when that is raised.
-    """
-
-    async def guarded(message: Any, context: aio.ServicerContext[Any, Any]) -> Any:
-        try:
-            return await handle(message, context)
-        except Exception as error:  # noqa: BLE001 - _fail logs and answers, nothing is swallowed
-            del message
-            try:
-                await _fail(context, method, error)
-            except BaseException as aborted:  # noqa: BLE001 - raised below
-                ended = aborted
-                let_go(ended)
-        del context
-        try:
-            raise ended
-        finally:
-            del ended
-
-    return guarded
-
-
 class Entrance(Protocol):
-    """What stands before a method whose requests are single: the gate before clients', a proof before brokers'."""
+    """What stands before a method: the gate before clients', a proof before brokers'."""
 
-    def greet(self, context: aio.ServicerContext[Any, Any]) -> Asker:
+    def greet(self, call: Call) -> Asker:
         """Who asks: before the request is looked at. Raises to refuse it."""
 
     async def admit(self, asker: Asker, request: Message) -> dict[Grant, None]:
@@ -207,135 +84,46 @@ class Entrance(Protocol):
     def under_way(self, asker: Asker) -> UnderWay:
         """Around what lasts."""
 
-    def present(self, asker: Asker) -> Present:
+    def present(self, asker: Asker, *, stream: bool = False) -> Present:
         """Around the call, while which it is counted. Raises `QuotaExceeded`."""
 
-    async def hold_back(self, asker: Asker, request: Message) -> None:
+    async def hold_back(self, asker: Asker, request: Message | None) -> None:
         """Whoever is above a quota. Raises `Overloaded`."""
 
 
 class Forwarder(Protocol):
     """Passes on what is meant for another broker, once the gate has let it through (broker/forwarding.py). Requests and
-    answers go as the bytes that came. Each raises `TritonMQError`: what the other broker raised, or why it is not
-    reached."""
+    answers go as they came. Each raises `TritonMQError`: what the other broker raised, or why it is not reached."""
 
-    def to(self, context: aio.ServicerContext[Any, Any]) -> int:
+    def to(self, call: Call) -> int:
         """The broker that a call is meant for; 0: this one."""
 
-    async def ask(self, to: int, method: Method, data: bytes, deadline: float) -> bytes:
+    async def ask(self, to: int, method: Method, request: Said, deadline: float) -> Said:
         """One request, one answer."""
 
-    async def answers(self, to: int, method: Method, data: bytes, left_s: float | None, send: Send[bytes]) -> None:
+    async def answers(self, to: int, method: Method, request: Said, left_s: float | None, send: Send[Said]) -> None:
         """One request, a stream of answers. `left_s`: how long the client waits; None: for ever."""
 
     async def converse(
         self,
         to: int,
         method: Method,
-        requests: AsyncIterator[bytes | RefusedBatch],
+        requests: AsyncIterator[Said | RefusedBatch],
         left_s: float | None,
-        send: Send[bytes],
+        send: Send[Said],
     ) -> None:
         """A stream both ways. A batch that the gate has refused is answered here."""
 
 
-def unary_handler(
-    method: Method, service: object, entrance: Entrance, forwarder: Forwarder | None = None
-) -> grpc.RpcMethodHandler[Any, Any]:
-    """One request, one answer, given by the method of `service`, or by the broker that it is meant for."""
-    answer: Callable[[Message, float], Awaitable[Message]] = getattr(service, method.attribute)
-    name = method.name
-    bounded = Bounded(name, method.request)
-
-    async def answered(request: Message, data: bytes, to: int, deadline: float) -> bytes:
-        if to and forwarder is not None:
-            return await forwarder.ask(to, method, data, deadline)
-        return (await answer(request, deadline)).SerializeToString()
-
-    async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> bytes:
-        asker = entrance.greet(context)
-        to = 0 if forwarder is None else forwarder.to(context)
-        remaining = context.time_remaining()
-        allowed = REQUEST_TIMEOUT_MS / 1000
-        deadline = asyncio.get_running_loop().time() + (allowed if remaining is None else min(remaining, allowed))
-        with Measured(name), entrance.present(asker):
-            request = await bounded.read(data)
-            await entrance.hold_back(asker, request)
-            grants = await entrance.admit(asker, request)
-            if not entrance.lasts(request):
-                return await answered(request, data, to, deadline)
-            with entrance.under_way(asker) as call:  # such as a lease: its records count for the quota
-                call.grants.update(grants)
-                lent = await answered(request, data, to, deadline)
-            charge(asker.meter, Quota.FETCH, len(lent))
-            return lent
-
-    return grpc.unary_unary_rpc_method_handler(edge(name, handle))
-
-
-def _conversation_handler(name: str, hold: Conversation) -> grpc.RpcMethodHandler[Any, Any]:
-    async def handle(_requests: object, context: aio.ServicerContext[Any, Any]) -> None:
-        with Measured(name, stream=True):
-            await hold(context)
-
-    return grpc.stream_stream_rpc_method_handler(edge(name, handle))
-
-
-def answers_handler(name: str, answer: Callable[[bytes, Any], Awaitable[None]]) -> grpc.RpcMethodHandler[Any, Any]:
-    """One request, a stream of answers."""
-
-    async def handle(data: bytes, context: aio.ServicerContext[Any, Any]) -> None:
-        with Measured(name, stream=True):
-            await answer(data, context)
-
-    return grpc.unary_stream_rpc_method_handler(edge(name, handle))
-
-
-def sender(
-    context: aio.ServicerContext[Any, Any], method: Method, meter: Meter | None, coding: Coding = BY_GRPC
-) -> Send[Any]:
-    """What writes to the stream. Bytes of records count for the quota of whoever is sent them."""
-    if not _is_envelope(method.response):
-
-        async def send(message: Message) -> None:
-            await context.write(coding.plain(message.SerializeToString()))
-
-        return send
-
-    async def send_records(message: Envelope[Any]) -> None:
-        data = message.encoded(coding) if isinstance(message, SharedBatches) else coding.encode(message)
-        charge(meter, Quota.FETCH, coding.size(data))
-        await context.write(data)
-
-    return send_records
-
-
-def _sender_of_bytes(context: aio.ServicerContext[Any, Any], method: Method, meter: Meter | None) -> Send[bytes]:
-    """The same of answers that another broker has given."""
-    has_records = _is_envelope(method.response)
-
-    async def send(data: bytes) -> None:
-        if has_records:
-            charge(meter, Quota.FETCH, len(data))
-        await context.write(data)
-
-    return send
-
-
-def _is_envelope(kind: type[Message]) -> bool:
-    """Whether a message carries a payload, which does not pass through protobuf."""
-    return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]
-
-
 class SharedBatches(Envelope[pb.BatchesHeader]):
-    """Batches that several streams are sent: encoded once for all that go the same way, not changed afterwards."""
+    """Batches that several streams are sent: serialized once for all, not changed afterwards."""
 
-    def encoded(self, coding: Coding) -> Any:
-        """As `coding.encode` has it."""
-        found = self.__dict__.get(coding.name)
+    def serialized(self) -> bytes:
+        """The header."""
+        found = self.__dict__.get("_serialized")
         if found is None:
-            found = self.__dict__[coding.name] = coding.encode(self)
-        return found
+            found = self.__dict__["_serialized"] = self.header.SerializeToString()
+        return bytes(found)
 
 
 class RefusedBatch(Envelope[pb.ProduceHeader]):
@@ -344,59 +132,71 @@ class RefusedBatch(Envelope[pb.ProduceHeader]):
     error: TritonMQError
 
 
-def _refused(header: pb.ProduceHeader, error: TritonMQError) -> RefusedBatch:
-    refused = RefusedBatch(header)
-    refused.error = error
-    return refused
-
-
-def handlers(
+def served(
     service: object, gate: Gate, room: Room | None = None, forwarder: Forwarder | None = None
-) -> grpc.GenericRpcHandler[Any, Any]:
-    """The Broker service, answered by `service`: each of its methods behind the gate. `forwarder` None: all that is
-    asked is asked of this broker."""
+) -> dict[str, Conversation]:
+    """What answers a call of each method of the Broker service: `service`, behind the gate. `forwarder` None: all that
+    is asked is asked of this broker."""
     room = room or Room()
-    methods = {}
+    held: dict[str, Conversation] = {}
     for name, method in BROKER.methods.items():
-        door = gate.door(method)
+        serve, door = getattr(service, method.attribute), gate.door(method)
         match method.kind:
             case Kind.UNARY:
-                methods[name] = unary_handler(method, service, door, forwarder)
+                held[name] = asked(method, serve, door, forwarder)
             case Kind.ANSWERS:
-                given = _answering(method, getattr(service, method.attribute), door, room, forwarder=forwarder)
-                methods[name] = answers_handler(name, given)
+                held[name] = _counted(name, _answering(method, serve, door, room, forwarder))
             case Kind.CONVERSATION:
-                held = _conversing(method, getattr(service, method.attribute), door, room, forwarder=forwarder)
-                methods[name] = _conversation_handler(name, held)
+                held[name] = _counted(name, _conversing(method, serve, door, room, forwarder))
             case _:
                 assert_never(method.kind)
-    return grpc.method_handlers_generic_handler(BROKER.name, methods)
+    return held
 
 
-def conversations(
-    service: object, gate: Gate, room: Room, coding: Coding, methods: Iterable[str]
-) -> dict[str, Conversation]:
-    """The same of some streams, for a connection that is not gRPC's: each reads what it is asked from the context,
-    counts as a stream, and raises what ends it."""
-    return {name: _counted(name, _held(BROKER.methods[name], service, gate, room, coding)) for name in methods}
+def asked(
+    method: Method,
+    answer: Callable[[Message, float], Awaitable[Message]],
+    entrance: Entrance,
+    forwarder: Forwarder | None = None,
+) -> Conversation:
+    """One request, one answer, given by `answer`, or by the broker that it is meant for."""
+    name = method.name
+    bounded = Bounded(name, method.request)
 
+    async def answered(said: Said, request: Message, to: int, deadline: float) -> bytes:
+        if to and forwarder is not None:
+            return (await forwarder.ask(to, method, said, deadline)).body
+        return (await answer(request, deadline)).SerializeToString()
 
-def _held(method: Method, service: object, gate: Gate, room: Room, coding: Coding) -> Conversation:
-    serve, door = getattr(service, method.attribute), gate.door(method)
-    if method.kind is Kind.CONVERSATION:
-        return _conversing(method, serve, door, room, coding)
-    give = _answering(method, serve, door, room, coding)
+    async def judged(call: Call, asker: Asker, to: int, deadline: float) -> bytes:
+        said = await _only_request(call, name)
+        request = await bounded.read(said.body)
+        await entrance.hold_back(asker, request)
+        grants = await entrance.admit(asker, request)
+        if not entrance.lasts(request):
+            return await answered(said, request, to, deadline)
+        with entrance.under_way(asker) as lasting:  # such as a lease: its records count for the quota
+            lasting.grants.update(grants)
+            lent = await answered(said, request, to, deadline)
+        charge(asker.meter, Quota.FETCH, len(lent))
+        return lent
 
-    async def hold(context: aio.ServicerContext[Any, Any]) -> None:
-        await give(None, context)
+    async def hold(call: Call) -> None:
+        asker = entrance.greet(call)
+        to = 0 if forwarder is None else forwarder.to(call)
+        left_s, allowed_s = call.left_s(), REQUEST_TIMEOUT_MS / 1000
+        deadline = asyncio.get_running_loop().time() + (allowed_s if left_s is None else min(left_s, allowed_s))
+        with Measured(name), call.admit(entrance.present(asker)):
+            answer = await judged(call, asker, to, deadline)
+        await call.write(answer)
 
     return hold
 
 
 def _counted(name: str, hold: Conversation) -> Conversation:
-    async def counted(context: aio.ServicerContext[Any, Any]) -> None:
+    async def counted(call: Call) -> None:
         with Measured(name, stream=True):
-            await hold(context)
+            await hold(call)
 
     return counted
 
@@ -406,32 +206,24 @@ def _answering(
     answer: Callable[..., Awaitable[None]],
     door: Door,
     room: Room,
-    coding: Coding = BY_GRPC,
-    forwarder: Forwarder | None = None,
-) -> Callable[[bytes | None, Any], Awaitable[None]]:
-    """The request is None where it is still to be read from the context."""
+    forwarder: Forwarder | None,
+) -> Conversation:
+    """One request, a stream of answers."""
     bounded: Bounded[Any] = Bounded(method.name, method.request)
-    alone = coding is not BY_GRPC
 
-    async def give(data: bytes | None, context: aio.ServicerContext[Any, Any]) -> None:
-        asker = door.greet(context)
-        if data is None:
-            door.check_any(asker)
-        to = 0 if forwarder is None else forwarder.to(context)
-        with door.under_way(asker) as call, room, coding.place(context, door.present(asker, stream=True, alone=alone)):
-            if data is None:
-                said: Any = await context.read()
-                if said is EOF:
-                    raise InvalidRequest(f"{method.name} was asked nothing: one request comes before the end")
-                data = coding.body(said)
-            request = await bounded.read(data)
+    async def give(call: Call) -> None:
+        asker = door.greet(call)
+        door.check_any(asker)
+        to = 0 if forwarder is None else forwarder.to(call)
+        with door.under_way(asker) as lasting, room, _place(call, door, asker):
+            said = await _only_request(call, method.name)
+            request = await bounded.read(said.body)
             await door.hold_back(asker, request)
-            call.grants.update(await door.admit(asker, request))
+            lasting.grants.update(await door.admit(asker, request))
             if to and forwarder is not None:
-                send = _sender_of_bytes(context, method, asker.meter)
-                await forwarder.answers(to, method, data, context.time_remaining(), send)
+                await forwarder.answers(to, method, said, call.left_s(), _passing_on(call, method, asker.meter))
             else:
-                await answer(request, sender(context, method, asker.meter, coding))
+                await answer(request, sender(call, method, asker.meter))
 
     return give
 
@@ -441,47 +233,113 @@ def _conversing(
     converse: Callable[..., Awaitable[None]],
     door: Door,
     room: Room,
-    coding: Coding = BY_GRPC,
-    forwarder: Forwarder | None = None,
+    forwarder: Forwarder | None,
 ) -> Conversation:
+    """A stream of requests, a stream of answers."""
     bounded: Bounded[Any] = Bounded(method.name, method.request)
-    alone = coding is not BY_GRPC
 
-    async def admitted(messages: Incoming[bytes], call: UnderWay, *, as_they_came: bool) -> AsyncIterator[Any]:
-        async for data in messages:
-            request = await bounded.read(data)
-            call.grants.update(await door.admit(call.asker, request))
-            yield data if as_they_came else request
+    async def admitted(call: Call, lasting: UnderWay, *, as_they_came: bool) -> AsyncIterator[Any]:
+        while (said := await call.read()) is not None:
+            request = await bounded.read(_without_payload(said).body)
+            lasting.grants.update(await door.admit(lasting.asker, request))
+            yield said if as_they_came else request
 
-    async def hold(context: aio.ServicerContext[Any, Any]) -> None:
-        asker = door.greet(context)
+    async def hold(call: Call) -> None:
+        asker = door.greet(call)
         door.check_any(asker)
-        to = 0 if forwarder is None else forwarder.to(context)
-        with door.under_way(asker) as call, room, coding.place(context, door.present(asker, stream=True, alone=alone)):
+        to = 0 if forwarder is None else forwarder.to(call)
+        with door.under_way(asker) as lasting, room, _place(call, door, asker):
             await door.hold_back(asker, None)
             # Produce is the only one whose requests have a payload: what a batch may have is its topic's to say.
-            if _is_envelope(method.request):
-                read = _batches(door, call, coding, as_they_came=bool(to))
-                requests: Any = _Produced(context, read, asker.meter, coding.size)
-            else:
-                requests = admitted(Incoming(context, coding.body), call, as_they_came=bool(to))
+            read = _batches if is_envelope(method.request) else None
+            requests: Any = (
+                admitted(call, lasting, as_they_came=bool(to))
+                if read is None
+                else read(call, door, lasting, asker.meter, as_they_came=bool(to))
+            )
             if to and forwarder is not None:
-                send = _sender_of_bytes(context, method, asker.meter)
-                await forwarder.converse(to, method, requests, context.time_remaining(), send)
+                send = _passing_on(call, method, asker.meter)
+                await forwarder.converse(to, method, requests, call.left_s(), send)
             else:
-                await converse(requests, sender(context, method, asker.meter, coding))
+                await converse(requests, sender(call, method, asker.meter))
 
     return hold
 
 
-def _batches(door: Door, call: UnderWay, coding: Coding, *, as_they_came: bool) -> Callable[[Any], Any]:
-    """Reads the batches of one stream, each judged by itself. `as_they_came`: gives their bytes, for another broker."""
-
-    def read(data: Any) -> Any:
-        batch = coding.decode(data, pb.ProduceHeader, PRODUCE_HEADER_BYTES_MAX)
-        error = door.admit_batch(call, batch.header)
+async def _batches(
+    call: Call, door: Door, lasting: UnderWay, meter: Meter | None, *, as_they_came: bool
+) -> AsyncIterator[Any]:
+    """The batches of one stream, each judged by itself. Nothing is read while those that were are not paid for: what
+    comes waits in TCP. `as_they_came`: for another broker."""
+    while True:
+        await pacing.room(meter, Quota.PRODUCE)
+        said = await call.read()
+        if said is None:
+            return
+        charge(meter, Quota.PRODUCE, said.nbytes)
+        if len(said.body) > PRODUCE_HEADER_BYTES_MAX:
+            raise RequestTooLarge(
+                f"a message's header of {len(said.body)} bytes is above {PRODUCE_HEADER_BYTES_MAX}: only the payload "
+                "may be large"
+            )
+        header = parsed(said.body, pb.ProduceHeader)
+        error = door.admit_batch(lasting, header)
         if error is not None:
-            return _refused(batch.header, error)
-        return data if as_they_came else batch
+            refused = RefusedBatch(header)
+            refused.error = error
+            yield refused
+        elif as_they_came:
+            yield said
+        else:
+            yield Envelope(header, (said.payload,) if said.payload else ())
 
-    return read
+
+def _place(call: Call, door: Door, asker: Asker) -> AbstractContextManager[object]:
+    return call.admit(door.present(asker, stream=True))
+
+
+async def _only_request(call: Call, name: str) -> Said:
+    said = await call.read()
+    if said is None:
+        raise InvalidRequest(f"{name} was asked nothing: one request comes before the end")
+    return _without_payload(said)
+
+
+def _without_payload(said: Said) -> Said:
+    if said.payload:
+        raise InvalidRequest("a request with a payload: this method has none")
+    return said
+
+
+def sender(call: Call, method: Method, meter: Meter | None) -> Send[Any]:
+    """What writes to the stream. Bytes of records count for the quota of whoever is sent them."""
+    if not is_envelope(method.response):
+
+        async def send(message: Message) -> None:
+            await call.write(message.SerializeToString())
+
+        return send
+
+    async def send_records(message: Envelope[Any]) -> None:
+        body = message.serialized() if isinstance(message, SharedBatches) else message.header.SerializeToString()
+        charge(meter, Quota.FETCH, len(body) + sum(memoryview(part).nbytes for part in message.parts))
+        await call.write(body, message.parts)
+
+    return send_records
+
+
+def _passing_on(call: Call, method: Method, meter: Meter | None) -> Send[Said]:
+    """The same of answers that another broker has given."""
+    has_records = is_envelope(method.response)
+
+    async def send(answer: Said) -> None:
+        if has_records:
+            charge(meter, Quota.FETCH, answer.nbytes)
+        await call.write(answer.body, (answer.payload,) if answer.payload else ())
+
+    return send
+
+
+def is_envelope(kind: type[Message]) -> bool:
+    """Whether a message carries a payload, which does not pass through protobuf."""
+    return [each.name for each in kind.DESCRIPTOR.fields] == ["header", "payload"]

@@ -1,9 +1,9 @@
-"""The stream port: calls of clients on TCP, or on TLS above it, without gRPC. mq_protocol/streams.py has what is said.
+"""A broker's calls: the port for clients, and the one for other brokers, on TCP or on TLS above it.
+mq_protocol/call.py has what is said.
 
-A connection is in the place of gRPC's context (`StreamWire`), so what answers a call, and the gate before it, are the
-same (service.py, gate.py). One call at a time; its task is the connection's, and ends with it. What is received waits
-in TCP while nobody reads it: little more than one message is in memory. Of a call nothing is received before the gate
-has let it in, and of a large message nothing before there is room for it (arriving.py).
+A connection carries one call at a time; its task is the connection's, and ends with it. What is received waits in TCP
+while nobody reads it: little more than one message is in memory. Of a call nothing is received before the gate has let
+it in, and of a large message nothing before there is room for it (arriving.py).
 """
 
 from __future__ import annotations
@@ -11,51 +11,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-import socket
-import traceback
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
-from weakref import WeakSet
 
 from mq_broker.rpc.arriving import WHOLE_S, Arriving, Memory
 from mq_broker.rpc.callers import account
-from mq_broker.rpc.framed import Accepting, Tls, begin, joined, peer_of, prepare, proved, say_last
+from mq_broker.rpc.framed import joined, peer_of, prepare, proved, say_last
 from mq_broker.rpc.pacing import Present
-from mq_broker.rpc.service import EOF, Coding, Conversation
-from mq_broker.rpc.status import let_go
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Buffer, Envelope
-from mq_protocol.error_messages import to_wire
-from mq_protocol.errors import InternalError, InvalidRequest, RequestTooLarge, TritonMQError, Unreachable
-from mq_protocol.framing import STREAM, Receiver
+from mq_protocol.call import OPEN_BYTES_MAX, PREAMBLE, CallMachine, Kind, Said, Side, parsed
+from mq_protocol.envelope import Buffer
+from mq_protocol.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol.limits import (
-    CONNECTION_AGE_GRACE_MS,
     HANDSHAKE_TIMEOUT_MS,
     PRODUCE_HEADER_BYTES_MAX,
 )
-from mq_protocol.methods import BROKER
-from mq_protocol.methods import Kind as MethodKind
-from mq_protocol.streams import (
-    KIND_BYTES,
-    OPEN_BYTES_MAX,
-    PING_S,
-    PREAMBLE,
-    SILENCE_S,
-    Kind,
-    Said,
-    parsed,
-    said,
-    say,
-    say_envelope,
-)
-from mq_protocol.versions import Versions, check_overlap, ours
+from mq_protocol.methods import Method
 
 log = logging.getLogger(__name__)
-
-METHODS: Final = ("Produce", "Fetch", "Subscribe", "Work", "WatchOffsets")
-"""What is served here. All else is asked by gRPC, and so may these be."""
 
 ACCEPTS_PER_S: Final = 500
 """A handshake of TLS takes the loop about a millisecond. Whoever comes when there are more waits in TCP."""
@@ -84,9 +58,6 @@ waits there only with the next piece: a large message would count as sent while 
 LINGER_S: Final = 1.0
 """How long the far side is given to read why a call ends."""
 
-BEATS_MAX: Final = 100
-"""PING and PONG that a client may say within `_LOOK_S`. One is enough for ten seconds."""
-
 TURN_S: Final = 0.002
 """For so long one connection's calls and messages are answered before other work of the loop has its turn: as long as
 they are there, nothing that is awaited has to wait."""
@@ -98,54 +69,20 @@ _LOOK_S: Final = 5.0
 _AGE_SPREAD: Final = 0.1
 
 
-def _message_of(data: Said, kind: type[pb.ProduceHeader], header_bytes_max: int) -> Envelope[pb.ProduceHeader]:
-    if len(data.body) > header_bytes_max:
-        raise RequestTooLarge(
-            f"a message's header of {len(data.body)} bytes is above {header_bytes_max}: only the payload may be large"
-        )
-    header = parsed(data.body, kind)
-    return Envelope(header, (data.payload,) if data.payload else ())
-
-
-def _body_of(data: Said) -> bytes:
-    if data.payload:
-        raise InvalidRequest("a request with a payload: this method has none")
-    return data.body
-
-
-def _envelope(envelope: Envelope[Any]) -> list[Buffer]:
-    return list(joined(say_envelope(envelope)))
-
-
-def _plain(body: bytes) -> list[Buffer]:
-    return say(Kind.MESSAGE, body)
-
-
-def _size_of(message: Said | list[Buffer]) -> int:
-    if isinstance(message, Said):
-        return message.nbytes
-    return sum(len(part) if type(part) is bytes else memoryview(part).nbytes for part in message)
-
-
-def _place_of(wire: StreamWire, present: Present) -> contextlib.AbstractContextManager[None]:
-    wire.admit(present)
-    return contextlib.nullcontext()
-
-
-FRAMED: Final = Coding(_envelope, _plain, _message_of, _body_of, _size_of, _place_of, "framed")
-
-
 class StreamWire(asyncio.BufferedProtocol):
-    """Owns one connection. In a call it stands in the place of gRPC's context: `auth_context`, `peer`, `read`,
-    `write`."""
+    """Owns one connection, and is the `Call` that is under way on it (call.py)."""
+
+    is_by_grpc = False
 
     def __init__(self, message_bytes_max: int, memory: Memory) -> None:
         self._message_bytes_max = message_bytes_max
         self._arriving = Arriving(memory)
-        self._receiver = Receiver(OPEN_BYTES_MAX, OPEN_BYTES_MAX, spoken=STREAM)
         self._loop = asyncio.get_running_loop()
+        self._machine = CallMachine(Side.BROKER, OPEN_BYTES_MAX, self._loop.time())
+        self.opened = pb.CallOpen()
+        self._ends_at: float | None = None  # of the call, by the client's word
         self._transport: asyncio.Transport | None = None
-        self._task = asyncio.current_task()
+        self._task: asyncio.Task[None] | None = None
         self._unread: deque[tuple[Said, int]] = deque()  # each with what is counted of it
         self._unread_bytes = 0
         self._reader: asyncio.Future[None] | None = None
@@ -160,8 +97,6 @@ class StreamWire(asyncio.BufferedProtocol):
         self._place: Present | None = None
         self._watched = False
         self._old = False
-        self._heard_at = self._loop.time()
-        self._beats = 0  # since `_look` began
         self._turn_ends = 0.0
         self._look: asyncio.TimerHandle | None = None
         self._last: asyncio.TimerHandle | None = None  # when it is cut, once it was closed
@@ -169,32 +104,42 @@ class StreamWire(asyncio.BufferedProtocol):
         self.is_torn = False  # a message has begun to be written, and nothing may come before its end
         self.is_over = asyncio.Event()  # its socket is closed
 
-    # ------------------------------------------------------------------ as gRPC's context
+    # ------------------------------------------------------------------ the call
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What the handshake has proved, as gRPC says it (security/names.py)."""
         return proved(self._up())
 
     def peer(self) -> str:
-        """Where it comes from, as gRPC writes it."""
         return peer_of(self._up())
 
-    async def read(self) -> Any:
-        """The next message of the call, a `Said`; `EOF` once the client has said its last. Raises what ends the
-        call."""
+    def left_s(self) -> float | None:
+        return None if self._ends_at is None else max(0.0, self._ends_at - self._loop.time())
+
+    def admit(self, present: Present) -> contextlib.AbstractContextManager[object]:
+        """The call is received from now on. The connection counts for whoever has called last until it is closed, since
+        nobody else can have its place; one of a broker that passes on counts for its client while the call lasts."""
+        if not self.opened.HasField("passed_on"):
+            connection = present.connection
+            if self._place is None or not self._place.is_as(connection):
+                connection.__enter__()
+                self._leave_place()
+                self._place = connection
+        self._arriving.account, self._admitted = account(), True
+        self._arriving.begins()
+        self._take()
+        return present
+
+    async def read(self) -> Said | None:
         message = await self._next()
         if message.kind is Kind.END:
             self._unread.appendleft((message, 0))  # to be read as often as it is asked for
             self._unread_bytes += _MESSAGE_BYTES
-            return EOF
-        if message.kind is not Kind.MESSAGE:
-            raise InvalidRequest(f"{message.kind.name} within a call: it has to be ended first")
+            return None
         return message
 
-    async def write(self, pieces: list[Buffer]) -> None:
-        """Waits while the client does not read."""
+    async def write(self, body: bytes, parts: Sequence[Buffer] = ()) -> None:
         transport = self._up()
-        for piece in joined(pieces):
+        for piece in joined(self._machine.say(Kind.MESSAGE, body, parts)):
             if not self._secured or len(piece) <= SECURED_PIECE_BYTES:
                 transport.write(piece)
             else:
@@ -213,38 +158,32 @@ class StreamWire(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ of the connection
 
-    async def opened(self) -> pb.StreamOpen | None:
-        """The next call; None if there will be none. Raises `InvalidRequest` and its like for what is no call."""
-        self._bound(OPEN_BYTES_MAX, OPEN_BYTES_MAX)
+    def belongs_to(self, task: asyncio.Task[None]) -> None:
+        """It is cancelled when the far side goes within a call."""
+        self._task = task
+
+    async def next_call(self) -> bool:
+        """Whether there is another one, which `opened` says then. Raises `InvalidRequest` and its like for what is no
+        call."""
+        self._machine.bound(OPEN_BYTES_MAX, OPEN_BYTES_MAX)
         self._take()
         try:
             message = await self._next()
         except Unreachable:
-            return None
-        if message.kind is not Kind.OPEN or message.payload:
-            raise InvalidRequest("a call begins with the name of a method")
-        return parsed(message.body, pb.StreamOpen)
+            return False
+        if message.payload:
+            raise InvalidRequest("a call begins with the name of a method, and with no payload")
+        self.opened = parsed(message.body, pb.CallOpen)
+        return True
 
-    def begin(self, method: str, *, watched: bool) -> None:
-        """A call begins. `watched`: the client answers when it is asked whether it is there."""
-        request = BROKER.methods[method].bound.bytes_max
-        if method == "Produce":
-            self._bound(PRODUCE_HEADER_BYTES_MAX, self._message_bytes_max)
-        else:
-            self._bound(request, request)
-        self._in_call, self._watched = True, watched
-        self._heard_at = self._loop.time()
+    def begin(self, method: Method, timeout_s: float | None) -> None:
+        """A call begins. `timeout_s` None: the client ends it, and answers when it is asked whether it is there."""
+        most = self._message_bytes_max if method.name == "Produce" else method.bound.bytes_max
+        self._machine.bound(PRODUCE_HEADER_BYTES_MAX if method.name == "Produce" else most, most)
+        self._in_call, self._watched = True, timeout_s is None
+        self._ends_at = None if timeout_s is None else self._loop.time() + timeout_s
+        self._machine.goes_on(self._loop.time())
         self._flow()
-
-    def admit(self, present: Present) -> None:
-        """The gate has let the call in: it is received from now on. The connection counts for whose it is until it is
-        closed, since nobody else can have its place. Raises `QuotaExceeded`."""
-        if self._place is None:
-            present.__enter__()
-            self._place = present
-        self._arriving.account, self._admitted = account(), True
-        self._arriving.begins()
-        self._take()
 
     @property
     def may_stay(self) -> bool:
@@ -257,7 +196,7 @@ class StreamWire(asyncio.BufferedProtocol):
         self._in_call = self._watched = self._admitted = self._was_asked = False
         self._unread.popleft()  # the client's END, to which it was read
         self._unread_bytes -= _MESSAGE_BYTES
-        said = say(Kind.END) if error is None else say(Kind.ERROR, to_wire(error).SerializeToString())
+        said = self._machine.say(Kind.END) if error is None else self._machine.fail(error)
         self._up().write(b"".join(said))
         return not self._old
 
@@ -272,15 +211,13 @@ class StreamWire(asyncio.BufferedProtocol):
     def close(self, error: TritonMQError | None) -> None:
         """End the connection, once what was written is sent; `LINGER_S` later in any case. What it holds is free then,
         without the collector of cycles, which comes after hundreds of such connections."""
-        transport, self._gone = self._transport, True
+        transport, was_gone, self._gone = self._transport, self._gone, True
         self._fail(error or Unreachable("the connection was ended here"))
         self._error = Unreachable("the connection was ended here")  # the former knows where it was raised
         self._task = None
         self._arriving.free(sum(count for _, count in self._unread))
         self._unread.clear()
-        if self._place is not None:
-            self._place.__exit__(None, None, None)
-            self._place = None
+        self._leave_place()
         if self._look is not None:
             self._look.cancel()
         if transport is None:
@@ -289,10 +226,11 @@ class StreamWire(asyncio.BufferedProtocol):
         self._last = self._loop.call_later(LINGER_S, self.cut)
         if transport.is_closing():
             return
+        if not self.is_torn and not was_gone:
+            transport.write(b"".join(self._machine.close(error)))
         if error is None or self.is_torn:
             transport.close()
             return
-        transport.write(b"".join(say(Kind.ERROR, to_wire(error).SerializeToString())))
         # To close while there is something to read would reset the connection, and the client might not read this
         if transport.can_write_eof():
             say_last(transport)
@@ -318,14 +256,13 @@ class StreamWire(asyncio.BufferedProtocol):
         self._look = self._loop.call_later(_LOOK_S, self._look_after)
 
     def get_buffer(self, sizehint: int) -> Any:
-        return _LEFT if self._error is not None else self._receiver.buffer()
+        return _LEFT if self._error is not None else self._machine.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
         if self._error is None:
-            self._heard_at = self._loop.time()
-            if self._receiver.is_empty:
+            if self._machine.is_empty:
                 self._arriving.begins()
-            self._receiver.received(nbytes)
+            self._machine.received(nbytes, self._loop.time())
             self._take()
 
     def eof_received(self) -> None:
@@ -346,54 +283,38 @@ class StreamWire(asyncio.BufferedProtocol):
 
     # ------------------------------------------------------------------ private
 
-    def _bound(self, header_bytes_max: int, message_bytes_max: int) -> None:
-        self._receiver.header_bytes_max = header_bytes_max + KIND_BYTES
-        self._receiver.message_bytes_max = message_bytes_max + KIND_BYTES
+    def _leave_place(self) -> None:
+        if self._place is not None:
+            self._place.__exit__(None, None, None)
+            self._place = None
 
     def _take(self) -> None:
         """What is whole, up to the bound of what may wait. Of what opens a call no more than that is taken: what is
         behind it may be larger."""
-        asked = False
         try:
             while self._error is None and self._may_receive:
-                found = self._receiver.next()
-                if found is None:
+                message = self._machine.next()
+                if message is None:
                     break
                 self._arriving.begins()
-                message = said(found)
-                if message.nbytes and message.kind in (Kind.END, Kind.PING, Kind.PONG):
-                    raise InvalidRequest(
-                        f"{message.kind.name} says nothing more, and {message.nbytes} bytes came with it"
-                    )
-                if message.kind in (Kind.PING, Kind.PONG):
-                    self._count_beat()
-                    asked = asked or message.kind is Kind.PING
-                else:
-                    self._unread.append((message, self._arriving.whole()))
-                    self._unread_bytes += message.nbytes + _MESSAGE_BYTES
-            if self._error is None and self._receiver.is_large:
-                self._arriving.expect(len(self._receiver.buffer()), self._flow, self._fail)
+                self._unread.append((message, self._arriving.whole()))
+                self._unread_bytes += message.nbytes + _MESSAGE_BYTES
+            if self._error is None and (missing := self._machine.missing_bytes):
+                self._arriving.expect(missing, self._flow, self._fail)
         except TritonMQError as error:
             self._fail(error)
-        if asked and self._error is None:
-            self._answer()  # once, however often it was asked at once
+        if self._error is None:
+            self._beat(self._machine.answer())
         self._flow()
         if (self._unread or self._error is not None) and self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
 
-    def _count_beat(self) -> None:
-        self._beats += 1
-        if self._beats > BEATS_MAX:
-            raise InvalidRequest(
-                f"more than {BEATS_MAX} PING and PONG within {_LOOK_S:.0f} s: ask once in {PING_S:.0f} s"
-            )
-
-    def _answer(self) -> None:
+    def _beat(self, pieces: list[Buffer]) -> None:
+        """PING or PONG. Without room there is more than enough on its way to say that this end lives."""
         transport = self._transport
         assert transport is not None
-        # Without room there is more than enough on its way to say that this end lives
-        if self._room.is_set() and not self.is_torn and not transport.is_closing():
-            transport.write(b"".join(say(Kind.PONG)))
+        if pieces and self._room.is_set() and not self.is_torn and not transport.is_closing():
+            transport.write(b"".join(pieces))
 
     @property
     def _may_receive(self) -> bool:
@@ -409,7 +330,7 @@ class StreamWire(asyncio.BufferedProtocol):
             return
         self._reading = reading
         if reading:
-            self._heard_at = self._loop.time()
+            self._machine.goes_on(self._loop.time())
             self._arriving.begins()
             transport.resume_reading()
         else:
@@ -439,27 +360,26 @@ class StreamWire(asyncio.BufferedProtocol):
     def _look_after(self) -> None:
         """Whether the client is still there. While nothing is received it may have spoken all the same."""
         self._look = self._loop.call_later(_LOOK_S, self._look_after)
-        self._beats = 0
         if self._reading and (why := self._too_slow()):
             self._fail(Unreachable(why))
-        if not self._watched or self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing():
             return
-        if not self._reading:
+        try:
             # Whoever is held back waits in TCP, with the PING by which its client would ask
-            self._answer()
+            pieces = self._machine.look(self._loop.time(), reads=self._reading, grace_s=_LOOK_S)
+        except Unreachable:
+            if self._watched:
+                self.cut()
             return
-        silent_s = self._loop.time() - self._heard_at
-        if silent_s >= SILENCE_S + _LOOK_S:
-            self.cut()
-        elif silent_s >= PING_S and self._room.is_set() and not self.is_torn:
-            self._transport.write(b"".join(say(Kind.PING)))
+        if self._watched:
+            self._beat(pieces)
 
     def _too_slow(self) -> str:
         waited_s = self._loop.time() - self._arriving.began_at
-        if not self._receiver.is_empty and waited_s >= WHOLE_S:
+        if not self._machine.is_empty and waited_s >= WHOLE_S:
             return f"a message was not whole after {WHOLE_S:.0f} s: send it at once, or a smaller one"
         is_asked = not self._in_call or self._was_asked or self._unread
-        if not is_asked and self._receiver.is_empty and waited_s >= FIRST_REQUEST_S:
+        if not is_asked and self._machine.is_empty and waited_s >= FIRST_REQUEST_S:
             return f"{FIRST_REQUEST_S:.0f} s ago a call was opened, and nothing was asked"
         return ""
 
@@ -469,12 +389,12 @@ class StreamWire(asyncio.BufferedProtocol):
             self._gone = True
             self._room.set()
             if self._in_call and self._task is not None:
-                self._task.cancel()  # as gRPC does: nobody waits for the answer any more
+                self._task.cancel()  # nobody waits for the answer any more
 
     def _fail(self, error: TritonMQError) -> None:
         if self._error is None:
             self._error = error
-            self._receiver.drop()  # what is not whole never will be
+            self._machine.drop()  # what is not whole never will be
             self._arriving.drop()
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)
@@ -484,123 +404,3 @@ class StreamWire(asyncio.BufferedProtocol):
         if self._gone or transport is None or transport.is_closing():  # asyncio logs a line for each write too late
             raise self._error or Unreachable("the connection has ended")
         return transport
-
-
-class StreamServer(Accepting):
-    """The stream port. `conversations`: what holds a call, by the name of its method. `age_ms`: how old a connection
-    becomes; None: as old as it likes."""
-
-    def __init__(
-        self,
-        listener: socket.socket,
-        conversations: Mapping[str, Conversation],
-        message_bytes_max: int,
-        connections_max: int,
-        memory: Memory,
-        tls: Tls | None = None,
-        age_ms: int | None = None,
-    ) -> None:
-        super().__init__(listener, "stream", connections_max=connections_max, per_second=ACCEPTS_PER_S)
-        self._conversations = conversations
-        self._message_bytes_max = message_bytes_max
-        self._memory = memory
-        self._tls = tls
-        self._age_ms = age_ms
-        self._wires: WeakSet[StreamWire] = WeakSet()  # the loop holds those whose connection is open
-
-    async def stop(self) -> None:
-        """As `Accepting.stop`. Every socket that was accepted is closed then."""
-        await super().stop()
-        wires = list(self._wires)
-        for wire in wires:
-            wire.cut()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LINGER_S):
-                for wire in wires:
-                    await wire.is_over.wait()
-
-    async def _serve(self, connection: socket.socket) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        wire = StreamWire(self._message_bytes_max, self._memory)
-        self._wires.add(wire)
-        error: TritonMQError | None = None
-        age: asyncio.TimerHandle | None = None
-        try:
-            await begin(wire, connection, self._tls)
-            if self._age_ms is not None:
-                age = self._grow_old(wire, self._age_ms)
-            wait_ms = HANDSHAKE_TIMEOUT_MS
-            while (opened := await self._opened(wire, wait_ms)) is not None:
-                self._known(task)
-                if not wire.end(await self._hold(wire, opened)):
-                    break
-                wait_ms = IDLE_MS
-        except asyncio.CancelledError as cancelled:
-            traceback.clear_frames(cancelled.__traceback__)  # the task keeps them: with what was to be written
-            raise
-        except TritonMQError as refused:
-            let_go(refused)
-            error = refused
-        except Exception as failure:
-            log.exception("a stream failed")
-            error = InternalError(f"a stream failed in the broker ({type(failure).__name__}): see the broker's log")
-        finally:
-            if age is not None:
-                age.cancel()
-            wire.close(error)
-            del task, error  # else what was raised holds this frame, and this frame what was raised
-
-    @staticmethod
-    async def _opened(wire: StreamWire, wait_ms: int) -> pb.StreamOpen | None:
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                return await wire.opened()
-        except TimeoutError:
-            return None
-
-    async def _hold(self, wire: StreamWire, opened: pb.StreamOpen) -> TritonMQError | None:
-        """One call, until the client has said its last: the error of a single request. Raises what ends the
-        connection."""
-        theirs = Versions.said(opened.protocol, opened.protocol_oldest)
-        check_overlap("this broker", ours(), "this client", theirs)
-        held = self._conversations.get(opened.method)
-        if held is None:
-            raise InvalidRequest(
-                f"the stream port has no method {opened.method[:100]!r}: ask it by gRPC, at the address for clients"
-            )
-        wire.begin(opened.method, watched=not opened.timeout_ms)
-        error: TritonMQError | None = None
-        try:
-            async with asyncio.timeout(min(opened.timeout_ms, CALL_MS_MAX) / 1000 if opened.timeout_ms else None):
-                try:
-                    await held(wire)  # type: ignore[arg-type]  # stands in the place of gRPC's context
-                except TritonMQError as refused:
-                    if not wire.may_stay or BROKER.methods[opened.method].kind is not MethodKind.ANSWERS:
-                        raise
-                    let_go(refused)  # of the request: the client may stay
-                    error = refused
-                await self._to_its_end(wire, opened.method, is_refused=error is not None)
-        except TimeoutError as late:
-            raise Unreachable("the time that the client gave is over") from late
-        return error
-
-    @staticmethod
-    async def _to_its_end(wire: StreamWire, method: str, *, is_refused: bool) -> None:
-        """The client's END after the last answer. It need not be long in coming, whether or not the client is there."""
-        try:
-            async with asyncio.timeout(IDLE_MS / 1000):
-                heard = await wire.read()
-                if is_refused and heard is not EOF:  # who is refused before the request is read: it is here
-                    heard = await wire.read()
-        except TimeoutError as late:
-            raise InvalidRequest(f"{method} was answered, and not ended: say END after the request") from late
-        if heard is not EOF:
-            raise InvalidRequest(f"{method} was asked something after its last answer")
-
-    @staticmethod
-    def _grow_old(wire: StreamWire, age_ms: int) -> asyncio.TimerHandle:
-        # Not all that were made together are made anew together, as gRPC has it
-        age_s = age_ms / 1000 * random.uniform(1 - _AGE_SPREAD, 1 + _AGE_SPREAD)  # noqa: S311
-        grace_s = min(CONNECTION_AGE_GRACE_MS, age_ms) / 1000
-        return asyncio.get_running_loop().call_later(age_s, wire.grow_old, grace_s)

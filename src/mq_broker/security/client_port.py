@@ -1,13 +1,13 @@
-"""The kinds of ports that serve clients: each client is told of its own kind alone, since it cannot use another."""
+"""By which kind of port a client came: it is told of that kind alone, since it cannot use another."""
 
 from __future__ import annotations
 
-from enum import StrEnum
+from typing import NamedTuple
 
 
-class ClientPort(StrEnum):
-    PLAIN = "plain"
-    TLS = "tls"
-    """Whoever connects shows a certificate."""
-    TOKEN = "token"  # noqa: S105 - no secret
-    """The broker alone shows a certificate, and each call carries a token."""
+class ClientPort(NamedTuple):
+    """`tls`: over TLS. `token`: by a token, without a certificate. `grpc`: by gRPC, which has ports of its own."""
+
+    tls: bool = False
+    token: bool = False
+    grpc: bool = False

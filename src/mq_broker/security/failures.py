@@ -36,5 +36,5 @@ class Failures:
 
 
 def host_of(peer: str) -> str:
-    """The address in what gRPC calls the far end, such as `ipv4:127.0.0.1:40000`: its port is another each time."""
+    """The address in `Call.peer()`, such as `ipv4:127.0.0.1:40000`: its port is another each time."""
     return peer.rpartition(":")[0]

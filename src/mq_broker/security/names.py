@@ -40,7 +40,7 @@ _VERSION: Final = 0xA0
 _INTEGER: Final = 0x02
 
 AuthContext: TypeAlias = Mapping[str, Iterable[bytes]]
-"""What gRPC says of a connection (`ServicerContext.auth_context()`)."""
+"""What is proved of a connection, by names that are gRPC's: both kinds of calls have them (`Call.auth_context`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def of_certificate(uris: Iterable[str], common_name: str) -> Principal:
 
 
 def of_auth_context(context: AuthContext) -> Principal:
-    """Whose connection it is, by what gRPC says of it. Raises `NotAuthenticated` for TLS of another version than 1.3,
+    """Whose connection it is, by what it has proved. Raises `NotAuthenticated` for TLS of another version than 1.3,
     and for a certificate that names nobody."""
     kind = _one(context, "transport_security_type")
     if not context or kind == b"insecure":
@@ -150,7 +150,7 @@ def of_auth_context(context: AuthContext) -> Principal:
     if kind != b"ssl":
         raise NotAuthenticated("the connection is neither in plain text nor TLS")
     if "x509_pem_cert" not in context:
-        raise NotAuthenticated("this port demands a certificate of the client, and none was shown")
+        raise NotAuthenticated("neither a certificate nor a token was shown")
     check_tls(context)
     return _remembered(tuple(context.get("peer_uri", ())), _one(context, "x509_common_name"))
 

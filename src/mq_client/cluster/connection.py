@@ -11,19 +11,19 @@ import math
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
 import pyarrow as pa
 from google.protobuf.message import Message
 
-from mq_client.cluster.channels import Client, call_later, call_unary
+from mq_client.cluster.client import Client, given_forward
 from mq_client.cluster.credentials import current
 from mq_client.cluster.deadline import Deadline, attempts
-from mq_client.cluster.forwarding import entry, given_forward
-from mq_client.cluster.handshake import fault
+from mq_client.cluster.dialling import fault
 from mq_client.cluster.holding_back import HeldBack
+from mq_client.cluster.lines import call_unary
 from mq_client.cluster.listening import PATIENT, refuses
 from mq_client.cluster.paging import Parts
 from mq_client.errors import (
@@ -152,7 +152,7 @@ _NAMED_MAX: Final = 5
 class Connection:
     """Owns what is known of one cluster, reached through its bootstrap addresses. `refused_s`: a cluster that has never
     answered is given up when all of its addresses have refused connections for so long. `forward`: only the bootstrap
-    addresses are reached, and pass on what is meant for others (forwarding.py). `security`, `forward` None: what the
+    addresses are reached, and pass on what is meant for others (client.py). `security`, `forward` None: what the
     environment says, unless that is not to count. Raises `InvalidSetting` for certificates of no use."""
 
     def __init__(
@@ -175,7 +175,6 @@ class Connection:
         self._held_back = HeldBack()
         self._brokers: dict[int, str] = {}
         self._racks: dict[int, str] = {}
-        self._stream_addresses: dict[str, str] = {}
         self._topics: dict[str, tuple[float, TopicView]] = {}
         self._answered: str | None = None  # who answered last is asked first: one that hangs is not met again and again
 
@@ -333,12 +332,6 @@ class Connection:
     def broker_address(self, broker: int) -> str | None:
         return self._brokers.get(broker)
 
-    def stream_address(self, address: str) -> str:
-        """The stream port of the broker at that address; empty if it has told none that is of use here."""
-        if self.client.forward:
-            return ""
-        return self._stream_addresses.get(address, "")
-
     def leader_address(self, topic: TopicView, partition: int) -> str | None:
         """Where the partition's leader listens; None while nobody is known to lead."""
         return self._brokers.get(topic.leaders[partition])
@@ -350,7 +343,6 @@ class Connection:
             if response.brokers:
                 self._brokers = {broker.id: broker.address for broker in response.brokers}
                 self._racks = {broker.id: broker.rack for broker in response.brokers}
-                self._stream_addresses = {broker.address: broker.stream_address for broker in response.brokers}
             for info in response.topics:
                 self._topics[info.name] = (when, _newer(self._topics.get(info.name), _view(info)))
             for name in response.unknown_topics:
@@ -390,6 +382,8 @@ class Connection:
     ) -> Callable[[], object]:
         """Ask that one broker, once, without waiting: `heard` is called in another thread. What is given back breaks
         it off."""
+        from mq_client.cluster.loop import call_later  # with asyncio: not for those that only read
+
         return call_later(address, method, request, response, deadline.remaining_s, heard, self.client)
 
     def ask_any(
@@ -474,7 +468,7 @@ class Connection:
         # Nobody has ever answered: more likely a wrong address than a cluster that is just restarting.
         if self._answered is None:
             deadline = deadline.at_most(limits.CONNECT_TIMEOUT_MS)
-        tried: dict[str, str] = {}
+        tried: dict[str, TritonMQError] = {}
         last: TritonMQError | None = None
         began = time.monotonic()
         for _ in attempts(deadline):
@@ -485,7 +479,7 @@ class Connection:
                 try:
                     answer = self.ask(address, method, request, response, deadline.at_most(min(attempt_ms, left_ms)))
                 except TritonMQError as error:
-                    tried[address] = str(error)
+                    tried[address] = error
                     if not error.retriable:
                         raise
                     last = error
@@ -498,40 +492,37 @@ class Connection:
                     break
             else:
                 if isinstance(last, Unreachable) and self._answered is None:
-                    self._check_it_can_be_reached(candidates, time.monotonic() - began)
+                    self._check_it_can_be_reached(tried, time.monotonic() - began)
         if last is not None and not isinstance(last, Unreachable | OutcomeUnknown):
             raise last
-        secured = isinstance(last, Unreachable) and self.client.security is not None
-        reasons = "; ".join(
-            f"{address}: {(secured and self.handshake_fault(address)) or _brief(reason)}"
-            for address, reason in tried.items()
-        )
+        reasons = "; ".join(f"{at}: {self.handshake_fault(at, error) or _brief(error)}" for at, error in tried.items())
         told = f"no broker answered within {deadline.timeout_ms:.0f} ms at {', '.join(tried)} ({reasons})"
         raise Unreachable(told if self._answered else f"{told}: {_NEVER_ANSWERED}")
 
-    def _check_it_can_be_reached(self, addresses: Sequence[str], waited_s: float) -> None:
+    def _check_it_can_be_reached(self, tried: Mapping[str, TritonMQError], waited_s: float) -> None:
         """Of a cluster that has never answered. Raises what will not pass by itself."""
         if waited_s >= min(self._refused_s, _HANDSHAKE_S):
-            self._check_handshakes(addresses)
+            self._check_handshakes(tried)
         if waited_s >= self._refused_s:
-            self._check_somebody_listens(addresses)
+            self._check_somebody_listens(tried)
 
-    def _check_handshakes(self, addresses: Sequence[str]) -> None:
+    def _check_handshakes(self, tried: Mapping[str, TritonMQError]) -> None:
         """Raises `NotAuthenticated` if none of them can be spoken with, for reasons that do not pass by themselves."""
-        faults = {address: self.handshake_fault(address) for address in addresses}
+        faults = {address: self.handshake_fault(address, error) for address, error in tried.items()}
         if all(faults.values()):
             told = "; ".join(f"{address}: {text}" for address, text in faults.items())
             raise NotAuthenticated(f"no broker can be spoken with: {told}")
 
-    def handshake_fault(self, address: str) -> str | None:
-        """What is wrong with the certificates there; None if that is all right, or cannot be told now."""
-        return fault(entry(address, self.client), self.client.security)
+    def handshake_fault(self, address: str, error: TritonMQError) -> str | None:
+        """What is wrong with the certificates, or with the kind of the port, that a call to that address has failed
+        with; None if it is something else."""
+        return fault(error, address, self.client)
 
     def refuses(self, address: str) -> bool:
         """Whether nobody listens there, for sure."""
-        return refuses(entry(address, self.client))
+        return refuses(self.client.dialled(address))
 
-    def _check_somebody_listens(self, addresses: Sequence[str]) -> None:
+    def _check_somebody_listens(self, addresses: Collection[str]) -> None:
         """Raises `Unreachable` if all of them refuse connections."""
         if all(self.refuses(address) for address in addresses):
             told = "; ".join(f"{address}: connection refused" for address in addresses)
@@ -543,12 +534,9 @@ _NEVER_ANSWERED = (
 )
 
 
-def _brief(reason: str) -> str:
-    """gRPC repeats itself: the last clause is the cause. A bracket that it closes was opened before."""
-    cause = reason.rsplit(": ", 1)[-1][:120]
-    while cause.endswith("]") and cause.count("[") < cause.count("]"):
-        cause = cause[:-1]
-    return cause
+def _brief(error: TritonMQError) -> str:
+    """Without the address, which is said beside it."""
+    return str(error).rpartition("cannot be reached: ")[2][:120]
 
 
 def _late(what: str, deadline: Deadline, last: TritonMQError | None) -> TritonMQError:

@@ -1,7 +1,7 @@
-"""What gRPC is given of a client's certificate or token, and `ssl` of its certificate, and when they have to be given
-another: once the files were replaced.
+"""With which certificate or token a client speaks now, and when it has to speak with another: once the files were
+replaced.
 
-Channels are keyed by the generation that is told here, since a channel keeps what it was made with.
+Connections are keyed by the generation that is told here, since a connection keeps what it was made with.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import grpc
-
-from mq_client.errors import InvalidSetting
+from mq_client.errors import InvalidSetting, NotAuthenticated, TritonMQError, Unreachable
 from mq_client.security import Security
 from mq_protocol.pem import authorities_context, context, generation_of, open_to_others, read, read_authorities
 from mq_protocol.secrets import Secret
@@ -24,28 +22,18 @@ from mq_protocol.secrets import Secret
 log = logging.getLogger(__name__)
 
 LOOK_S: Final = 1.0
-"""So often it is looked whether files were replaced, and no more often: channels are asked for with each request."""
+"""So often it is looked whether files were replaced, and no more often: this is asked with each request."""
 
 
 class Credentials(NamedTuple):
-    """`generation` 0 is plain text. `tls`: the same for a connection that is not gRPC's."""
+    """`generation` 0 is plain text, without `tls`. `token`: shown by each call."""
 
     generation: int
-    channel: grpc.ChannelCredentials | None
     tls: ssl.SSLContext | None = None
+    token: Secret | None = None
 
 
-PLAIN: Final = Credentials(0, None)
-
-
-class _Bearer(grpc.AuthMetadataPlugin):
-    """Adds the token to each call."""
-
-    def __init__(self, token: Secret) -> None:
-        self._metadata = (("authorization", f"Bearer {token.reveal()}"),)
-
-    def __call__(self, _context: grpc.AuthMetadataContext, callback: grpc.AuthMetadataPluginCallback) -> None:
-        callback(self._metadata, None)
+PLAIN: Final = Credentials(0)
 
 
 class _Kept:
@@ -54,10 +42,10 @@ class _Kept:
     def __init__(self, security: Security) -> None:
         self._security = security
         self._seen: object = None
-        self._known: object = None  # what gRPC was given last
+        self._known: object = None  # what was taken last
         self._told = ""
         self._looked_at = -LOOK_S
-        self._now = Credentials(0, None)
+        self._now = PLAIN
 
     def current(self) -> Credentials:
         now = time.monotonic()
@@ -91,15 +79,10 @@ class _Kept:
         if found == self._seen:
             return
         ca = read_authorities(path)
-        authorities_context(ca)  # refuses what holds none
-        token = found[1]
+        tls, token = authorities_context(ca), found[1]
         if self._known is None and (file := self._security.token_file) and (fault := open_to_others(Path(file))):
             log.warning("%s", fault)
-        # Composed credentials go over TLS alone: gRPC refuses a channel in plain text with them
-        channel = grpc.composite_channel_credentials(
-            grpc.ssl_channel_credentials(ca), grpc.metadata_call_credentials(_Bearer(token), "tritonmq-token")
-        )
-        self._known, self._now = (ca, token), Credentials(self._now.generation + 1, channel)
+        self._known, self._now = (ca, token), Credentials(self._now.generation + 1, tls, token)
         self._seen, self._told = found, ""
 
     def _look_at_certificate(self) -> None:
@@ -113,8 +96,7 @@ class _Kept:
             if self._known is None and (fault := open_to_others(files.key)):
                 log.warning("%s", fault)  # not refused: Spark's files come to its workers open to others
             self._known = pem
-            credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
-            self._now = Credentials(self._now.generation + 1, credentials, tls)
+            self._now = Credentials(self._now.generation + 1, tls)
         self._seen, self._told = found, ""
 
 
@@ -123,26 +105,16 @@ _kept: dict[Security, _Kept] = {}
 
 
 def _after_fork() -> None:
-    """The lock may have been held by a thread that the child does not have, and gRPC's objects are of no use there."""
+    """The lock may have been held by a thread that the child does not have."""
     global _lock
     _lock = threading.Lock()
-    _kept.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def was_replaced(security: Security | None, generation: int) -> bool:
-    """Whether there is another token by now than that of the generation. Looks at the file."""
-    if security is None or security.token_file is None:
-        return False
-    with _lock:
-        kept = _kept.get(security)
-        return kept is not None and kept.look_now() != generation
-
-
 def current(security: Security | None) -> Credentials:
-    """What a channel that is made now is to have. Raises `InvalidSetting` if the files are of no use and never were
+    """What a connection that is made now is to have. Raises `InvalidSetting` if the files are of no use and never were
     of any."""
     if security is None:
         return PLAIN
@@ -151,3 +123,29 @@ def current(security: Security | None) -> Credentials:
         if kept is None:
             kept = _kept[security] = _Kept(security)
         return kept.current()
+
+
+def as_told(refused: NotAuthenticated, security: Security | None, generation: int) -> TritonMQError:
+    """What it means that a broker has refused a call so, as another error. One that was refused with a token which was
+    replaced meanwhile may be made again. Of others a broker says no more to a stranger, and the client knows what it
+    has shown."""
+    if security is None or not security.has_token:
+        return NotAuthenticated(str(refused))
+    if _was_replaced(security, generation):
+        return Unreachable("a broker has refused the former token: ask again with the new one")
+    if str(refused) != NotAuthenticated.NO_MORE:
+        return NotAuthenticated(str(refused))
+    which = f"the token in {security.token_file}" if security.token_file is not None else "the token"
+    return NotAuthenticated(
+        f"{refused}: {which} is wrong, expired or revoked. An administrator sees by `tritonmq token list` which tokens "
+        "there are, and the broker's audit.log says why this one was refused"
+    )
+
+
+def _was_replaced(security: Security, generation: int) -> bool:
+    """Whether there is another token by now than that of the generation. Looks at the file."""
+    if security.token_file is None:
+        return False
+    with _lock:
+        kept = _kept.get(security)
+        return kept is not None and kept.look_now() != generation

@@ -10,14 +10,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Backoff, Deadline
+from mq_client.cluster.duplex import Duplex
+from mq_client.cluster.lines import heard
 from mq_client.cluster.requests import ask_offsets
-from mq_client.cluster.watching import open_watch_offsets
 from mq_client.errors import NotLeader, OutcomeUnknown, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.error_messages import from_wire
@@ -209,9 +208,6 @@ class OffsetWatch:
         self._learn(watched.topic, watched.offsets)
         return True
 
-    def stream_address(self, address: str) -> str:
-        return self._connection.stream_address(address)
-
     def look_again(self) -> None:
         """A stream has ended, or a partition has left its leader."""
         with self._changed:
@@ -246,35 +242,40 @@ class _Stream:
         self.ended = False
         self._watch = watch
         self._address = address
-        self._call: Any = None
+        self._duplex: Duplex | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=f"tritonmq-offsets-{address}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         self._closed = True
-        if self._call is not None:
-            self._call.cancel()
+        if self._duplex is not None:
+            self._duplex.close()
 
     def _run(self) -> None:
-        request = pb.WatchOffsetsRequest(
-            partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(self.places)]
-        )
-        watch = self._watch
         try:
-            self._call = open_watch_offsets(self._address, request, watch.client, watch.stream_address(self._address))
-            if self._closed:
-                self._call.cancel()
-            for response in self._call:
-                self.answered = True
-                left = [watched for watched in response.offsets if not self._watch.heard(watched)]
-                if left:
-                    break
-        except (grpc.RpcError, TritonMQError):
+            self._watch_places()
+        except TritonMQError:
             pass  # whoever leads by now is looked up and watched
         finally:
             self.ended = True
-            if self._call is not None:
-                self._call.cancel()
+            if self._duplex is not None:
+                self._duplex.release()
             if not self._closed:
                 self._watch.look_again()
+
+    def _watch_places(self) -> None:
+        """Until the broker ends it, or leads one of the partitions no more."""
+        client = self._watch.client
+        request = pb.WatchOffsetsRequest(
+            partitions=[pb.TopicPartition(topic=t, partition=p) for t, p in sorted(self.places)]
+        )
+        duplex = self._duplex = Duplex(self._address, "WatchOffsets", client)
+        duplex.send(request.SerializeToString())
+        duplex.end()
+        while not self._closed and (message := duplex.receive()) is not None:
+            self.answered = True
+            told = heard(message, pb.WatchOffsetsResponse, self._address, client).offsets
+            left = [watched for watched in told if not self._watch.heard(watched)]
+            if left:
+                return

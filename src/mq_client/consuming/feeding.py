@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from mq_client.consuming import push_streams
+from mq_client.cluster import loop
 from mq_client.consuming.feeds import Feed, Key, feeds
 from mq_client.consuming.record_queue import PartitionPlace
 from mq_client.consuming.shared_batch import SharedBatch
@@ -45,16 +45,15 @@ class Feeding:
         subscriptions, address = self._subscriptions, place.address
         if subscriptions.group or subscriptions.broadcast or place.fed or not place.active or address is None:
             return
-        if self._closed or not push_streams.on_loop() or time.monotonic() < place.apart_until:
+        if self._closed or not loop.on_loop() or time.monotonic() < place.apart_until:
             return
         if subscriptions.suspended or self._full(address, 2):
             return  # it would not join, and a stream would be opened for nobody
-        connection = subscriptions.connection
         if place.feed is None:
             topic_id = subscriptions.views[place.topic].topic_id
-            key = Key(connection.client, address, place.topic, topic_id, place.partition)
-            place.feed = feeds(push_streams.this_process()).feed(key)
-        place.feed.offer(place, self, connection.stream_address(address))
+            key = Key(subscriptions.connection.client, address, place.topic, topic_id, place.partition)
+            place.feed = feeds(loop.this_process()).feed(key)
+        place.feed.offer(place, self)
 
     def leave(self, place: PartitionPlace) -> None:
         """It is neither fed nor waits to be."""

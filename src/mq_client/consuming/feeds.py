@@ -5,7 +5,7 @@ cluster and the same user, have come to the same offset of a partition, the part
 for all, and whoever is at its offset goes over to that: it is fed. Nobody waits for anybody. Who takes too slowly goes
 on by its own stream, from its own offset, and so do all when the stream for all ends.
 
-All here is on the loop of push_streams.py, but `Feed.leave`. A consumer's part in it is feeding.py's.
+All here is on the event loop of this process, but `Feed.leave`. A consumer's part in it is feeding.py's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Final, NamedTuple, Protocol
 
-from mq_client.cluster.channels import Client
-from mq_client.consuming.push_streams import EventLoop, PushStream
+from mq_client.cluster.client import Client
+from mq_client.cluster.loop import EventLoop
+from mq_client.consuming.push_streams import PushStream
 from mq_client.consuming.record_queue import PartitionPlace
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.consuming.slices import payloads_of
@@ -68,13 +69,11 @@ class Consuming(Protocol):
 
 class Feed:
     """Owns who is fed one partition of one broker, and who waits to be. `position`: the next offset that is fed; -1
-    while the partition is not open. `stream_address`: the broker's stream port, as the consumer heard that was offered
-    last. It is no part of the key: of a broker that has begun anew, some know the former port for a while."""
+    while the partition is not open."""
 
     def __init__(self, feeds: Feeds, key: Key) -> None:
         self.key = key
         self.position = -1
-        self.stream_address = ""
         self._feeds = feeds
         self._waiting: dict[PartitionPlace, Consuming] = {}
         self._members: dict[PartitionPlace, Consuming] = {}
@@ -83,10 +82,9 @@ class Feed:
         self._again: asyncio.TimerHandle | None = None  # when it is opened, if it may not be before
         self._not_before = 0.0
 
-    def offer(self, place: PartitionPlace, consumer: Consuming, stream_address: str) -> None:
+    def offer(self, place: PartitionPlace, consumer: Consuming) -> None:
         """It has its own stream, and can be fed once it is where others are."""
         self._waiting[place] = consumer
-        self.stream_address = stream_address
         if self.position >= 0:
             self._join(place)
         elif self._stream is None and self._is_met(place):
@@ -212,13 +210,13 @@ class Feed:
 class _SharedStream:
     """Owns one stream for all, and the feeds that it carries."""
 
-    def __init__(self, feeds: Feeds, key: Key, stream_address: str) -> None:
+    def __init__(self, feeds: Feeds, key: Key) -> None:
         self.key = key
         self.is_over = False
         self._feeds = feeds
         self._carried: dict[tuple[str, int], Feed] = {}
         self._owed = 0
-        self._stream = PushStream(key.address, self._heard, self._over, key.client, stream_address)
+        self._stream = PushStream(key.address, self._heard, self._over, key.client)
         self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=CREDIT_BYTES)))
 
     def open(self, feed: Feed, offset: int) -> bool:
@@ -307,7 +305,7 @@ class Feeds:
         self._not_before.pop(to, None)
         found = self._streams.get(to)
         if found is None or found.is_over:
-            found = self._streams[to] = _SharedStream(self, feed.key, feed.stream_address)
+            found = self._streams[to] = _SharedStream(self, feed.key)
         return found if found.open(feed, offset) else None
 
     def not_before(self, key: Key) -> float:

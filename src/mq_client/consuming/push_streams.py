@@ -1,57 +1,31 @@
-"""The streams by which brokers push: all of a process on one event loop, in one thread. Here Subscribe; `lock.py` has
-Lock.
-
-They go over the stream ports of brokers where those can be reached, else by gRPC (push_calls.py).
-
-gRPC's synchronous streams have two threads each, and a process with a hundred consumers spends itself on handing the
-interpreter's lock from one to the next (benchmarks/NOTES.md). Not here: what is said on a stream, and what comes of it
-(session.py, subscription.py).
-"""
+"""A Subscribe stream, on the event loop of this process. Not here: what is said on it, and what comes of it
+(session.py, subscription.py)."""
 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
-import contextlib
-import os
 import threading
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Awaitable, Callable
 
-from grpc import aio
-
-from mq_client.cluster import forwarding
-from mq_client.cluster.channels import NOBODY, Client
-from mq_client.cluster.credentials import Credentials, current
-from mq_client.consuming import push_calls
-from mq_client.consuming.push_calls import PushCall
+from mq_client.cluster.client import NOBODY, Client
+from mq_client.cluster.loop import Call, this_process
 from mq_client.errors import TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
-from mq_protocol.limits import STREAMS_PER_CHANNEL
-from mq_protocol.transport import CHANNEL_OPTIONS
 
 Heard = Callable[[Envelope[pb.BatchesHeader]], Awaitable[None]]
 Over = Callable[[TritonMQError | None], None]
 
-_CLOSE_S: Final = 2.0
-
 
 class PushStream:
-    """Owns one stream to the broker at `address`. `stream_address`: its stream port; empty if it has none.
+    """Owns one stream to the broker at `address`.
 
     On the loop's thread, which must not be held up: `heard` is awaited for each message in its order, and `over` is
     called once, with what broke the stream or None.
     """
 
-    def __init__(
-        self, address: str, heard: Heard, over: Over, client: Client = NOBODY, stream_address: str = ""
-    ) -> None:
+    def __init__(self, address: str, heard: Heard, over: Over, client: Client = NOBODY) -> None:
         self._address = address
-        self._stream_address = stream_address
         self._client = client
         self._heard = heard
         self._over = over
@@ -99,14 +73,12 @@ class PushStream:
 
     async def _run(self) -> None:
         try:
-            async with push_calls.opened(
-                self._loop, "Subscribe", pb.BatchesHeader, self._address, self._client, self._stream_address
-            ) as call:
+            async with self._loop.opened("Subscribe", pb.BatchesHeader, self._address, self._client) as call:
                 await self._converse(call)
         except TritonMQError as error:
             self._broke = error
 
-    async def _converse(self, call: PushCall[pb.BatchesHeader]) -> None:
+    async def _converse(self, call: Call[pb.BatchesHeader]) -> None:
         writing = self._loop.spawn(self._write(call))
         try:
             while (message := await call.read()) is not None:
@@ -114,143 +86,7 @@ class PushStream:
         finally:
             writing.cancel()
 
-    async def _write(self, call: PushCall[pb.BatchesHeader]) -> None:
+    async def _write(self, call: Call[pb.BatchesHeader]) -> None:
         while (request := await self._requests.get()) is not None:
             await call.write(request)
-        await call.done_writing()
-
-
-def _connect(address: str, credentials: Credentials) -> aio.Channel:
-    if credentials.channel is None:
-        return aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return aio.secure_channel(address, credentials.channel, options=CHANNEL_OPTIONS)
-
-
-@dataclass(eq=False, slots=True)
-class _Channel:
-    """And how many streams are open on it."""
-
-    channel: aio.Channel
-    streams: int = 0
-
-
-class EventLoop:
-    """Owns the event loop, its thread, its channels and what runs on it. There is a channel for each client and
-    address that is dialled, and more where there are many streams. Kept while the process lives, or until the client's
-    certificate was replaced and the last stream has ended."""
-
-    def __init__(self) -> None:
-        self.closing = False
-        self.stream_calls: Counter[str] = Counter()  # open over each stream port
-        self._loop = asyncio.new_event_loop()
-        self._channels: dict[tuple[Client, str, int], list[_Channel]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="tritonmq-pushes", daemon=True)
-        self._thread.start()
-
-    def call(self, function: Callable[..., Any], *arguments: Any) -> None:
-        """From any thread: soon, in the order of the calls."""
-        self._loop.call_soon_threadsafe(function, *arguments)
-
-    @property
-    def mine(self) -> bool:
-        """Whether this is its thread."""
-        return threading.current_thread() is self._thread
-
-    def soon(self, function: Callable[[], Any]) -> None:
-        """From any thread: in the next turn of the loop."""
-        if self.mine:
-            self._loop.call_soon(function)
-        else:
-            self._loop.call_soon_threadsafe(function)
-
-    def later(self, seconds: float, function: Callable[[], Any]) -> asyncio.TimerHandle:
-        """On the loop."""
-        return self._loop.call_later(seconds, function)
-
-    def now(self) -> float:
-        """The loop's clock, in seconds."""
-        return self._loop.time()
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    @contextlib.contextmanager
-    def channel(self, address: str, client: Client = NOBODY) -> Iterator[aio.Channel]:
-        """For one stream. It connects when first used, and again by itself. A broker takes so many streams on a
-        connection, and one more would wait in silence: then there is another connection."""
-        credentials = current(client.security)
-        dialled = forwarding.entry(address, client)
-        key = client, dialled, credentials.generation
-        known = self._channels.setdefault(key, [])
-        found = next((each for each in known if each.streams < STREAMS_PER_CHANNEL), None)
-        if found is None:
-            found = _Channel(_connect(dialled, credentials))
-            known.append(found)
-        found.streams += 1
-        try:
-            yield found.channel
-        finally:
-            found.streams -= 1
-            if not found.streams and current(client.security).generation != credentials.generation:
-                known.remove(found)
-                if not known:
-                    self._channels.pop(key, None)
-                self.spawn(found.channel.close(None))
-
-    def stop(self) -> None:
-        closing = asyncio.run_coroutine_threadsafe(self._close(), self._loop)
-        with contextlib.suppress(concurrent.futures.TimeoutError):
-            closing.result(_CLOSE_S)
-        # Never closed: a consumer that was not stopped may still speak.
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_S)
-
-    async def _close(self) -> None:
-        self.closing = True
-        mine = [task for task in self._tasks if task is not asyncio.current_task()]
-        for task in mine:
-            task.cancel()
-        await asyncio.gather(*mine, return_exceptions=True)
-        for opened in [each for known in self._channels.values() for each in known]:
-            await opened.channel.close(None)
-
-
-_lock = threading.Lock()
-_loops: dict[int, EventLoop] = {}
-
-
-def _after_fork() -> None:
-    """The lock may have been held by a thread that the child does not have."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def this_process() -> EventLoop:
-    """A process that was forked has a loop of its own."""
-    with _lock:
-        found = _loops.get(os.getpid())
-        if found is None:
-            found = _loops[os.getpid()] = EventLoop()
-        return found
-
-
-def on_loop() -> bool:
-    """Whether the caller is on this process's loop. Makes none."""
-    found = _loops.get(os.getpid())
-    return found is not None and found.mine
-
-
-@atexit.register
-def _stop() -> None:
-    """While gRPC's threads still run, as in channels.py."""
-    with _lock:
-        mine = _loops.get(os.getpid())
-    if mine is not None:
-        mine.stop()
+        call.end()

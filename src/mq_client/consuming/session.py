@@ -33,10 +33,7 @@ class Session:
         credit = subscriptions.credit_bytes - subscriptions.held(address)
         said = 0 if subscriptions.suspended else max(0, credit)
         self._owed = credit - said
-        connection = subscriptions.connection
-        self._stream = PushStream(
-            address, self._heard, self._over, connection.client, connection.stream_address(address)
-        )
+        self._stream = PushStream(address, self._heard, self._over, subscriptions.connection.client)
         self._stream.say(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=said)))
 
     # -- under the lock

@@ -271,13 +271,8 @@ class Sender:
     def _stream(self, address: str) -> ProduceStream:
         stream = self._streams.get(address)
         if stream is None:
-            stream = self._streams[address] = ProduceStream(
-                address,
-                self._on_results,
-                self._on_broken,
-                self._connection.client,
-                self._connection.stream_address(address),
-            )
+            client = self._connection.client
+            stream = self._streams[address] = ProduceStream(address, self._on_results, self._on_broken, client)
         return stream
 
     def _wake(self) -> None:

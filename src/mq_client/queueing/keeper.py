@@ -16,10 +16,9 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
-from mq_client import forks
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
-from mq_client.consuming.push_streams import EventLoop, on_loop
+from mq_client.cluster.loop import EventLoop, on_loop
 from mq_client.errors import InternalError, InvalidRequest, LeaseLost, OutcomeUnknown, TritonMQError
 from mq_client.queueing.leases import LOST, SETTLING, HeldLease, Indexes
 from mq_client.queueing.offsets import runs_count
@@ -58,7 +57,6 @@ class Keeper(Planning):
     def check_process(self) -> None:
         """Raises `InvalidRequest` in a process that was forked since."""
         if os.getpid() != self._process:
-            forks.check_usable()
             raise InvalidRequest(
                 "this queue was opened in the process that this one was forked from, and its thread is there: open "
                 "another one here"

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
-from mq_client.consuming.push_streams import EventLoop
+from mq_client.cluster.loop import EventLoop
 
 log = logging.getLogger(__name__)
 

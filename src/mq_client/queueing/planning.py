@@ -277,11 +277,8 @@ class Planning:
                 self._hear_later(lambda now: self._answers.hear(place, call, answer, now))
 
         def start() -> None:
-            try:
-                call.cancel = self.connection.ask_later(
-                    address, "Settle", request, pb.SettleResponse, Deadline(_SETTLE_MS), heard
-                )
-            except TritonMQError as error:  # of a process that cannot use gRPC
-                heard(error)
+            call.cancel = self.connection.ask_later(
+                address, "Settle", request, pb.SettleResponse, Deadline(_SETTLE_MS), heard
+            )
 
         return start

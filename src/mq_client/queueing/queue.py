@@ -18,7 +18,7 @@ from typing import Final, Literal, TypeVar
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, a_number, positive_ms
 from mq_client.cluster.listening import REFUSED_S
-from mq_client.consuming.push_streams import this_process
+from mq_client.cluster.loop import this_process
 from mq_client.consuming.record_queue import ConsumerRecord
 from mq_client.errors import InvalidRequest, InvalidSetting, NotDeserialized
 from mq_client.producing.staging import Stager

@@ -114,8 +114,7 @@ class Sessions:
             self._give_up(session)
             session = None
         if session is None:
-            connection = self._connection
-            stream = self._streams().to(address, connection.client, connection.stream_address(address))
+            stream = self._streams().to(address, self._connection.client)
             session = self._sessions[place.partition] = PlaceSession(place, stream, now)
             session.number = stream.open(self._listener(session, terms))
             session.terms = terms

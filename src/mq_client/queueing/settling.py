@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mq_client.consuming.push_streams import on_loop
+from mq_client.cluster.loop import on_loop
 from mq_client.errors import LeaseLost, TritonMQError
 from mq_client.queueing.leases import HeldLease, Indexes
 from mq_client.queueing.offsets import runs_count, to_gaps

@@ -1,5 +1,5 @@
 """The Work streams of this process: one to each broker, for the sessions of all its queues. Everything here is on the
-event loop of push_streams.py, which must not be held up."""
+event loop of this process, which must not be held up."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Final, NamedTuple
 
-from mq_client.cluster.channels import Client
-from mq_client.consuming import push_calls
-from mq_client.consuming.push_calls import PushCall
-from mq_client.consuming.push_streams import EventLoop
+from mq_client.cluster.client import Client
+from mq_client.cluster.loop import Call, EventLoop
 from mq_client.errors import TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
@@ -34,17 +32,13 @@ Listener = Callable[[Told | TritonMQError], None]
 
 
 class WorkStream:
-    """Owns one stream to a broker, and the numbers of the sessions on it. `stream_address`: the broker's stream port;
-    empty if it has none."""
+    """Owns one stream to a broker, and the numbers of the sessions on it."""
 
-    def __init__(
-        self, loop: EventLoop, address: str, client: Client, over: Callable[[WorkStream], None], stream_address: str
-    ) -> None:
+    def __init__(self, loop: EventLoop, address: str, client: Client, over: Callable[[WorkStream], None]) -> None:
         self.address = address
         self.broken = False
         self._loop = loop
         self._client = client
-        self._stream_address = stream_address
         self._on_over = over
         self._listeners: dict[int, Listener] = {}
         self._numbers = count(1)
@@ -70,9 +64,7 @@ class WorkStream:
     async def _run(self) -> None:
         error: TritonMQError = Unreachable(f"broker at {self.address} has ended the stream: ask again")
         try:
-            async with push_calls.opened(
-                self._loop, "Work", pb.WorkHeader, self.address, self._client, self._stream_address
-            ) as call:
+            async with self._loop.opened("Work", pb.WorkHeader, self.address, self._client) as call:
                 await self._converse(call)
         except TritonMQError as broke:
             error = broke
@@ -83,7 +75,7 @@ class WorkStream:
             for listener in listeners.values():
                 listener(error)
 
-    async def _converse(self, call: PushCall[pb.WorkHeader]) -> None:
+    async def _converse(self, call: Call[pb.WorkHeader]) -> None:
         writing = self._loop.spawn(self._write(call))
         try:
             while (message := await call.read()) is not None:
@@ -91,7 +83,7 @@ class WorkStream:
         finally:
             writing.cancel()
 
-    async def _write(self, call: PushCall[pb.WorkHeader]) -> None:
+    async def _write(self, call: Call[pb.WorkHeader]) -> None:
         while self._said or self._listeners:
             if self._said:
                 await call.write(self._next())
@@ -99,7 +91,7 @@ class WorkStream:
                 self._wake.clear()
                 await self._wake.wait()
         self._on_over(self)
-        await call.done_writing()
+        call.end()
 
     def _next(self) -> pb.WorkRequest:
         """What was said, in its order, of each session once."""
@@ -134,11 +126,11 @@ class WorkStreams:
         self._loop = loop
         self._streams: dict[tuple[Client, str], WorkStream] = {}
 
-    def to(self, address: str, client: Client, stream_address: str = "") -> WorkStream:
-        """The stream to that broker, made if there is none that works. `stream_address`: the broker's stream port."""
+    def to(self, address: str, client: Client) -> WorkStream:
+        """The stream to that broker, made if there is none that works."""
         found = self._streams.get((client, address))
         if found is None or found.broken:
-            found = WorkStream(self._loop, address, client, self._over, stream_address)
+            found = WorkStream(self._loop, address, client, self._over)
             self._streams[client, address] = found
         return found
 

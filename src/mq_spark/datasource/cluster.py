@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol
 
-from mq_client.cluster.channels import Client
+from mq_client.cluster.client import Client
 from mq_client.cluster.connection import Connection, TopicView, parse_bootstrap
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.offset_watch import OffsetWatch

@@ -14,7 +14,7 @@ from typing import Final
 
 from pyspark import SparkFiles
 
-from mq_client.cluster.forwarding import given_forward
+from mq_client.cluster.client import given_forward
 from mq_client.security import CERTS_VARIABLE, TOKEN_FILE_VARIABLE, USER_VARIABLE, Security
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.pem import CA_FILE

@@ -1,7 +1,7 @@
 """What is done once to a Python process that Spark keeps, so that each piece of work in it costs less.
 
-Spark's daemon collects garbage after every task. A worker holds some 100,000 objects of pyspark's, pyarrow's, gRPC's
-and ours, which live as long as it does, and to walk over them takes 25 ms: as much as to read 50,000 rows.
+Spark's daemon collects garbage after every task. A worker holds some 100,000 objects of pyspark's, pyarrow's and ours,
+which live as long as it does, and to walk over them takes 25 ms: as much as to read 50,000 rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import sys
 from typing import Final
 
 from mq_process.allocator import keep_freed_memory
-from mq_process.polling import wait_without_event_engine
 from mq_spark.datasource.closed_pipes import keep_quiet_about_closed_sockets
 
 _DAEMON: Final = "pyspark.daemon"
@@ -46,10 +45,8 @@ def _kept_by_spark() -> bool:
 
 
 def prepare_process() -> None:
-    """Once in each process, when the first of this package's modules is imported: gRPC asks only when it is imported
-    itself."""
+    """Once in each process, when the first of this package's modules is imported."""
     if _kept_by_spark():
-        wait_without_event_engine()
         keep_quiet_about_closed_sockets(sys.modules["__main__"])
 
 

@@ -1,10 +1,9 @@
-"""Brokers in this process, and raw stubs to talk to them: what the tests of the broker stand on."""
+"""Brokers in this process, and calls to them by hand: what the tests of the broker stand on."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -13,23 +12,18 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
-from grpc import aio
-from grpc_health.v1 import health_pb2
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.coordination.interface import CoordinationEvent, CoordinationService
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.rpc import health
-from mq_broker.rpc.service import UNARY, parse, path
+from mq_broker.rpc.service import UNARY, parse
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
 from mq_protocol.envelope import Envelope, decode, encode, split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import NotLeader, TritonMQError
-from mq_protocol.limits import MESSAGE_BYTES_MAX
-from mq_protocol.methods import BROKER
-from mq_protocol.transport import from_call
+from tests.mq_broker.broker.channel import Call, Channel
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.simulation.real.zookeeper import Session
 from tests.virtual.world import present
@@ -83,13 +77,6 @@ def shared(zookeeper: str, session_timeout_ms: int, root: str) -> Callable[[], C
     return lambda: Session(service)
 
 
-def of_a_former_loop(record: logging.LogRecord) -> bool:
-    """gRPC has one queue of events for all loops of a process. It wakes this test's loop for an event of a former
-    test's, which is closed by now; this one is not."""
-    error = record.exc_info[1] if record.exc_info else None
-    return "PollerCompletionQueue" in record.getMessage() and str(error) == "Event loop is closed"
-
-
 class Broker:
     """One broker in this process, and a channel to it. `asks_again`: as clients do, for as long as nobody is known to
     lead the partition. Nothing was done by what is told so."""
@@ -101,7 +88,7 @@ class Broker:
         self.address = ""
         self._stop = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._channel: aio.Channel | None = None
+        self._channel: Channel | None = None
         self._process: Any = None
 
     async def start(self) -> Broker:
@@ -120,12 +107,8 @@ class Broker:
         if self._task.done():
             self._task.result()
         self.address = ready.result()
-        self._channel = self._dial() if world is None else world.network.dial(self.address)
+        self._channel = Channel(self.address)
         return self
-
-    def _dial(self) -> aio.Channel:
-        options = [("grpc.max_receive_message_length", MESSAGE_BYTES_MAX), ("grpc.use_local_subchannel_pool", 1)]
-        return aio.insecure_channel(self.address, options=options)
 
     async def stop(self) -> None:
         """Cleanly."""
@@ -153,24 +136,22 @@ class Broker:
     async def _close_channel(self) -> None:
         if self._channel is not None:
             channel, self._channel = self._channel, None
-            await channel.close(None)
+            await channel.close()
 
     # -- requests
 
     @property
-    def channel(self) -> aio.Channel:
+    def channel(self) -> Channel:
         assert self._channel is not None
         return self._channel
 
     async def until_ready(self) -> Broker:
         """Until it leads, or follows in sync, all that is assigned to it: before, it serves what it was when it ended,
         and refuses changes."""
-        check: Any = self.channel.unary_unary(f"/{health.SERVICE}/Check", None, None)
-        asked = health_pb2.HealthCheckRequest(service=BROKER.name).SerializeToString()
 
         async def is_ready() -> bool:
-            answer = health_pb2.HealthCheckResponse.FromString(await check(asked, timeout=DEADLINE_S))
-            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+            answer = await self._ask("Metadata", pb.MetadataRequest(), DEADLINE_S)
+            return not answer.not_ready
 
         await until(is_ready)
         return self
@@ -190,11 +171,7 @@ class Broker:
             await asyncio.sleep(0.02)
 
     async def _ask(self, method: str, request: Any, timeout_s: float) -> Any:
-        call: Any = self.channel.unary_unary(path(method), None, None)
-        try:
-            data = await call(request.SerializeToString(), timeout=timeout_s)
-        except aio.AioRpcError as error:
-            raise from_call(error, self.address) from error
+        data = await self.channel.ask(method, request.SerializeToString(), timeout_s)
         return parse(data, UNARY[method].response)
 
     async def create_topic(
@@ -224,8 +201,7 @@ class Broker:
 
     @contextlib.asynccontextmanager
     async def producing(self) -> AsyncIterator[ProduceStream]:
-        call: Any = self.channel.stream_stream(path("Produce"), None, None)
-        stream = ProduceStream(call())
+        stream = ProduceStream(self.channel.call("Produce"))
         try:
             yield stream
         finally:
@@ -253,13 +229,9 @@ class Broker:
         self, topic: str, start: int, end: int, partition: int, **fields: Any
     ) -> list[tuple[pb.StoredBatch, bytes]]:
         request = pb.FetchRequest(topic=topic, partition=partition, start_offset=start, end_offset=end, **fields)
-        method: Any = self.channel.unary_stream(path("Fetch"), None, None)
         found: list[tuple[pb.StoredBatch, bytes]] = []
-        try:
-            async for data in method(request.SerializeToString(), timeout=DEADLINE_S):
-                found += unpack(decode(data, pb.BatchesHeader))
-        except aio.AioRpcError as error:
-            raise from_call(error, self.address) from error
+        async for data in self.channel.answers("Fetch", request.SerializeToString()):
+            found += unpack(decode(data, pb.BatchesHeader))
         return found
 
     async def numbers(self, topic: str, partition: int = 0) -> list[int]:
@@ -269,8 +241,7 @@ class Broker:
 
     @contextlib.asynccontextmanager
     async def subscribing(self) -> AsyncIterator[Subscription]:
-        call: Any = self.channel.stream_stream(path("Subscribe"), None, None)
-        subscription = Subscription(call())
+        subscription = Subscription(self.channel.call("Subscribe"))
         try:
             yield subscription
         finally:
@@ -290,7 +261,7 @@ def numbers_in(payload: bytes) -> list[int]:
 class ProduceStream:
     """A Produce stream, spoken by hand."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
         self._correlation = 0
         self._results: list[pb.ProduceResult] = []
@@ -306,7 +277,7 @@ class ProduceStream:
         async with asyncio.timeout(DEADLINE_S):
             while not self._results:
                 data = await self.call.read()
-                assert data is not aio.EOF, "the stream ended"  # type: ignore[attr-defined]
+                assert data is not None, "the stream ended"
                 self._results += parse(data, pb.ProduceResponse).results
         return self._results.pop(0)
 
@@ -314,7 +285,7 @@ class ProduceStream:
 class Subscription:
     """A Subscribe stream, spoken by hand. Collects what it is told."""
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Call) -> None:
         self.call = call
         self.opened: list[pb.PartitionOpened] = []
         self.batches: list[tuple[pb.StoredBatch, bytes]] = []
@@ -345,7 +316,7 @@ class Subscription:
     async def read(self) -> None:
         async with asyncio.timeout(DEADLINE_S):
             data = await self.call.read()
-        assert data is not aio.EOF, "the stream ended"  # type: ignore[attr-defined]
+        assert data is not None, "the stream ended"
         message = decode(data, pb.BatchesHeader)
         self.opened += message.header.opened
         self.batches += unpack(message)

@@ -1,4 +1,4 @@
-"""Clients with names, without certificates: a broker in this process believes what a call's metadata say.
+"""Clients with names, without certificates: a broker in this process believes what a call says.
 
 Only a test makes it believe so. In a broker a name is made of what the connection has proved, and of nothing else.
 """
@@ -14,45 +14,32 @@ import pytest
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.rpc import callers, gate
+from mq_broker.rpc.call import Call
+from mq_broker.rpc.entering import TokenDoor
 from mq_broker.security.names import ANONYMOUS, Principal
 from mq_protocol import mq_pb2 as pb
+from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import Broker
 
 ROOT = "User:root"
-_KEY = "principal-of-a-test"
 
 
 @pytest.fixture
 def named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Brokers of this process believe the names that `As` gives. Only gRPC can: clients leave stream ports alone."""
-    monkeypatch.setenv("TRITONMQ_TRANSPORT", "grpc")
+    """Brokers of this process believe the names that `As` gives, where a client would show a token."""
     real = callers.note_caller
 
-    def note(context: Any) -> Principal:
-        real(context)
-        told = {key: value for key, value in context.invocation_metadata() if key == _KEY}
-        found = Principal.parse(told[_KEY]) if told else ANONYMOUS
+    async def verify_nothing(_door: TokenDoor, _call: Call, _method: str) -> None:
+        return None
+
+    def note(call: Call) -> Principal:
+        real(call)
+        found = Principal.parse(call.opened.token) if call.opened.token else ANONYMOUS
         callers._principal.set(found)
         return found
 
+    monkeypatch.setattr(TokenDoor, "verify", verify_nothing)
     monkeypatch.setattr(gate, "note_caller", note)
-
-
-class _NamedChannel:
-    """Adds the name to every call of a channel."""
-
-    def __init__(self, broker: Broker, principal: str) -> None:
-        self._broker = broker
-        self._principal = principal
-
-    def __getattr__(self, kind: str) -> Any:
-        method = getattr(self._broker.channel, kind)
-
-        def of(*arguments: Any) -> Any:
-            call = method(*arguments)
-            return lambda *given, **options: call(*given, metadata=((_KEY, self._principal),), **options)
-
-        return of
 
 
 class As(Broker):
@@ -60,8 +47,9 @@ class As(Broker):
 
     def __init__(self, broker: Broker, principal: str) -> None:
         super().__init__(broker.config)
+        self.broker = broker
         self.address = broker.address
-        self._channel = _NamedChannel(broker, principal)  # type: ignore[assignment]
+        self._channel = Channel(broker.address, token=principal)
 
     async def allow(self, *rules: pb.AclRule) -> None:
         for first in range(0, len(rules), 500):

@@ -35,11 +35,11 @@ def config(listen: str = "127.0.0.1:0", broker: int = 1, **fields: Any) -> Broke
         ({"broker": 1 << 31}, "--id"),
         ({"listen": "127.0.0.1"}, "--listen"),
         ({"advertised": "there"}, "--advertise"),
-        ({"peer_listen": "there:port"}, "--peer-listen"),
-        ({"link_listen": "there:port"}, "--link-listen"),
-        ({"link_advertised": "there"}, "--link-advertise"),
-        ({"stream_listen": "there:port"}, "--stream-listen"),
-        ({"stream_advertised": "there"}, "--stream-advertise"),
+        ({"grpc": "there:port"}, "--grpc"),
+        ({"grpc": "127.0.0.1:0", "grpc_advertised": "there"}, "--grpc-advertise"),
+        ({"grpc_advertised": "there:1"}, "--grpc-advertise goes with --grpc"),
+        ({"grpc_token": "127.0.0.1:0"}, "--grpc-token goes with --certs"),
+        ({"grpc_token_advertised": "there:1"}, "--grpc-token-advertise goes with --grpc-token"),
         ({"flight": "there:port"}, "--flight"),
         ({"flight": "127.0.0.1:0", "flight_advertised": "there"}, "--flight-advertise"),
         ({"flight_advertised": "there:1"}, "--flight-advertise goes with --flight"),
@@ -105,12 +105,10 @@ def test_clients_dial_what_was_advertised_or_else_where_it_listens_by_this_machi
         assert config(anywhere).address(7) == f"{HERE}:7"
 
 
-def test_brokers_dial_what_was_advertised_to_them_or_the_host_that_they_or_else_clients_are_told() -> None:
+def test_brokers_dial_what_was_advertised_to_them_or_what_clients_dial() -> None:
     assert config("10.0.0.1:7400").peer_address(8) == "10.0.0.1:8"
-    assert config("10.0.0.1:7400", advertised="there:9").peer_address(8) == "10.0.0.1:8"
-    assert config("0.0.0.0:7400", advertised="there:9").peer_address(8) == "there:8"
+    assert config("10.0.0.1:7400", advertised="there:9").peer_address(8) == "there:9"
     assert config("0.0.0.0:7400").peer_address(8) == f"{HERE}:8"
-    assert config("0.0.0.0:7400", advertised="there:9", peer_listen="10.0.0.2:0").peer_address(8) == "10.0.0.2:8"
     assert config(peer_advertised="elsewhere:5").peer_address(8) == "elsewhere:5"
 
 
@@ -121,9 +119,14 @@ def test_a_broker_without_a_zookeeper_stands_alone() -> None:
     assert config(zookeeper="127.0.0.1:2181", coordination=lambda: given).make_coordination() is given
 
 
-def test_clients_of_flight_are_told_the_host_of_its_port_or_what_stands_before_it() -> None:
-    assert config(flight="10.0.0.3:7").flight_address(7) == "10.0.0.3:7"
-    assert config(flight="10.0.0.3:0").flight_address(8) == "10.0.0.3:8"
-    assert config(flight="0.0.0.0:7").flight_address(7) == f"{HERE}:7"
-    assert config("0.0.0.0:7400", advertised="there:9", flight="0.0.0.0:7").flight_address(7) == "there:7"
-    assert config(flight="10.0.0.3:7", flight_advertised="elsewhere:5").flight_address(7) == "elsewhere:5"
+@pytest.mark.parametrize("port", ["grpc", "flight", "grpc_token"])
+def test_clients_of_a_further_port_are_told_its_host_or_what_stands_before_it(port: str) -> None:
+    def told(at: int, listen: str, by: str = "127.0.0.1:0", **fields: Any) -> Any:
+        made = config(by, certs=Path("certs"), insecure=False, **{port: listen, **fields})
+        return getattr(made, f"{port}_address")(at)
+
+    assert told(7, "10.0.0.3:7") == "10.0.0.3:7"
+    assert told(8, "10.0.0.3:0") == "10.0.0.3:8"
+    assert told(7, "0.0.0.0:7") == f"{HERE}:7"
+    assert told(7, "0.0.0.0:7", "0.0.0.0:7400", advertised="there:9") == "there:7"
+    assert told(7, "10.0.0.3:7", **{f"{port}_advertised": "elsewhere:5"}) == "elsewhere:5"

@@ -11,16 +11,13 @@ import asyncio
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
-from grpc import aio
 
 from mq_broker.broker.administration import topics as admin
 from mq_broker.broker.groups import cursors as groups
 from mq_broker.broker.transactions import coordinator as transactions
-from mq_broker.rpc.service import path
 from mq_client.admin import Admin
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
@@ -37,7 +34,6 @@ from mq_protocol.errors import (
     UnknownTopic,
 )
 from mq_protocol.limits import REQUEST_PLACES_MAX, REQUEST_TOPICS_MAX
-from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import Broker, standalone
 from tests.mq_broker.broker.costs import measured
 from tests.virtual.world import in_virtual_time
@@ -50,24 +46,16 @@ GROWN_BYTES = 100 << 20
 
 async def ask(broker: Broker, method: str, data: bytes) -> bytes:
     """The bytes as they are, asked of the broker. Raises the error that it answers with."""
-    call: Any = broker.channel.unary_unary(path(method), None, None)
-    try:
-        answer: bytes = await call(data, timeout=30)
-    except aio.AioRpcError as error:
-        raise from_call(error, broker.address) from error
-    return answer
+    return await broker.channel.ask(method, data, 30)
 
 
-async def subscribe(broker: Broker, data: bytes) -> bytes:
-    call: Any = broker.channel.stream_stream(path("Subscribe"), None, None)()
+async def subscribe(broker: Broker, data: bytes) -> bytes | None:
+    call = broker.channel.call("Subscribe")
     try:
         await call.write(data)
-        answer: bytes = await call.read()
-    except aio.AioRpcError as error:
-        raise from_call(error, broker.address) from error
+        return await call.read()
     finally:
         call.cancel()
-    return answer
 
 
 def test_a_topic_named_often_in_one_question_is_refused(tmp_path: Path) -> None:

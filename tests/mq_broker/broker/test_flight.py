@@ -22,7 +22,7 @@ from mq_protocol.flight import SERVICE
 from mq_protocol.limits import FLIGHT_REQUEST_BYTES_MAX
 from mq_protocol.pem import files_of_broker, read
 from tests.cluster.harness import wait_until
-from tests.mq_broker.broker.by_token import Place, broker_with_tokens
+from tests.mq_broker.broker.by_token import Place, over_tls
 from tests.mq_broker.broker.cluster import Broker
 from tests.securing import HOST, Certs
 
@@ -249,7 +249,7 @@ def test_a_message_above_64_kib_is_not_taken(tmp_path: Path) -> None:
 def secured(tmp_path: Path, job: Callable[[Place, str], None], **fields: Any) -> None:
     async def scenario() -> None:
         at = f"{HOST}:{free_port(HOST)}"
-        async with broker_with_tokens(tmp_path, flight=at, **fields) as place:
+        async with over_tls(tmp_path, flight=at, **fields) as place:
             await asyncio.to_thread(job, place, f"grpc+tls://{at}")
 
     asyncio.run(scenario())
@@ -260,17 +260,12 @@ def by_certificate(place: Place, uri: str, security: Security) -> flight.FlightC
     return flight.connect(uri, tls_root_certs=place.certs.ca, cert_chain=pem.certificate, private_key=pem.key)
 
 
-def by_token(place: Place, token: str) -> tuple[flight.FlightClient, flight.FlightCallOptions]:
-    client = flight.connect(f"grpc+tls://{place.tokens}", tls_root_certs=place.certs.ca)
-    return client, flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {token}".encode())])
-
-
 def filled(place: Place, rights: tuple[str, ...] = (), count: int = 10, batches: int = 1) -> None:
     with place.admin() as admin:
         admin.create_topic("t", schema=DDL, durability="memory")
         if rights:
             admin.alter_acls([AclRule("User:etl", each, "Topic", "t") for each in rights])
-    with Producer(place.broker, security=place.certs.user("admin")) as producer:
+    with Producer(place.address, security=place.certs.user("admin")) as producer:
         for _ in range(batches):
             producer.publish_batch("t", rows(0, count), partition=0).result(30)
 
@@ -338,13 +333,16 @@ def test_nobody_is_served_without_a_certificate_or_with_one_of_a_strangers_autho
 
 
 def test_who_shows_a_token_reads_at_the_port_for_tokens(tmp_path: Path) -> None:
-    def job(place: Place, uri: str) -> None:
+    tokens = f"{HOST}:{free_port(HOST)}"
+
+    def job(place: Place, _uri: str) -> None:
         filled(place, ("Read",))
-        made = place.made()
-        client, shown = by_token(place, made.secret.reveal())
-        with client:
+        shown = flight.FlightCallOptions(
+            headers=[(b"authorization", f"Bearer {place.made().secret.reveal()}".encode())]
+        )
+        with flight.connect(f"grpc+tls://{tokens}", tls_root_certs=place.certs.ca) as client:
             info = client.get_flight_info(flight.FlightDescriptor.for_path("t"), shown)
-            assert [each.uri.decode() for each in info.endpoints[0].locations] == [f"grpc+tls://{place.tokens}"]
+            assert [each.uri.decode() for each in info.endpoints[0].locations] == [f"grpc+tls://{tokens}"]
             assert client.do_get(info.endpoints[0].ticket, shown).read_all().num_rows == 10
             for wrong in ([], [(b"authorization", b"Bearer tmq_none")]):
                 with pytest.raises(flight.FlightUnauthenticatedError, match="not authenticated"):
@@ -353,7 +351,7 @@ def test_who_shows_a_token_reads_at_the_port_for_tokens(tmp_path: Path) -> None:
                 list(client.do_action(flight.Action("drop", b"t"), shown))
         place.wait_until_audited("no token", "DoGet")
 
-    secured(tmp_path, job)
+    secured(tmp_path, job, grpc_token=tokens)
 
 
 def test_a_stream_ends_when_the_right_is_taken_away(tmp_path: Path) -> None:

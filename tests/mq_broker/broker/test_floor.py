@@ -153,7 +153,7 @@ def test_no_port_in_plain_text_is_served_where_tls_is_demanded(tmp_path: Path) -
             await does_not_start(
                 below, InvalidSetting, "offer tls: start it with --certs DIR and without --also-plaintext"
             )
-        with_tokens = dataclasses.replace(secure, listen_token=f"{HOST}:0")  # over TLS, too
+        with_tokens = dataclasses.replace(secure, grpc=f"{HOST}:0", grpc_token=f"{HOST}:0")  # over TLS, too
         measured = dataclasses.replace(secure, http=f"{HOST}:{free_port(HOST)}")  # and so are metrics
         for kept in (secure, with_tokens, measured):
             async with running(kept):

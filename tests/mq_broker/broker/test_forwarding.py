@@ -11,32 +11,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc import aio
 
-from mq_broker.broker import BrokerConfig, forwarding
+from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.measured import FORWARDED, STREAMS
+from mq_broker.rpc import dialling
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.service import path
 from mq_client import Admin, Consumer, Producer, Reader, Security, UnknownTopic
-from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import decode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import (
-    InvalidRequest,
+    NotAuthenticated,
     NotLeader,
     PeerRefused,
     PermissionDenied,
     TritonMQError,
     Unreachable,
 )
+from mq_protocol.methods import BROKER
 from mq_protocol.pem import CA_FILE
-from mq_protocol.transport import FORWARD_METADATA
-from tests.mq_broker.broker.by_token import Header, Shown, _Headed
+from tests.mq_broker.broker.by_token import Shown
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, unpack, until
-from tests.mq_broker.broker.test_taking_rights_away import ended, rule
+from tests.mq_broker.broker.test_taking_rights_away import rule
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.securing import HOST, Certs
 
@@ -57,7 +55,6 @@ class Pair:
                     f"{HOST}:0",
                     data / str(n),
                     certs=certs.path if certs else None,
-                    listen_token=f"{HOST}:{free_port()}" if certs else "",
                     stop_timeout_ms=2_000,
                     coordination=lambda n=n: self.coordination[n],  # type: ignore[misc]
                     **fields,
@@ -69,16 +66,16 @@ class Pair:
     def __getitem__(self, broker: int) -> Broker:
         return self.brokers[broker]
 
-    def to(self, *headers: Header, at: int = 1, user: str = "") -> Shown | Plain:
-        """Raw calls to a broker, with those headers."""
-        address = self[at].address
+    def to(self, *, at: int = 1, user: str = "", **shown: Any) -> Shown:
+        """Calls by hand to a broker. `user`: whose certificate is shown; none in plain text. `shown`: what each call
+        carries."""
         if self.certs is None:
-            return Plain(self[at], *headers)
-        return Shown(self.certs, address, *headers, security=self.certs.user(user))
+            return Shown(self[at].address, **shown)
+        return Shown(self[at].address, self.certs.tls(self.certs.user(user) if user else None), **shown)
 
-    def for_two(self, user: str = "") -> Shown | Plain:
-        """Raw calls to broker 1 that are meant for broker 2."""
-        return self.to((FORWARD_METADATA, self[2].address), user=user)
+    def for_two(self, user: str = "", **shown: Any) -> Shown:
+        """To broker 1, each meant for broker 2."""
+        return self.to(user=user, forward=self[2].address, **shown)
 
     async def leads(self, topic: str, broker: int) -> bool:
         """Whether the topic, of one partition, is led by that broker, and each has heard of it. Else whoever leads is
@@ -97,21 +94,6 @@ class Pair:
         return False
 
 
-class Plain(Broker):
-    """Raw calls in plain text."""
-
-    def __init__(self, broker: Broker, *headers: Header) -> None:
-        self.address = broker.address
-        self._real = aio.insecure_channel(broker.address, options=[("grpc.use_local_subchannel_pool", 1)])
-        self._channel = _Headed(self._real, headers)  # type: ignore[assignment]
-
-    async def __aenter__(self) -> Plain:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._real.close(None)
-
-
 @contextlib.asynccontextmanager
 async def pair(zookeeper: str, data: Path, *, secure: bool = True, **fields: Any) -> AsyncIterator[Pair]:
     """There is a topic `t` on both, led by broker 2."""
@@ -119,7 +101,7 @@ async def pair(zookeeper: str, data: Path, *, secure: bool = True, **fields: Any
     made = Pair(zookeeper, data, certs, **fields)
     started: list[Broker] = []
     patch = pytest.MonkeyPatch()
-    patch.setattr(forwarding, "CONNECT_S", DEADLINE_S)  # who asks here asks once
+    patch.setattr(dialling, "CONNECT_S", DEADLINE_S)  # who asks here asks once
     try:
         for broker in made.brokers.values():
             await broker.start()
@@ -173,7 +155,7 @@ def test_a_call_is_answered_by_the_broker_that_is_meant(zookeeper: str, tmp_path
                     assert await subscription.read_numbers(2) == [1, 2]
                     await two.produce("t", 3)
                     assert await subscription.read_numbers(3) == [1, 2, 3]
-            async with made.to((FORWARD_METADATA, made[1].address)) as itself:
+            async with made.to(forward=made[1].address) as itself:
                 assert (await itself.ask("Observe", pb.ObserveRequest())).broker == 1
             assert FORWARDED.rows()[("Observe",)] == before + 1
 
@@ -204,14 +186,10 @@ def test_the_error_is_that_of_the_broker_that_is_meant(zookeeper: str, tmp_path:
 def test_a_broker_that_is_not_there_is_as_one_that_cannot_be_reached(zookeeper: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(zookeeper, tmp_path, secure=False) as made:
-            for address in ("127.0.0.1:1", "elsewhere.example:7400", "", "x" * 5_000):
-                async with made.to((FORWARD_METADATA, address)) as lost:
+            for address in ("127.0.0.1:1", "elsewhere.example:7400", "x" * 5_000):
+                async with made.to(forward=address) as lost:
                     with pytest.raises(Unreachable, match="metadata"):
                         await lost.ask("Observe", pb.ObserveRequest())
-            twice = (FORWARD_METADATA, made[2].address)
-            async with made.to(twice, twice) as torn:
-                with pytest.raises(InvalidRequest, match="2 times"):
-                    await torn.ask("Observe", pb.ObserveRequest())
             async with made.for_two() as two:
                 await two.produce("t", 1)
                 async with two.producing() as stream, two.subscribing() as subscription:
@@ -221,7 +199,7 @@ def test_a_broker_that_is_not_there_is_as_one_that_cannot_be_reached(zookeeper: 
                     await subscription.read_opened()
                     await made[2].abandon()
                     for call in (stream.call, subscription.call):
-                        assert isinstance(await ended(call), Unreachable)
+                        assert isinstance(await call.error(), Unreachable)
                 with pytest.raises(Unreachable):
                     await two.ask("Observe", pb.ObserveRequest())
 
@@ -240,8 +218,9 @@ def test_a_stream_that_the_client_breaks_off_ends_at_both_brokers(zookeeper: str
             async with two.subscribing() as subscription:  # and one that ends as it should, too
                 await subscription.open("t")
                 await subscription.read_opened()
-                await subscription.call.done_writing()
-                assert await ended_well(subscription.call)
+                await subscription.call.end()
+                async with asyncio.timeout(DEADLINE_S):
+                    assert await subscription.call.read() is None
             await until(lambda: _is(lambda: STREAMS.rows()[("Subscribe",)] == before))
 
     asyncio.run(main())
@@ -251,20 +230,13 @@ async def _is(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-async def ended_well(call: Any) -> bool:
-    async with asyncio.timeout(DEADLINE_S):
-        while await call.read() is not aio.EOF:  # type: ignore[attr-defined]
-            pass
-        return bool((await call.code()).name == "OK")
-
-
 # ------------------------------------------------------------------ who asks
 
 
 def test_both_brokers_know_who_asks_and_judge_it(zookeeper: str, tmp_path: Path) -> None:
     async def main() -> None:
         async with pair(zookeeper, tmp_path) as made:
-            await allow(made, rule("Write"))
+            await allow(made, rule("Write"), rule("Read", name="u"), rule("Read", name="u", who=MALLORY))
             async with made.for_two("etl") as etl, made.for_two("mallory") as mallory:
                 await etl.produce("t", 1, 2, 3)
                 with pytest.raises(PermissionDenied, match=ETL):
@@ -284,19 +256,11 @@ def test_who_shows_a_token_is_known_by_it_at_the_other_broker(zookeeper: str, tm
             security, token = await asyncio.to_thread(_with_a_token, made)
             await allow(made, rule("Write"), rule("Read"), rule("Read", "Group", "g"))
             await asyncio.to_thread(_writes_and_reads, made, security)
-            async with (
-                Shown(
-                    made.certs,
-                    made[1].config.listen_token,
-                    ("authorization", f"Bearer {token}"),
-                    (FORWARD_METADATA, made[2].config.listen_token),
-                ) as client,
-                client.subscribing() as subscription,
-            ):
+            async with made.for_two(token=token) as client, client.subscribing() as subscription:
                 await subscription.open("t", earliest=True)
                 await subscription.read_opened()
                 await asyncio.to_thread(_revoked, made)
-                assert str(await ended(subscription.call)) == "not authenticated"
+                assert str(await subscription.call.error()) == "not authenticated"
 
     asyncio.run(main())
 
@@ -315,9 +279,9 @@ def _revoked(made: Pair) -> None:
 
 
 def _writes_and_reads(made: Pair, security: Security) -> None:
-    """With nothing but broker 1's port for tokens, and the topic led by broker 2."""
+    """At broker 1 alone, and the topic led by broker 2."""
     how: dict[str, Any] = {"security": security, "forward": True}
-    port = made[1].config.listen_token
+    port = made[1].address
     with Producer(port, **how) as producer:
         assert producer.publish("t", {"n": 7, "s": "seven"}).result(DEADLINE_S).offset == 0
     with Reader(port, **how) as reader:
@@ -328,32 +292,25 @@ def _writes_and_reads(made: Pair, security: Security) -> None:
 
 
 def test_a_client_cannot_say_that_it_is_somebody_else(zookeeper: str, tmp_path: Path) -> None:
-    """Even if it knew the secret of the cluster. What brokers say of clients means nothing at the ports for clients. At
-    the ports for brokers only a broker's certificate counts."""
+    """Even if it knew the secret of the cluster: what is passed on comes from a broker's certificate alone."""
 
     async def main() -> None:
         async with pair(zookeeper, tmp_path) as made:
-            assert made.certs is not None
             coordination = made.coordination[1]
             secret, registered = await coordination.peer_secret(), await coordination.brokers()
             assert secret is not None
             proof = PeerProof(2, registered[2].incarnation, await coordination.cluster_id(), secret)
-
-            def as_admin(method: str, to: int) -> Header:
-                return proof.forwarded(path(method), to, pb.ForwardedFor(principal="User:admin"))[0]
-
-            for to, more in ((1, ()), (2, ((FORWARD_METADATA, made[2].address),))):
-                async with made.to(as_admin("Upgrade", to), *more, user="mallory") as mallory:
-                    with pytest.raises(PermissionDenied, match=MALLORY):
-                        await mallory.ask("Upgrade", pb.UpgradeRequest())
-            peer_port = registered[1].tls_peer_address
-            async with Shown(
-                made.certs, peer_port, as_admin("Upgrade", 1), security=made.certs.user("mallory")
-            ) as there:
-                with pytest.raises(PeerRefused, match=MALLORY):
-                    await there.ask("Upgrade", pb.UpgradeRequest())
-            async with Shown(made.certs, peer_port, security=made.certs.user("admin")) as there:
-                with pytest.raises(PeerRefused, match="proves nothing"):
+            path, admin = BROKER.path("Upgrade"), pb.ForwardedFor(principal="User:admin")
+            for user, told in (("mallory", MALLORY), ("", "neither a certificate nor a token was shown")):
+                async with made.to(user=user, passed_on=proof.forwarded(path, 1, admin)) as there:
+                    with pytest.raises(TritonMQError, match=told) as refused:
+                        await there.ask("Upgrade", pb.UpgradeRequest())
+                    assert isinstance(refused.value, PeerRefused | NotAuthenticated)
+            false = pb.ForwardedCall()
+            false.CopyFrom(proof.forwarded(path, 1, admin))
+            false.proof = bytes(32)
+            async with made.to(user="admin", passed_on=false) as there:
+                with pytest.raises(PeerRefused, match="the proof is wrong"):
                     await there.ask("Upgrade", pb.UpgradeRequest())
 
     asyncio.run(main())
@@ -369,7 +326,7 @@ def test_a_right_that_is_taken_away_is_gone_on_streams_that_are_passed_on(zookee
                 await subscription.open("t", earliest=True)
                 assert await subscription.read_numbers(1) == [1]
                 await take_away(made, rule("Write"), rule("Read"))
-                assert isinstance(await ended(subscription.call), PermissionDenied)
+                assert isinstance(await subscription.call.error(), PermissionDenied)
                 await stream.send("t", encode_batch(rows(2)), 1)
                 assert isinstance(from_wire((await stream.result()).error), PermissionDenied)
                 await allow(made, rule("Write"))
@@ -396,9 +353,10 @@ def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookee
                 await two.produce("t", *range(number * batch_rows, (number + 1) * batch_rows))
             end = batches * batch_rows
             request = pb.FetchRequest(topic="t", start_offset=0, end_offset=end)
-            fetch: Any = two.channel.unary_stream(path("Fetch"), None, None)
-            slow = fetch(request.SerializeToString())
-            first = unpack(decode(await slow.read(), pb.BatchesHeader))
+            slow = await two.channel.begin("Fetch", request)
+            data = await slow.read()
+            assert data is not None
+            first = unpack(decode(data, pb.BatchesHeader))
             found = await two.fetch("t", 0, end)
             assert sum(stored.record_count for stored, _ in found) == end, "another one is not held up"
             async with made.to() as one:
@@ -406,7 +364,7 @@ def test_who_reads_nothing_holds_little_of_the_memory_and_holds_nobody_up(zookee
             assert 0 < held <= some_messages
             assert sum(stored.payload_bytes for stored, _ in found) > 2 * some_messages
             left = [*first]
-            while (data := await slow.read()) is not aio.EOF:  # type: ignore[attr-defined]
+            while (data := await slow.read()) is not None:
                 left += unpack(decode(data, pb.BatchesHeader))
             assert left == found
 

@@ -1,38 +1,45 @@
-"""A stranger who reaches every port of the brokers, and knows all that clients can know: it cannot speak as a broker.
+"""A stranger who reaches the port of the brokers, and knows all that clients can know: it cannot speak as a broker.
 
-Each test is an attack that once worked, spoken by hand: from the clients' port alone, and from the brokers' own port
-without the cluster's secret. What is asserted is that the cluster is as it was.
+Each test is an attack that once worked, spoken by hand, as a client and as a broker without the cluster's secret. What
+is asserted is that the cluster is as it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
+import secrets
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from grpc import StatusCode, aio
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
 from mq_broker.core.entries import Append, Entry, MoveCursor
 from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.framed import connect
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_broker.storage.codec.frame import Place, encode
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
-from mq_protocol.errors import InvalidRequest, NotEnoughReplicas, OutcomeUnknown, TritonMQError
+from mq_protocol.envelope import Envelope
+from mq_protocol.errors import (
+    InvalidRequest,
+    NotEnoughReplicas,
+    OutcomeUnknown,
+    PeerRefused,
+    TritonMQError,
+    Unreachable,
+)
+from mq_protocol.methods import PEER
+from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, rows, standalone, until
 from tests.mq_broker.broker.transactions.test_coordinator import KEY, decide, stage
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.virtual.world import in_virtual_time
-
-LINK = "/tritonmq.v1.Peer/Link"
-SERVICES = ("tritonmq.v1.Broker", "tritonmq.v1.Peer")
 
 
 class Lingering(ZooKeeperCoordination):
@@ -46,7 +53,7 @@ class Lingering(ZooKeeperCoordination):
 
 
 class Victims:
-    """Three brokers, and all their ports."""
+    """Three brokers."""
 
     def __init__(self, zookeeper: str, data: Path) -> None:
         root = f"/hostile-{uuid.uuid4().hex}"
@@ -100,11 +107,6 @@ class Victims:
     async def incarnations(self) -> dict[int, int]:
         return {broker.id: broker.incarnation for broker in (await self[1].metadata()).brokers}
 
-    async def addresses(self, broker: int) -> list[str]:
-        """Of every port at which it speaks gRPC. Clients are told the first one only."""
-        registered = (await self.coordination[1].brokers())[broker]
-        return [registered.address, registered.peer_address]
-
     async def are_well(self) -> None:
         """Every one serves, all are in sync, and a record reaches all of them."""
         end = (await until(self._ends))[0]
@@ -145,81 +147,53 @@ async def _all_known(made: Victims) -> bool:
 # ---------------------------------------------------------------- the stranger's voice
 
 
-def field(number: int, data: bytes) -> bytes:
-    length, said = len(data), b""
-    while length > 0x7F:
-        said += bytes([length & 0x7F | 0x80])
-        length >>= 7
-    return bytes([number << 3 | 2]) + said + bytes([length]) + data
-
-
-def link_message(header: bytes, payload: bytes = b"") -> bytes:
-    return field(1, header) + (field(2, payload) if payload else b"")
-
-
 class Stranger:
-    """Speaks to one address, as any broker it likes."""
+    """Speaks to that broker, as any broker it likes: it knows all but the secret."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self._channel = aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+    def __init__(self, cluster: Victims, to: int) -> None:
+        self._cluster = cluster
+        self._to = to
+        self.address = cluster[to].address
 
-    async def close(self) -> None:
-        await self._channel.close(None)
+    async def _as(self, broker: int, incarnation: int) -> PeerProof:
+        cluster_id = await self._cluster.coordination[self._to].cluster_id()
+        return PeerProof(broker, incarnation, cluster_id, secrets.token_bytes(32))
 
-    async def ask(self, method: str, request: Any) -> list[aio.AioRpcError | None]:
-        """The error of asking it of each service; None where it was answered."""
-        errors: list[aio.AioRpcError | None] = []
-        for service in SERVICES:
-            call: Any = self._channel.unary_unary(f"/{service}/{method}", None, None)
-            try:
-                await call(request.SerializeToString(), timeout=DEADLINE_S)
-                errors.append(None)
-            except aio.AioRpcError as error:
-                errors.append(error)
+    async def ask(self, method: str, request: Any) -> list[TritonMQError]:
+        """The errors of asking it as a client, and as a broker."""
+        proof = (await self._as(1 + self._to % 3, 1)).call(PEER.path(method))
+        shown: tuple[dict[str, Any], ...] = ({}, {"proof": pb.PeerCall()}, {"proof": proof})
+        errors = []
+        for each in shown:
+            with pytest.raises(TritonMQError) as refused:
+                await Channel(self.address).ask(method, request.SerializeToString(), DEADLINE_S, **each)
+            errors.append(refused.value)
         return errors
 
-    async def link(self, broker: int, incarnation: int, cluster_id: str = "?") -> Any:
-        """A link in that broker's name, or None. What a refusal says of the cluster is used."""
-        method: Any = self._channel.stream_stream(LINK, None, None)
-        call = method()
-        hello = pb.LinkHello(broker=broker, incarnation=incarnation).SerializeToString() + field(3, cluster_id.encode())
+    async def link(self, broker: int, incarnation: int, header: pb.LinkHeader, payload: bytes = b"") -> None:
+        """Says that on a link in that broker's name, which is refused."""
+        proof = await self._as(broker, incarnation)
+        wire = await connect(self.address)
         try:
-            await call.write(link_message(field(1, hello)))
             async with asyncio.timeout(DEADLINE_S):
-                await call.read()
-        except (aio.AioRpcError, asyncio.InvalidStateError):
-            if await call.code() == StatusCode.UNIMPLEMENTED:
-                return None
-            told = re.search(r"this is ([0-9a-f]{32})", await call.details() or "")
-            return await self.link(broker, incarnation, told[1]) if told and cluster_id == "?" else None
-        return call
-
-
-@contextlib.asynccontextmanager
-async def strangers(cluster: Victims, broker: int) -> AsyncIterator[list[Stranger]]:
-    """One at each port of that broker."""
-    made = [Stranger(address) for address in await cluster.addresses(broker)]
-    try:
-        yield made
-    finally:
-        for stranger in made:
-            await stranger.close()
+                mine = proof.hello(self._to)
+                wire.write(Envelope(pb.LinkHeader(hello=mine)))
+                theirs = await wire.hello()
+                wire.write(Envelope(pb.LinkHeader(hello=pb.LinkHello(proof=proof.of_dialler(mine, theirs)))))
+                wire.write(Envelope(header, (payload,) if payload else ()))
+                await wire.listen(lambda _: None)
+        except (PeerRefused, Unreachable):
+            return
+        finally:
+            wire.close()
+        raise AssertionError("it was let in")
 
 
 async def say(cluster: Victims, to: int, header: pb.LinkHeader, payload: bytes = b"") -> None:
-    """At each port of that broker, on links in the names of those that may dial it."""
+    """On links in the names of all brokers."""
     lives = await cluster.incarnations()
-    async with strangers(cluster, to) as made:
-        for stranger in made:
-            for name in range(to):
-                link = await stranger.link(name, lives.get(name, 1))
-                if link is not None:
-                    with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError, TimeoutError):
-                        await link.write(link_message(header.SerializeToString(), payload))
-                        async with asyncio.timeout(0.3):  # until it has been heard, and the link ended, or not
-                            await link.read()
-                    link.cancel()
+    for name in (0, 1, 2, 3):
+        await Stranger(cluster, to).link(name, lives.get(name, 1), header, payload)
 
 
 def entries(
@@ -251,18 +225,18 @@ def test_a_far_publish_without_batches_does_not_make_rows_vanish(zookeeper: str,
     async def scenario() -> None:
         async with victims(zookeeper, tmp_path) as cluster:
             line = await stage(cluster[cluster.leader], 0, 1, 2)
-            errors = await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=(1 << 62)))
+            await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=(1 << 62)))
             await until(lambda: decided(cluster, line))
             assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
-            assert all(errors)
 
     asyncio.run(scenario())
 
 
-async def publish(cluster: Victims, request: pb.PublishRequest) -> list[aio.AioRpcError | None]:
-    """Asked of the leader at each port, of each service; the errors."""
-    async with strangers(cluster, cluster.leader) as made:
-        return [error for stranger in made for error in await stranger.ask("Publish", request)]
+async def publish(cluster: Victims, request: pb.PublishRequest) -> None:
+    """Asked of the leader, which refuses it."""
+    as_client, *as_broker = await Stranger(cluster, cluster.leader).ask("Publish", request)
+    assert isinstance(as_client, InvalidRequest)
+    assert all(isinstance(error, PeerRefused) for error in as_broker)
 
 
 async def decided(cluster: Victims, line: pb.StagedBatches) -> bool:
@@ -276,11 +250,10 @@ def test_staged_rows_are_not_published_by_a_stranger_before_their_decision(zooke
     async def scenario() -> None:
         async with victims(zookeeper, tmp_path) as cluster:
             line = await stage(cluster[cluster.leader], 0, 1, 2)
-            errors = await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=line.uuids))
+            await publish(cluster, pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=line.uuids))
             assert await cluster[cluster.leader].end("t") == 0
             assert await until(lambda: decided(cluster, line))
             assert await until(lambda: cluster[cluster.leader].numbers("t")) == [1, 2]
-            assert all(errors)
 
     asyncio.run(scenario())
 
@@ -332,33 +305,26 @@ def test_nothing_is_acknowledged_in_the_names_of_dead_followers(zookeeper: str, 
         async with victims(zookeeper, tmp_path, leader=3, min_insync_replicas="2") as cluster:
             await cluster[3].produce("t", 1)
             lives = await cluster.incarnations()
-            logs = {follower: await log_id(cluster, follower) for follower in cluster.followers}
             for follower in cluster.followers:
                 cluster.coordination[follower].lingers = True
                 await cluster[follower].abandon()
             producing = asyncio.create_task(cluster[3].produce("t", 2))
-            async with strangers(cluster_at(cluster, 3), 3) as made:
-                for stranger in made:
-                    link = await stranger.link(0, 1)
-                    while link is not None and not producing.done():
-                        acks = [
-                            pb.AppendAck(
-                                topic_id=cluster.topic.topic_id,
-                                partition=0,
-                                follower=follower,
-                                incarnation=lives[follower],
-                                log_id=logs[follower],
-                                leader_epoch=cluster.epoch,
-                                acknowledged_index=index,
-                                matched_index=index,
-                                sequence=1 << 40,
-                            )
-                            for follower in cluster.followers
-                            for index in range(2, 6)
-                        ]
-                        with contextlib.suppress(aio.AioRpcError, asyncio.InvalidStateError):
-                            await link.write(link_message(pb.LinkHeader(ack=acks).SerializeToString()))
-                        await asyncio.sleep(0.02)
+            acks = [
+                pb.AppendAck(
+                    topic_id=cluster.topic.topic_id,
+                    partition=0,
+                    follower=follower,
+                    incarnation=lives[follower],
+                    leader_epoch=cluster.epoch,
+                    acknowledged_index=index,
+                    matched_index=index,
+                    sequence=1 << 40,
+                )
+                for follower in cluster.followers
+                for index in range(2, 6)
+            ]
+            for name in (0, *cluster.followers):
+                await Stranger(cluster, 3).link(name, lives.get(name, 1), pb.LinkHeader(ack=acks))
             for follower in cluster.followers:
                 cluster.coordination[follower].lingers = False
                 await cluster.coordination[follower].stop()
@@ -371,24 +337,6 @@ def test_nothing_is_acknowledged_in_the_names_of_dead_followers(zookeeper: str, 
             producing.cancel()
 
     asyncio.run(scenario())
-
-
-def cluster_at(cluster: Victims, broker: int) -> Victims:
-    """The same, seen through the coordination of a broker that lives."""
-    cluster.coordination = {**cluster.coordination, 1: cluster.coordination[broker], 2: cluster.coordination[2]}
-    return cluster
-
-
-async def log_id(cluster: Victims, broker: int) -> str:
-    """As the stranger could once ask."""
-    request = pb.ReplicaStatusRequest(topic_id=cluster.topic.topic_id, partition=0)
-    call: Any = cluster[broker].channel.unary_unary(f"/{SERVICES[0]}/ReplicaStatus", None, None)
-    try:
-        return pb.ReplicaStatusResponse.FromString(await call(request.SerializeToString(), timeout=DEADLINE_S)).log_id
-    except aio.AioRpcError as error:
-        if error.code() == StatusCode.UNIMPLEMENTED:
-            return "unknown"
-        raise
 
 
 def test_readers_are_served_no_record_that_no_leader_wrote(zookeeper: str, tmp_path: Path) -> None:
@@ -415,11 +363,7 @@ def test_a_hello_of_a_far_life_does_not_part_two_brokers(zookeeper: str, tmp_pat
     async def scenario() -> None:
         async with victims(zookeeper, tmp_path, leader=1) as cluster:
             for target in (2, 3):
-                async with strangers(cluster, target) as made:
-                    for stranger in made:
-                        link = await stranger.link(1, 1 << 60)
-                        if link is not None:
-                            link.cancel()
+                await Stranger(cluster, target).link(1, 1 << 60, pb.LinkHeader(beat=pb.LinkBeat()))
             await cluster.are_well()
 
     asyncio.run(scenario())
@@ -436,7 +380,7 @@ def test_a_publish_that_names_no_batch_is_refused_of_a_broker_too(zookeeper: str
             assert secret is not None
             calls = Calls(PeerProof(1, (await cluster.incarnations())[1], await service.cluster_id(), secret))
             line = await stage(cluster[3], 0, 1)
-            address = (await cluster.addresses(3))[1]
+            address = cluster[3].address
             for uuids, refused in (([], True), (line.uuids, False)):
                 request = pb.PublishRequest(topic="t", key=KEY, batch_id=0, uuids=uuids)
                 expected = pytest.raises(InvalidRequest, match="names none") if refused else contextlib.nullcontext()

@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 
 from mq_broker.measured import QUOTA_REFUSALS, QUOTA_WAITS
-from mq_broker.rpc.service import path
+from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.errors import (
@@ -24,9 +24,9 @@ from mq_protocol.errors import (
     QuotaExceeded,
     TritonMQError,
 )
+from mq_protocol.methods import BROKER
 from mq_protocol.quotas import Quota
-from mq_protocol.transport import from_call
-from tests.mq_broker.broker import principals
+from tests.by_grpc import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker, numbers_in, standalone, until
 from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: F401 - a fixture
 from tests.mq_broker.broker.queues.members import of
@@ -201,11 +201,14 @@ def test_streams_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None:
-    async def lock(broker: Broker, name: str) -> aio.Channel:
+    """By gRPC, where one carries many calls. Those of a host that carry one each count as one."""
+    address = f"127.0.0.1:{free_port()}"
+
+    async def lock(name: str) -> aio.Channel:
         """On a connection of its own, on which the lock is kept."""
-        channel = aio.insecure_channel(broker.address, options=[("grpc.use_local_subchannel_pool", 1)])
-        call: Any = channel.stream_stream(path("Lock"), None, None)  # type: ignore[call-overload]
-        stream = call(metadata=((principals._KEY, GREEDY),))
+        channel = aio.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+        call: Any = channel.stream_stream(BROKER.path("Lock"), None, None)
+        stream = call(metadata=(("authorization", f"Bearer {GREEDY}"),))
         try:
             await stream.write(pb.LockRequest(name=name, wait_ms=600_000).SerializeToString())
             if await stream.read() is aio.EOF:  # type: ignore[attr-defined]
@@ -218,11 +221,11 @@ def test_connections_above_the_quota_are_refused_by_name(tmp_path: Path) -> None
         return channel
 
     async def main() -> None:
-        async with served(tmp_path) as (root, _, modest):
+        async with served(tmp_path, grpc=address) as (root, _, modest):
             await limit(root, GREEDY, connections=2)
-            channels = [await lock(root, name) for name in ("a", "b")]
+            channels = [await lock(name) for name in ("a", "b")]
             with pytest.raises(QuotaExceeded, match="has 2 connections in use at this broker"):
-                await lock(root, "c")
+                await lock("c")
             await modest.end("t")
             for channel in channels:
                 await channel.close(None)
@@ -257,7 +260,7 @@ def test_topics_and_partitions_count_for_who_made_them(tmp_path: Path) -> None:
 def test_superusers_have_no_quotas_and_may_lift_the_lowest(tmp_path: Path) -> None:
     async def main() -> None:
         async with served(tmp_path) as (root, greedy, _):
-            await limit(root, "*", requests=1, produce=1, fetch=1, streams=1, connections=1, topics=1, partitions=1)
+            await limit(root, "*", requests=1, produce=1, fetch=1, streams=1, connections=10, topics=1, partitions=1)
             await asyncio.gather(*(root.end("t") for _ in range(20)))
             await root.create_topic("u", partitions=3)
             with pytest.raises(Overloaded):

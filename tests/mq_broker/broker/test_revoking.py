@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from cryptography import x509
-from grpc import aio
 
 from mq_broker.broker import BrokerConfig
 from mq_broker.broker.administration import acls
@@ -27,7 +26,6 @@ from tests.mq_broker.broker.principals import ROOT, As, judging, named  # noqa: 
 from tests.mq_broker.broker.test_taking_rights_away import (
     ETL,
     OPEN,
-    ended,
     judging_second,
     rule,
     served,
@@ -47,9 +45,9 @@ def test_what_a_revoked_user_has_open_ends(what: str, tmp_path: Path) -> None:
         async with served(tmp_path) as (root, etl):
             await root.allow(*RIGHTS)
             call = await OPEN[what][0](etl)
-            assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+            assert await call.read() is not None
             assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 1
-            assert isinstance(await ended(call), NotAuthenticated)
+            assert isinstance(await call.error(), NotAuthenticated)
             with pytest.raises(NotAuthenticated, match="administrator"):
                 await etl.metadata("t")
             assert (await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))).added == 0  # asked again
@@ -69,7 +67,7 @@ def test_a_revoked_producers_stream_ends(tmp_path: Path) -> None:
                 await stream.send("t", encode_batch(rows(1)), 1)
                 assert not (await stream.result()).HasField("error")
                 await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
-                assert isinstance(await ended(stream.call), NotAuthenticated)
+                assert isinstance(await stream.call.error(), NotAuthenticated)
             assert await root.numbers("t") == [1]
 
     in_virtual_time(main())
@@ -98,10 +96,10 @@ def test_a_user_is_refused_at_a_broker_that_was_not_asked(tmp_path: Path, monkey
 
             for _ in range(3):
                 await until(known)
-                call = watching(etl)
-                assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                call = await watching(etl)
+                assert await call.read() is not None
                 await root.ask("Revoke", pb.RevokeRequest(add=[ETL]))
-                assert isinstance(await ended(call), NotAuthenticated)
+                assert isinstance(await call.error(), NotAuthenticated)
                 await root.ask("Revoke", pb.RevokeRequest(remove=[ETL]))
 
     in_virtual_time(main())

@@ -1,5 +1,5 @@
-"""Every method at the port for tokens, asked by somebody with its rights and by somebody without: as at the other port
-(test_rights.py)."""
+"""Every method, asked by somebody who shows a token and has the rights, and by somebody who has not: as test_rights.py
+asks with names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.security.tokens import DOCUMENT, Tokens, dump
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import PermissionDenied, UnknownTopic, Unreachable
+from mq_protocol.errors import PermissionDenied, UnknownTopic
 from mq_protocol.secrets import digest_of, new_api_token
-from tests.mq_broker.broker.by_token import Shown, bearer, broker_with_tokens
+from tests.mq_broker.broker.by_token import Shown, over_tls
 from tests.mq_broker.broker.test_rights import NEEDING, OTHER, TOPIC, Case, cases_of, outcome, request_of, rule_of
 
 WHO = ("-allowed-literal", "-nobody")
@@ -40,27 +40,23 @@ def test_who_shows_a_token_may_do_what_rules_say_and_no_more(tmp_path: Path) -> 
         for case in cases():
             tokens, texts[case.who] = with_token(case.who, tokens)
         store = FileCoordination(tmp_path / "data")
-        async with broker_with_tokens(tmp_path, coordination=lambda: store) as place:
-            admin = place.certs.user("admin")
-            async with Shown(place.certs, place.broker, security=admin) as root:
-                rules = [rule_of(rule) for case in cases() for rule in case.rules]
-                for first in range(0, len(rules), 500):
-                    await root.ask("AlterAcls", pb.AlterAclsRequest(add=rules[first : first + 500]))
-                await store.security.write({DOCUMENT: (-1, dump(tokens))})
-                await root.ask("Acls", pb.AclsRequest(principal="*"))  # reads it
-                await root.metadata("__transactions")  # makes it
-                wrong, made = [], {TOPIC, OTHER}
-                for case in cases():
-                    for topic in made - set(await there(root)):
-                        await root.create_topic(topic)
-                    async with Shown(place.certs, place.tokens, bearer(texts[case.who])) as client:
-                        error = await outcome(client, case.method, request_of(case.method))
-                        if isinstance(error, Unreachable):  # the call ended while it was being written to
-                            error = await outcome(client, case.method, request_of(case.method))
-                    refused = isinstance(error, PermissionDenied | UnknownTopic)
-                    if (type(error) if refused else None) is not case.expected:
-                        wrong.append((case.method.name, case.who, case.expected, error))
-                assert wrong == []
+        async with over_tls(tmp_path, coordination=lambda: store) as place, place.shown("admin") as root:
+            rules = [rule_of(rule) for case in cases() for rule in case.rules]
+            for first in range(0, len(rules), 500):
+                await root.ask("AlterAcls", pb.AlterAclsRequest(add=rules[first : first + 500]))
+            await store.security.write({DOCUMENT: (-1, dump(tokens))})
+            await root.ask("Acls", pb.AclsRequest(principal="*"))  # reads it
+            await root.metadata("__transactions")  # makes it
+            wrong, made = [], {TOPIC, OTHER}
+            for case in cases():
+                for topic in made - set(await there(root)):
+                    await root.create_topic(topic)
+                async with place.shown(token=texts[case.who]) as client:
+                    error = await outcome(client, case.method, request_of(case.method))
+                refused = isinstance(error, PermissionDenied | UnknownTopic)
+                if (type(error) if refused else None) is not case.expected:
+                    wrong.append((case.method.name, case.who, case.expected, error))
+            assert wrong == []
 
     assert {case.expected for case in cases()} == {None, PermissionDenied, UnknownTopic}
     asyncio.run(main())

@@ -9,22 +9,17 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc import aio
 
 from mq_broker.broker import BrokerConfig, serve
 from mq_broker.broker.administration.retention import Retention
 from mq_broker.coordination.file import FileCoordination
 from mq_broker.coordination.zookeeper import ZooKeeperCoordination
-from mq_broker.rpc.peer_service import PEER_UNARY, peer_path
 from mq_broker.storage.journal.recovery import recover
 from mq_protocol.errors import CoordinationUnavailable, InvalidSetting, StorageFailed
-from mq_protocol.framing import preamble
-from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES, STREAMS_MAX
+from mq_protocol.limits import MESSAGE_BYTES_MAX, MESSAGE_OVERHEAD_BYTES
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker, standalone, until
 from tests.mq_broker.coordination.wire import LASTING_MS, end_session_of
-from tests.mq_broker.rpc.test_peer_port import MAX_CONCURRENT_STREAMS, Stranger
 from tests.virtual.world import in_virtual_time
 
 
@@ -187,63 +182,23 @@ async def _started(data: Path) -> Broker | None:
         return None
 
 
-@pytest.mark.parametrize(
-    ("config", "served", "dialled"),
-    [
-        (BrokerConfig(1, "10.0.0.5:7400", Path(), insecure=True), "10.0.0.5:0", "10.0.0.5:7501"),
-        (
-            BrokerConfig(1, "0.0.0.0:7400", Path(), advertised="one.example:7400", insecure=True),
-            "0.0.0.0:0",
-            "one.example:7501",
-        ),
-        (
-            BrokerConfig(1, "0.0.0.0:7400", Path(), peer_listen="10.0.0.5:7501", insecure=True),
-            "10.0.0.5:7501",
-            "10.0.0.5:7501",
-        ),
-        (
-            BrokerConfig(1, "h:1", Path(), peer_listen="0.0.0.0:7501", peer_advertised="p:9", insecure=True),
-            "0.0.0.0:7501",
-            "p:9",
-        ),
-    ],
-)
-def test_other_brokers_dial_the_host_of_the_client_port_unless_told_otherwise(
-    config: BrokerConfig, served: str, dialled: str
-) -> None:
-    assert (config.peers_at, config.peer_address(7501)) == (served, dialled)
-
-
-def test_a_broker_registers_its_ports_for_other_brokers_which_have_bounds(zookeeper: str, tmp_path: Path) -> None:
+def test_a_broker_registers_one_address_for_clients_and_brokers(zookeeper: str, tmp_path: Path) -> None:
     async def scenario() -> None:
         coordination = ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{uuid.uuid4().hex}")
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
         found = (await coordination.brokers())[1]
-        assert found.peer_address.startswith("127.0.0.1:")
-        assert len({found.address, found.peer_address, found.link_address, ""}) == 4
-        async with aio.insecure_channel(found.peer_address) as channel:
-            ask = channel.unary_unary(peer_path(next(iter(PEER_UNARY))), None, None)
-            with pytest.raises(aio.AioRpcError) as refused:
-                await ask(b"", timeout=DEADLINE_S)
-            assert refused.value.code() != grpc.StatusCode.UNIMPLEMENTED, "it serves brokers there, and this is none"
-        stranger = await Stranger.connect(int(found.peer_address.rpartition(":")[2]))
-        assert (await stranger.settings())[MAX_CONCURRENT_STREAMS] == STREAMS_MAX
-        stranger.close()
-        host, _, port = found.link_address.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        assert await reader.readexactly(len(preamble())) == preamble(), "links are held there"
-        writer.close()
+        assert found.address == found.peer_address == broker.address
+        assert (found.tls_address, found.grpc_address, found.flight_address) == ("", "", "")
         await broker.stop()
 
     asyncio.run(scenario())
 
 
-def test_a_broker_that_stands_alone_has_no_ports_for_other_brokers(tmp_path: Path) -> None:
+def test_a_broker_that_stands_alone_has_no_address_for_other_brokers(tmp_path: Path) -> None:
     async def scenario() -> None:
         coordination = FileCoordination(tmp_path)
         broker = await Broker(BrokerConfig(1, "127.0.0.1:0", tmp_path, coordination=lambda: coordination)).start()
-        found = (await coordination.brokers())[1]
-        assert (found.peer_address, found.link_address) == ("", "")
+        assert (await coordination.brokers())[1].peer_address == ""
         await broker.stop()
 
     in_virtual_time(scenario())

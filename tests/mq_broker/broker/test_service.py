@@ -14,6 +14,7 @@ import pytest
 
 from mq_broker.broker import server
 from mq_broker.broker.service import Services
+from mq_dev.embedded_zookeeper import free_port
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch
 from mq_protocol.methods import BROKER, PEER, Kind, Method
@@ -90,9 +91,10 @@ def test_stubs_that_are_made_from_the_contract_produce_and_fetch(tmp_path: Path)
             raise AssertionError("there is no such topic")
 
     async def scenario() -> None:
-        async with standalone(tmp_path / "data") as broker:
+        address = f"127.0.0.1:{free_port()}"
+        async with standalone(tmp_path / "data", grpc=address) as broker:
             await broker.create_topic("t")
-            made, read, refused = await asyncio.to_thread(converse, broker.address)
+            made, read, refused = await asyncio.to_thread(converse, address)
             assert [result.base_offset for result in made.results] == [0]
             assert [decode_batch(each.payload, SCHEMA).column("n").to_pylist() for each in read] == [[1, 2, 3]]
             assert refused is grpc.StatusCode.NOT_FOUND

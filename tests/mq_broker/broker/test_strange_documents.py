@@ -19,7 +19,7 @@ from mq_broker.coordination.interface import BrokerRegistration, Move, TopicSpec
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_to_bytes
-from tests.mq_broker.broker.cluster import SCHEMA, Broker, of_a_former_loop, until
+from tests.mq_broker.broker.cluster import SCHEMA, Broker, until
 from tests.mq_broker.coordination.absurd import altered
 from tests.mq_broker.coordination.wire import LASTING_MS, id_of
 
@@ -127,7 +127,7 @@ def test_a_broker_lives_among_altered_documents_and_writes_nowhere_else(
     ]
     assert len(told) > 300
     assert all(text.isprintable() for text in told)
-    assert not [record for record in caplog.records if record.exc_info and not of_a_former_loop(record)]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 async def _knows(broker: Broker, topic: str) -> bool:

@@ -6,35 +6,25 @@ import asyncio
 import random
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import grpc
 import psutil
 import pytest
-from grpc import aio
 
 from mq_broker.broker.config import BrokerConfig
 from mq_broker.rpc import bounds, gate
 from mq_client import Admin, Consumer, Producer, Reader, Security
-from mq_client.cluster import handshake
 from mq_client.errors import NotAuthenticated, PermissionDenied
-from mq_dev.certificates import Pair
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import InvalidSetting
-from mq_protocol.methods import BROKER, Kind, Method
-from mq_protocol.pem import context, read
-from mq_protocol.transport import from_call
+from mq_protocol.call import PREAMBLE
+from mq_protocol.errors import InvalidSetting, Unreachable
+from mq_protocol.methods import BROKER
+from tests.mq_broker.broker.by_token import over_tls
+from tests.mq_broker.broker.channel import Channel
 from tests.mq_broker.broker.cluster import DEADLINE_S, Broker
 from tests.securing import EXPIRED, HOST, NOT_YET, Certs
 
 TIMEOUT_MS = 30_000
-
-
-@pytest.fixture(autouse=True)
-def _look_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "AGAIN_S", 0.0)
 
 
 def with_broker(certs: Certs, data: Path, job: Callable[[str], None], **fields: object) -> None:
@@ -135,95 +125,51 @@ def test_a_brokers_certificate_is_no_users_whether_rights_are_judged_or_not(
     with_broker(certs, tmp_path / "data", job, **fields)
 
 
-def asked(channel: Any, method: Method) -> Awaitable[Any]:
-    """The answer to nonsense. A conversation sends nothing: gRPC puts an error of its own in the place of the broker's
-    where the call is over before its first message is written."""
-    path, nonsense = BROKER.path(method.name), b"\xff\xff no protobuf"
-    if method.kind is Kind.UNARY:
-        return channel.unary_unary(path, None, None)(nonsense, timeout=DEADLINE_S)
-    if method.kind is Kind.ANSWERS:
-        return channel.unary_stream(path, None, None)(nonsense, timeout=DEADLINE_S).read()
-    return channel.stream_stream(path, None, None)(timeout=DEADLINE_S).read()
-
-
 def test_every_method_refuses_who_is_no_user(tmp_path: Path) -> None:
     """Streams, too, and before a request is read."""
     certs = Certs(tmp_path / "certs", 1)
-    files = certs.security_of(certs.authority.broker(1, [HOST]), "broker").files()
-    pem = read(files)
+    broker = certs.tls(certs.security_of(certs.authority.broker(1, [HOST]), "broker"))
 
     async def scenario() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
-        credentials = grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
-        try:
-            async with aio.secure_channel(broker.address, credentials) as channel:
-                for method in BROKER.methods.values():
-                    with pytest.raises(aio.AioRpcError) as refused:
-                        await asked(channel, method)
-                    assert isinstance(from_call(refused.value, ""), PermissionDenied), method.name
-        finally:
-            await broker.stop()
+        async with over_tls(tmp_path, certs) as place:
+            for shown, refused in ((broker, PermissionDenied), (certs.tls(), NotAuthenticated)):
+                channel = Channel(place.address, shown)
+                for method in BROKER.methods:
+                    assert isinstance(await channel.refusal(method), refused), method
 
     asyncio.run(scenario())
 
 
-def test_no_method_is_reached_without_a_good_certificate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each method, asked with no certificate, another authority's, one that has expired, and one of tomorrow."""
+def test_no_method_is_reached_with_a_certificate_that_is_not_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each method, asked with another authority's, one that has expired, one of tomorrow, and TLS of an older
+    version."""
     certs, others = Certs(tmp_path / "certs", 1), Certs(tmp_path / "others")
     make = certs.authority
     reached: list[object] = []
     monkeypatch.setattr(gate, "note_caller", reached.append)
-
-    def shown(pair: Pair, name: str) -> grpc.ChannelCredentials:
-        pem = read(certs.security_of(pair, name).files())
-        return grpc.ssl_channel_credentials(pem.ca, pem.key, pem.certificate)
-
+    older = certs.tls(certs.user("admin"))
+    older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
     strangers = {
-        "none": grpc.ssl_channel_credentials(certs.ca),
-        "other authority": shown(others.authority.client("etl"), "other"),
-        "expired": shown(make.client("etl", span=EXPIRED), "expired"),
-        "not yet valid": shown(make.client("etl", span=NOT_YET), "notyet"),
+        "other authority": certs.tls(certs.security_of(others.authority.client("etl"), "other")),
+        "expired": certs.tls(certs.security_of(make.client("etl", span=EXPIRED), "expired")),
+        "not yet valid": certs.tls(certs.security_of(make.client("etl", span=NOT_YET), "notyet")),
+        "older": older,
+        "plain text": None,
     }
 
     async def scenario() -> None:
-        broker = await Broker(BrokerConfig(1, f"{HOST}:0", tmp_path / "data", certs=certs.path)).start()
-        try:
-            for name, credentials in strangers.items():
-                async with aio.secure_channel(broker.address, credentials) as channel:
-                    for method in BROKER.methods.values():
-                        with pytest.raises(aio.AioRpcError) as refused:
-                            await asked(channel, method)
-                        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE, (name, method.name)
-        finally:
-            await broker.stop()
+        async with over_tls(tmp_path, certs) as place:
+            for name, tls in strangers.items():
+                for method in BROKER.methods:
+                    assert isinstance(await Channel(place.address, tls).refusal(method), Unreachable), (
+                        name,
+                        method,
+                    )
 
     asyncio.run(scenario())
     assert reached == []
-
-
-def test_tls_of_an_older_version_is_refused(tmp_path: Path) -> None:
-    """A broker's process refuses the handshake (tests/cluster/test_open_ports.py). Where gRPC was imported before, as
-    here, it cannot, and each call is refused: here spoken in bytes of HTTP/2."""
-    certs = Certs(tmp_path / "certs", 1)
-    older = context(read(certs.user("admin").files()), server=False)
-    older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
-    older.set_alpn_protocols(["h2"])
-
-    def job(address: str) -> None:
-        host, _, port = address.rpartition(":")
-        with (
-            socket.create_connection((host, int(port)), DEADLINE_S) as plain,
-            older.wrap_socket(plain, server_hostname=host) as s,
-        ):
-            assert s.version() == "TLSv1.2"
-            s.sendall(metadata_call(address))
-            s.settimeout(DEADLINE_S)
-            heard = b""
-            while b"TLSv1.3" not in heard and (more := s.recv(65_536)):
-                heard += more
-            assert b"TLSv1.3 only" in heard, "the status says why"
-
-    with_broker(certs, tmp_path / "data", job)
 
 
 def test_random_bytes_reach_no_protobuf_and_leave_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +185,7 @@ def test_random_bytes_reach_no_protobuf_and_leave_nothing(tmp_path: Path, monkey
             with socket.create_connection((host, int(port)), DEADLINE_S) as stranger:
                 stranger.settimeout(5)
                 try:
-                    begin = chance.choice([b"", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"])
+                    begin = chance.choice([b"", b"\x16\x03\x01", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", PREAMBLE])
                     stranger.sendall(begin + chance.randbytes(chance.randrange(1, 5_000)))
                     stranger.shutdown(socket.SHUT_WR)
                     while stranger.recv(4_096):
@@ -270,38 +216,12 @@ def test_what_is_open_to_other_machines_needs_certificates_or_a_word(tmp_path: P
         assert config(anywhere, insecure=True).is_open_to_all
         assert not config(anywhere, certs=tmp_path).is_open_to_all
     for option, fields in (
-        ("--peer-listen", {"peer_listen": "0.0.0.0:1"}),
-        ("--link-listen", {"link_listen": ":1"}),
-        ("--stream-listen", {"stream_listen": ":1"}),
+        ("--grpc", {"grpc": "0.0.0.0:1"}),
         ("--flight", {"flight": ":1"}),
+        ("--http", {"http": ":1"}),
     ):
         with pytest.raises(InvalidSetting, match=option):
             config(**fields)
-    for senseless in (
-        {"certs": tmp_path, "insecure": True},
-        {"also_plaintext": "127.0.0.1:1"},
-        {"certs": tmp_path, "also_plaintext_peer": "127.0.0.1:1"},
-    ):
+    for senseless in ({"certs": tmp_path, "insecure": True}, {"also_plaintext": "127.0.0.1:1"}):
         with pytest.raises(InvalidSetting):
             config(**senseless)
-
-
-def metadata_call(address: str, **more: str) -> bytes:
-    """One call of Metadata in HTTP/2: preface, settings, headers (HPACK without compression), an empty message."""
-    headers = {
-        ":method": "POST", ":scheme": "https", ":path": BROKER.path("Metadata"), ":authority": address,
-        "content-type": "application/grpc", "te": "trailers", **more,
-    }  # fmt: skip
-    block = b"".join(
-        b"\x00" + bytes([len(name)]) + name.encode() + bytes([len(value)]) + value.encode()
-        for name, value in headers.items()
-    )
-    request = pb.MetadataRequest().SerializeToString()
-    message = b"\x00" + len(request).to_bytes(4, "big") + request
-    return (
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + _frame(1, 4, 1, block) + _frame(0, 1, 1, message)
-    )
-
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload

@@ -1,4 +1,4 @@
-"""The port for tokens: who shows a good one is that user and no other, and who does not is told nothing."""
+"""Tokens: who shows a good one is that user and no other, and who does not is told nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
-from grpc import aio
 
 from mq_broker.broker.administration import acls
 from mq_broker.broker.config import BrokerConfig
@@ -22,18 +20,18 @@ from mq_broker.security import oidc
 from mq_broker.security.failures import DELAY_S, FAILURES
 from mq_broker.security.names import ANONYMOUS
 from mq_client import AclRule, Admin, Consumer, Producer, Reader, Security
-from mq_client.errors import InvalidRequest, InvalidSetting, NotAuthenticated, PermissionDenied, Unreachable
+from mq_client.errors import InvalidRequest, NotAuthenticated, PermissionDenied, Unreachable
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
+from mq_protocol.call import PREAMBLE
 from mq_protocol.errors import TritonMQError
 from mq_protocol.methods import BROKER, PEER
 from mq_protocol.pem import CA_FILE
 from mq_protocol.secrets import new_api_token
-from mq_protocol.transport import from_call
 from tests.issuer import AUDIENCE, Issuer
-from tests.mq_broker.broker.by_token import Place, Shown, bearer, beside, broker_with_tokens
+from tests.mq_broker.broker.by_token import Place, beside, over_tls
 from tests.mq_broker.broker.cluster import Broker, rows, until
-from tests.mq_broker.broker.test_taking_rights_away import OPEN, ended, watching
+from tests.mq_broker.broker.test_taking_rights_away import OPEN, watching
 from tests.mq_broker.coordination.wire import LASTING_MS
 from tests.securing import HOST, Certs
 
@@ -54,13 +52,13 @@ def test_every_client_speaks_by_a_token_in_a_file(tmp_path: Path) -> None:
         file = tmp_path / "token"
         file.write_text(prepared(place) + "\n")
         security = place.security(file=file)
-        with Producer(place.tokens, security=security) as producer:
+        with Producer(place.address, security=security) as producer:
             assert producer.publish("t", "hello").result(30).offset == 0
-            with pytest.raises(PermissionDenied, match="User:etl"), Admin(place.tokens, security=security) as admin:
+            with pytest.raises(PermissionDenied, match="User:etl"), Admin(place.address, security=security) as admin:
                 admin.alter_topic("t", retention_ms="1000")
-        with Reader(place.tokens, security=security) as reader:
+        with Reader(place.address, security=security) as reader:
             assert sum(batch.num_rows for batch in reader.read("t", 0, 0, 1)) == 1
-        with Consumer(place.tokens, group="g", start="earliest", idle_ms=30_000, security=security) as consumer:
+        with Consumer(place.address, group="g", start="earliest", idle_ms=30_000, security=security) as consumer:
             consumer.subscribe("t")
             assert next(iter(consumer)).value == b"hello"
 
@@ -76,10 +74,9 @@ def test_a_client_says_what_it_has_shown(tmp_path: Path) -> None:
         told = {
             f"the token in {file} is wrong, expired or revoked": place.security(file=file),
             ": the token is wrong, expired or revoked": place.security(token=wrong),
-            "this port takes tokens, and a certificate was shown": place.certs.user("admin"),
         }
         for words, security in told.items():
-            with pytest.raises(NotAuthenticated) as refused, Admin(place.tokens, security=security) as admin:
+            with pytest.raises(NotAuthenticated) as refused, Admin(place.address, security=security) as admin:
                 admin.list_topics()
             assert words in str(refused.value)
             assert wrong not in str(refused.value)
@@ -88,16 +85,12 @@ def test_a_client_says_what_it_has_shown(tmp_path: Path) -> None:
 
 
 BAD = {
-    "none": ((), "no token"),
-    "of another scheme": ((("authorization", "Basic eDp5"),), "not Bearer"),
-    "empty": ((("authorization", "Bearer "),), "characters that no token has"),
-    "bytes": ((("authorization-bin", b"Bearer x"),), "no token"),
-    "two": ((bearer("a"), bearer("a")), "2 tokens in one call"),
-    "other characters": ((bearer("a b{c"),), "characters that no token has"),
-    "of no kind": ((bearer("abc"),), "of a kind that is not known here"),
-    "large": ((bearer("a" * 6_200),), "too long"),
-    "never made": ((bearer(new_api_token()[1].reveal()),), "is not known"),
-    "nearly one": ((bearer("tmq_" + "a" * 60),), "no API token"),
+    "of another scheme": ("Basic eDp5", "characters that no token has"),
+    "other characters": ("a b{c", "characters that no token has"),
+    "of no kind": ("abc", "of a kind that is not known here"),
+    "large": ("a" * 6_200, "too long"),
+    "never made": (new_api_token()[1].reveal(), "is not known"),
+    "nearly one": ("tmq_" + "a" * 60, "no API token"),
 }
 
 
@@ -108,29 +101,19 @@ def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_s
     monkeypatch.setattr(bounds, "parse", lambda data, _kind: parsed.append(data))
     monkeypatch.setattr("mq_broker.security.failures.FAILURES", 10_000)
 
-    async def refused(certs: Certs, address: str, method: str, headers: Any) -> aio.AioRpcError:
-        async with Shown(certs, address, *headers) as client:
-            call: Any = client.channel.unary_stream(method, None, None)(b"\xff\xff no protobuf")
-            with pytest.raises(aio.AioRpcError) as error:
-                await call.read()
-            return error.value
-
     async def main() -> None:
-        async with broker_with_tokens(tmp_path) as place:
-            for headers, _ in BAD.values():
-                error = await refused(place.certs, place.tokens, BROKER.path("Metadata"), headers)
-                assert (error.code(), error.details()) == (grpc.StatusCode.UNAUTHENTICATED, "not authenticated")
-                assert str(from_call(error, "")) == "not authenticated"
-            methods = [*map(BROKER.path, BROKER.methods), "/grpc.health.v1.Health/Check"]
-            for method in methods:
-                error = await refused(place.certs, place.tokens, method, ())
-                assert error.code() is grpc.StatusCode.UNAUTHENTICATED, method
-            for method in PEER.methods:
-                error = await refused(place.certs, place.tokens, PEER.path(method), ())
-                assert error.code() is grpc.StatusCode.UNIMPLEMENTED, method
-            # Headers above the bound are refused by gRPC itself, before any of our code
-            error = await refused(place.certs, place.tokens, BROKER.path("Metadata"), (bearer("a" * 20_000),))
-            assert error.code() in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+        async with over_tls(tmp_path) as place:
+            for user in ("", "admin"):  # a certificate does not stand in for a token that is not good
+                for token, _ in BAD.values():
+                    async with place.shown(user, token=token) as stranger:
+                        error = await stranger.channel.refusal("Metadata")
+                        assert isinstance(error, NotAuthenticated)
+                        assert str(error) == "not authenticated"
+            async with place.shown(token="abc") as stranger:
+                for method in BROKER.methods:
+                    assert isinstance(await stranger.channel.refusal(method), NotAuthenticated), method
+                for method in PEER.methods.keys() - BROKER.methods.keys():
+                    assert isinstance(await stranger.channel.refusal(method), InvalidRequest), method
         for _, why in BAD.values():
             await asyncio.to_thread(place.wait_until_audited, why, "Metadata")
         assert not [line for line in (place.data / "audit.log").read_text().splitlines() if "a" * 40 in line]
@@ -139,45 +122,28 @@ def test_who_has_no_good_token_is_told_nothing_by_any_method_and_the_audit_log_s
     asyncio.run(main())
 
 
-def test_each_port_takes_its_own_proof_alone(tmp_path: Path) -> None:
-    """A token at the port for certificates is not looked at, and a certificate at the port for tokens gives no name."""
+def test_who_shows_a_token_and_a_certificate_is_the_tokens_user(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with over_tls(tmp_path) as place:
+            token = await asyncio.to_thread(prepared, place)
+            request = pb.CreateTopicRequest(name="x", partitions=1, replicas=1)
+            for user in ("", "admin"):
+                async with place.shown(user, token=token) as etl:
+                    with pytest.raises(PermissionDenied, match="User:etl"):
+                        await etl.ask("CreateTopic", request)
 
-    def job(place: Place) -> None:
-        token = prepared(place)
-        pem = place.certs.user("admin").files()
-        shown = grpc.ssl_channel_credentials(place.certs.ca, pem.key.read_bytes(), pem.certificate.read_bytes())
-        for address, headers, expected in (
-            (place.tokens, None, grpc.StatusCode.UNAUTHENTICATED),
-            (place.tokens, (bearer(token),), "User:etl"),
-            (place.broker, (bearer(token),), "User:admin"),
-        ):
-            with grpc.secure_channel(address, shown) as channel:
-                ask = channel.unary_unary(BROKER.path("CreateTopic"), pb.CreateTopicRequest.SerializeToString, None)
-                request = pb.CreateTopicRequest(name="x", partitions=0)
-                with pytest.raises(grpc.RpcError) as error:
-                    ask(request, metadata=headers, timeout=20)
-            found = from_call(error.value, "")
-            match expected:
-                case "User:etl":
-                    assert isinstance(found, PermissionDenied), found
-                    assert "User:etl" in str(found)
-                case "User:admin":
-                    assert isinstance(found, InvalidRequest | InvalidSetting), found
-                case _:
-                    assert error.value.code() is expected
-
-    beside(tmp_path, job)
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("how", ["revoked", "deleted"])
 def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
     async def main() -> None:
-        async with broker_with_tokens(tmp_path) as place:
+        async with over_tls(tmp_path) as place:
             token = await asyncio.to_thread(prepared, place)
-            async with Shown(place.certs, place.tokens, bearer(token)) as etl:
-                calls = [await opening(etl) for opening, _ in OPEN.values()]  # type: ignore[arg-type]
+            async with place.shown(token=token) as etl:
+                calls = [await opening(etl) for opening, _ in OPEN.values()]
                 for call in calls:
-                    assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                    assert await call.read() is not None
                 async with etl.producing() as stream:
                     await stream.send("t", encode_batch(rows(1)), 1)
                     await stream.result()
@@ -187,7 +153,7 @@ def test_what_a_token_has_open_ends_with_it(how: str, tmp_path: Path) -> None:
                         else:
                             await asyncio.to_thread(admin.delete_user, "etl")
                     for call in (*calls, stream.call):
-                        error = await ended(call)
+                        error = await call.error()
                         assert isinstance(error, NotAuthenticated)
                         assert str(error) == "not authenticated"
                 with pytest.raises(NotAuthenticated, match=r"^not authenticated$"):
@@ -204,7 +170,7 @@ def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
     async def main() -> None:
         with Issuer(tmp_path / "issuer") as issuer:
             options = {"oidc_issuer": issuer.url, "oidc_audience": AUDIENCE, "oidc_ca": issuer.ca}
-            async with broker_with_tokens(tmp_path, **options) as place:
+            async with over_tls(tmp_path, **options) as place:
                 await asyncio.to_thread(prepared, place)
                 with place.admin() as admin:
                     night = [AclRule("Group:night", "Read", "Topic", "night-", prefix=True)]
@@ -213,20 +179,20 @@ def test_a_jwt_is_its_user_with_its_groups_and_its_streams_end_with_it(
                     await asyncio.to_thread(admin.create_topic, "night-1", partitions=1, replicas=1)
 
                 async def sees(token: str) -> list[str]:
-                    async with Shown(place.certs, place.tokens, bearer(token)) as client:
+                    async with place.shown(token=token) as client:
                         answer = await client.ask("Metadata", pb.MetadataRequest(topics=["night-1", "t"]))
                         return sorted(topic.name for topic in answer.topics)
 
                 async def opened_and_ended() -> bool:
                     """Whether it was opened at all: else its time was over before, and a next one is asked for."""
                     ends = int(time.time()) + 4
-                    async with Shown(place.certs, place.tokens, bearer(issuer.token(exp=ends))) as etl:
-                        call = watching(etl)  # type: ignore[arg-type]
+                    async with place.shown(token=issuer.token(exp=ends)) as etl:
+                        call = await watching(etl)
                         try:
-                            assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
-                        except aio.AioRpcError:
+                            assert await call.read() is not None
+                        except NotAuthenticated:
                             return False
-                        assert isinstance(await ended(call), NotAuthenticated)
+                        assert isinstance(await call.error(), NotAuthenticated)
                         assert time.time() >= ends
                         return True
 
@@ -252,7 +218,7 @@ def test_a_token_is_gone_at_a_broker_that_was_not_asked(
     make = lambda: ZooKeeperCoordination(zookeeper, LASTING_MS, root=f"/{tmp_path.name}")  # noqa: E731
 
     async def main() -> None:
-        async with broker_with_tokens(tmp_path / "1", certs, coordination=make) as first:
+        async with over_tls(tmp_path / "1", certs, coordination=make) as first:
             asked = BrokerConfig(
                 2, f"{HOST}:0", tmp_path / "2", authorize=True, superusers=(ANONYMOUS,), coordination=make
             )
@@ -266,12 +232,12 @@ def test_a_token_is_gone_at_a_broker_that_was_not_asked(
     async def measured(first: Place, second: Broker) -> None:
         for _ in range(3):
             made = await asyncio.to_thread(new_token, first)
-            async with Shown(certs, first.tokens, bearer(made.secret.reveal())) as etl:
+            async with first.shown(token=made.secret.reveal()) as etl:
                 await until(lambda etl=etl: etl.metadata("t"))
-                call = watching(etl)  # type: ignore[arg-type]
-                assert await call.read() is not aio.EOF  # type: ignore[attr-defined]
+                call = await watching(etl)
+                assert await call.read() is not None
                 await second.ask("AlterTokens", pb.AlterTokensRequest(revoke_token=made.id))
-                assert isinstance(await ended(call), NotAuthenticated)
+                assert isinstance(await call.error(), NotAuthenticated)
 
     def new_token(place: Place) -> Any:
         with place.admin() as admin:
@@ -282,21 +248,21 @@ def test_a_token_is_gone_at_a_broker_that_was_not_asked(
 
 def test_who_fails_often_waits_and_others_do_not(tmp_path: Path) -> None:
     async def main() -> None:
-        async with broker_with_tokens(tmp_path) as place:
+        async with over_tls(tmp_path) as place:
             token = await asyncio.to_thread(prepared, place)
 
-            async def seconds(*headers: Any) -> float:
-                async with Shown(place.certs, place.tokens, *headers) as client:
+            async def seconds(token: str) -> float:
+                async with place.shown(token=token) as client:
                     began = time.monotonic()
                     with contextlib.suppress(NotAuthenticated):
                         await client.metadata("t")
                     return time.monotonic() - began
 
             for _ in range(FAILURES):
-                await seconds()
-            many = await asyncio.gather(*(seconds(bearer("x")) for _ in range(20)))
+                await seconds("x")
+            many = await asyncio.gather(*(seconds("x") for _ in range(20)))
             assert min(many) >= DELAY_S
-            assert min([await seconds(bearer(token)) for _ in range(5)]) < DELAY_S, "with a good one nobody waits"
+            assert min([await seconds(token) for _ in range(5)]) < DELAY_S, "with a good one nobody waits"
 
     asyncio.run(main())
 
@@ -314,9 +280,9 @@ def test_a_token_is_never_sent_in_plain_text(tmp_path: Path) -> None:
             with connection:
                 connection.settimeout(1)
                 with contextlib.suppress(OSError):
+                    connection.sendall(PREAMBLE)
                     while data := connection.recv(65_536):
                         heard.append(data)
-                        connection.sendall(b"\x00\x00\x00\x04\x00\x00\x00\x00\x00")  # settings of HTTP/2
 
     token = new_api_token()[1].reveal()
     with socket.create_server((HOST, 0)) as listening:
@@ -326,10 +292,6 @@ def test_a_token_is_never_sent_in_plain_text(tmp_path: Path) -> None:
         security = Security(ca=certs.path / CA_FILE, token=token)
         with pytest.raises(TritonMQError), Admin(address, timeout_ms=3_000, security=security) as admin:
             admin.list_topics()
-        plain = grpc.insecure_channel(address)
-        call = plain.unary_unary("/a/b", None, None)
-        with plain, pytest.raises(grpc.RpcError):  # call credentials are refused there by gRPC itself
-            call(b"", timeout=20, credentials=grpc.access_token_call_credentials(token))
         listening.shutdown(socket.SHUT_RDWR)
     assert heard
     assert token.encode() not in b"".join(heard)
@@ -343,13 +305,13 @@ def test_a_producer_goes_on_with_the_token_that_takes_the_place_of_the_former(tm
         file.write_text(prepared(place))
         former = file.read_text()[4:20]
         security = place.security(file=file)
-        with place.admin() as admin, Producer(place.tokens, security=security, linger_ms=0) as producer:
+        with place.admin() as admin, Producer(place.address, security=security, linger_ms=0) as producer:
             assert producer.publish("t", "before").result(30).offset == 0
             other = admin.create_token("etl")
             file.write_text(other.secret.reveal())
             admin.revoke_token(former)
             assert producer.publish("t", "after").result(30).offset == 1
-            with Admin(place.tokens, security=security) as by_token:
+            with Admin(place.address, security=security) as by_token:
                 assert by_token.list_topics()
             admin.revoke_token(other.id)
             with pytest.raises((NotAuthenticated, Unreachable)):
@@ -365,7 +327,7 @@ def test_who_may_make_users_makes_no_superuser(tmp_path: Path) -> None:
             admin.alter_acls(add=[AclRule("User:helpdesk", "Acls", "Cluster")])
             helpdesk = admin.create_user("helpdesk")
             root = admin.create_user("admin")
-        with Admin(place.tokens, security=place.security(helpdesk.secret.reveal())) as admin:
+        with Admin(place.address, security=place.security(helpdesk.secret.reveal())) as admin:
             assert admin.create_user("bi").user == "bi"
             for made in (lambda: admin.create_token("admin"), lambda: admin.create_user("admin")):
                 with pytest.raises(PermissionDenied, match="no token of a superuser"):
@@ -373,10 +335,10 @@ def test_who_may_make_users_makes_no_superuser(tmp_path: Path) -> None:
             for locked_out in (lambda: admin.revoke_token(helpdesk.id), lambda: admin.delete_user("helpdesk")):
                 with pytest.raises(InvalidRequest, match="lock out"):
                     locked_out()
-        with Admin(place.tokens, security=place.security(root.secret.reveal())) as admin:
+        with Admin(place.address, security=place.security(root.secret.reveal())) as admin:
             admin.create_token("admin")
         etl = place.certs.user("bi")
-        with Admin(place.broker, security=etl) as admin, pytest.raises(PermissionDenied):
+        with Admin(place.address, security=etl) as admin, pytest.raises(PermissionDenied):
             admin.token_users()
 
     beside(tmp_path, job)
@@ -386,9 +348,9 @@ def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
     """The answer may have been lost."""
 
     async def main() -> None:
-        async with broker_with_tokens(tmp_path) as place:
+        async with over_tls(tmp_path) as place:
             root = (await asyncio.to_thread(place.made, "admin")).secret.reveal()
-            async with Shown(place.certs, place.tokens, bearer(root)) as admin:
+            async with place.shown(token=root) as admin:
                 request = pb.AlterTokensRequest(
                     create_user="etl", token=pb.NewApiToken(id="0" * 16, sha256=b"d" * 32, valid_s=60)
                 )
@@ -412,13 +374,3 @@ def test_a_request_that_was_answered_is_answered_again(tmp_path: Path) -> None:
                         await admin.ask("AlterTokens", each)
 
     asyncio.run(main())
-
-
-def test_a_port_for_tokens_needs_certificates(tmp_path: Path) -> None:
-    for fields, told in (
-        ({"listen_token": f"{HOST}:0"}, "--listen-token goes with --certs"),
-        ({"token_advertised": "h:1", "certs": tmp_path}, "--advertise-token goes with --listen-token"),
-        ({"listen_token": "nonsense", "certs": tmp_path}, "--listen-token"),
-    ):
-        with pytest.raises(InvalidSetting, match=told):
-            BrokerConfig(1, f"{HOST}:0", tmp_path / "data", **fields)  # type: ignore[arg-type]

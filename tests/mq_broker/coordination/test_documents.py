@@ -130,7 +130,7 @@ def _texts(state: NodeState) -> list[str]:
 )
 def test_an_address_that_is_none_is_not_read(address: str) -> None:
     document = documents.registration_to_json(BrokerRegistration(3, 17, "h:1"))
-    for field in ("address", "peer_address", "link_address", "tls_address") if address else ("address",):
+    for field in ("address", "peer_address", "grpc_address", "tls_address") if address else ("address",):
         with pytest.raises(InternalError, match="does not hold what TritonMQ writes there"):
             documents.load(documents.dump({**document, field: address}), documents.registration_from_json, "/x")
 
@@ -138,10 +138,10 @@ def test_an_address_that_is_none_is_not_read(address: str) -> None:
 @pytest.mark.parametrize("address", ["h:1", "127.0.0.1:7400", "[::1]:65535", "a-b.c_d:80"])
 def test_an_address_is_read(address: str) -> None:
     document = documents.registration_to_json(
-        BrokerRegistration(3, 17, address, peer_address=address, link_address=address)
+        BrokerRegistration(3, 17, address, peer_address=address, grpc_address=address)
     )
     read = documents.load(documents.dump(document), documents.registration_of(3), "/x")
-    assert (read.peer_address, read.link_address) == (address, address)
+    assert (read.peer_address, read.grpc_address) == (address, address)
 
 
 def test_a_document_of_another_node_is_not_read() -> None:

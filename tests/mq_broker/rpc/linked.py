@@ -7,9 +7,14 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any
 
-from mq_broker.rpc.framed import LinkServer, Tls, bind
+from mq_broker.broker.runtime.arrivals import Arrivals
+from mq_broker.broker.runtime.memory import Held
+from mq_broker.rpc.accepting import bind
+from mq_broker.rpc.entering import Entering, TokenDoor
+from mq_broker.rpc.framed import Tls
 from mq_broker.rpc.links import Links, PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.port import Bounds, Port, Served
 from mq_broker.rpc.refusals import Refusals
 from mq_protocol import framing
 from mq_protocol import mq_pb2 as pb
@@ -67,8 +72,7 @@ class Heard:
 
 
 class Node:
-    """One broker's end: its links, and its link port. `dialled`, `served`: TLS of it; `also_plain`: as of a
-    `LinkServer`."""
+    """One broker's end: its links, and its port. `dialled`, `served`: TLS of it."""
 
     def __init__(
         self,
@@ -79,7 +83,6 @@ class Node:
         secret: bytes = SECRET,
         dialled: Tls | None = None,
         served: Tls | None = None,
-        also_plain: bool = False,
     ) -> None:
         self.broker = broker
         self.incarnation = incarnation
@@ -89,8 +92,9 @@ class Node:
         self.readings = 0
         proof = PeerProof(broker, incarnation, cluster_id, secret)
         self.links = Links(proof, self.heard, self._spawn, self._read_brokers, self.refusals, dialled)
-        listener, port = bind("127.0.0.1:0", "--link-listen")
-        self.link_server = LinkServer(listener, self.links.accept, served, also_plain=also_plain)
+        listener, port = bind("127.0.0.1:0", "--listen")
+        offered = Served({}, Entering(TokenDoor(())), Arrivals(Held(1 << 30)), links=self.links.accept)
+        self.port = Port(listener, offered, Bounds(), served)
         self.address = f"127.0.0.1:{port}"
 
     def _read_brokers(self) -> None:
@@ -102,11 +106,11 @@ class Node:
         return task
 
     async def start(self) -> None:
-        self.link_server.start()
+        self.port.start()
 
     async def stop(self) -> None:
         await self.links.close()
-        await self.link_server.stop()
+        await self.port.stop()
         for task in self.tasks:
             assert task.cancelled(), task.exception()
 

@@ -1,4 +1,4 @@
-"""A stream port in this process, with a service that a test holds in hand, and a client that speaks byte by byte."""
+"""A port for calls in this process, with a service that a test holds in hand, and a client that speaks byte by byte."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.rpc import port as rpc_port
+from mq_broker.rpc.accepting import bind
 from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.framed import bind
+from mq_broker.rpc.entering import Entering, TokenDoor
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, conversations
-from mq_broker.rpc.streams import FRAMED, METHODS, StreamServer
+from mq_broker.rpc.service import Batches, ProduceRequests, Room, Send, served
 from mq_broker.security.authority import Authority
 from mq_protocol import mq_pb2 as pb
+from mq_protocol.call import Kind, Said, error_of, parsed, said, say, say_envelope
+from mq_protocol.connection import connect
 from mq_protocol.envelope import Envelope
-from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import (
-    TritonMQError,
-)
+from mq_protocol.errors import TritonMQError
 from mq_protocol.framing import STREAM, Receiver
-from mq_protocol.streams import Kind, Said, parsed, said, say, say_envelope
+from mq_protocol.methods import BROKER
 from tests.securing import HOST, Certs
 
 DEADLINE_S = 30.0
@@ -41,6 +41,20 @@ class Answering:
         self.sent = 0
         self.ended = asyncio.Event()
         self.refusals: list[TritonMQError] = []
+        self.deadline = 0.0  # of what was asked last
+        for name, method in BROKER.unary.items():
+            setattr(self, method.attribute, self._unary(name, method.response))
+
+    def _unary(self, name: str, response: type[Any]) -> Any:
+        async def answer(request: Any, deadline: float) -> Any:
+            self.deadline = deadline
+            if self.error is not None:
+                raise self.error
+            if name == "Staged" and request.topic == "hang":
+                await asyncio.Event().wait()
+            return response()
+
+        return answer
 
     async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
         self.begun += 1
@@ -82,6 +96,11 @@ class Answering:
             sessions = [pb.SessionResponse(session=said_.session) for said_ in request.sessions]
             await send(Envelope(pb.WorkHeader(sessions=sessions), (b"r" * len(sessions),)))
 
+    async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None:
+        """The token is as large as the name is long."""
+        async for request in requests:
+            await send(pb.LockResponse(token=len(request.name)))
+
     async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None:
         """An answer for each place, and no end."""
         try:
@@ -93,19 +112,30 @@ class Answering:
 
 
 class Served:
-    """A stream port. `room`: of streams at once. `memory`: what clients may have there."""
+    """A port for calls. `room`: of streams at once. `memory`: what clients may have there. `entering`: what stands
+    before each call."""
 
     def __init__(
-        self, authority: Authority | None = None, room: int = 100, memory: Held | None = None, **options: Any
+        self,
+        authority: Authority | None = None,
+        room: int = 100,
+        memory: Held | None = None,
+        entering: Entering | None = None,
+        service: Any = None,
+        **options: Any,
     ) -> None:
-        self.service = Answering()
+        self.service = service or Answering()
         self.authority = authority or Authority()
         self.gate = Gate(self.authority)
-        held = conversations(self.service, self.gate, Room(room), FRAMED, METHODS)
-        listener, self.port = bind(f"{HOST}:0", "--stream-listen")
-        options = {"connections_max": 100, **options}
+        clients = served(self.service, self.gate, Room(room))
+        listener, self.port = bind(f"{HOST}:0", "--listen")
+        self.address = f"{HOST}:{self.port}"
         self.memory = memory or Held(1 << 30)
-        self.server = StreamServer(listener, held, MESSAGE_BYTES_MAX, memory=Arrivals(self.memory), **options)
+        offered = rpc_port.Served(
+            clients, entering or Entering(TokenDoor(())), Arrivals(self.memory), options.pop("of_brokers", {})
+        )
+        bounds = rpc_port.Bounds(MESSAGE_BYTES_MAX, options.pop("connections_max", 100), options.pop("age_ms", None))
+        self.server = rpc_port.Port(listener, offered, bounds, **options)
 
 
 class Client:
@@ -130,27 +160,52 @@ class Client:
                 self.receiver.received(len(data))
         return said(message)
 
-    async def result(self) -> tuple[int, int]:
+    async def hear_answer(self) -> Said:
+        """The same of what the call is answered. Raises the error with which it ends."""
+        message = await self.hear()
+        assert message is not None, "it was ended without a word"
+        if (error := error_of(message)) is not None:
+            raise error
+        assert message.kind is Kind.MESSAGE
+        return message
+
+    async def hear_end(self) -> None:
         message = await self.hear()
         assert message is not None
-        if message.kind is Kind.ERROR:
-            raise from_wire(parsed(message.body, pb.Error))
-        assert message.kind is Kind.MESSAGE
-        [result] = parsed(message.body, pb.ProduceResponse).results
+        assert message.kind is Kind.END
+
+    async def result(self) -> tuple[int, int]:
+        [result] = parsed((await self.hear_answer()).body, pb.ProduceResponse).results
         return result.correlation, result.base_offset
+
+    async def failed(self) -> TritonMQError:
+        """Why the call was, after which the connection is free."""
+        return await self._error(Kind.ERROR)
 
     async def refused(self) -> TritonMQError:
         """Why the connection was ended, which it was."""
+        error = await self._error(Kind.CLOSE)
+        assert await self.hear() is None
+        return error
+
+    async def gone(self) -> None:
+        """Until the connection was ended, with a word or without."""
+        with contextlib.suppress(ConnectionError):
+            while await self.hear() is not None:
+                pass
+
+    async def _error(self, kind: Kind) -> TritonMQError:
         message = await self.hear()
         assert message is not None, "it was ended without a word"
-        assert message.kind is Kind.ERROR
-        assert await self.hear() is None
-        return from_wire(parsed(message.body, pb.Error))
+        assert message.kind is kind
+        error = error_of(message)
+        assert error is not None
+        return error
 
 
 def opening(method: str = "Produce", **fields: Any) -> list[Any]:
     fields = {"protocol": 1, "protocol_oldest": 1, **fields}
-    return say(Kind.OPEN, pb.StreamOpen(method=method, **fields).SerializeToString())
+    return say(Kind.OPEN, pb.CallOpen(method=method, **fields).SerializeToString())
 
 
 def batch(correlation: int, payload: bytes = b"", topic: str = "t") -> list[Any]:
@@ -159,6 +214,7 @@ def batch(correlation: int, payload: bytes = b"", topic: str = "t") -> list[Any]
 
 @contextlib.asynccontextmanager
 async def connected(served: Served, tls: ssl.SSLContext | None = None) -> AsyncIterator[Client]:
+    """It has not said its preamble."""
     reader, writer = await asyncio.open_connection(
         HOST, served.port, ssl=tls, server_hostname=HOST if tls is not None else None
     )
@@ -168,9 +224,9 @@ async def connected(served: Served, tls: ssl.SSLContext | None = None) -> AsyncI
         writer.transport.abort()
 
 
-def run(scenario: Callable[[Served], Any], authority: Authority | None = None, room: int = 100, **options: Any) -> None:
+def run(scenario: Callable[[Served], Any], authority: Authority | None = None, **options: Any) -> None:
     async def main() -> None:
-        served = Served(authority, room, **options)
+        served = Served(authority, **options)
         served.server.start()
         try:
             async with asyncio.timeout(3 * DEADLINE_S):
@@ -187,9 +243,25 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+def asking(method: str, request: Any = None, **fields: Any) -> list[Any]:
+    """A call with one request. `request` None: an empty one."""
+    said_ = b"" if request is None else request.SerializeToString()
+    return [*opening(method, **fields), *say(Kind.MESSAGE, said_), *say(Kind.END)]
+
+
 def fetching(start: int, end: int, size: int = 10) -> list[Any]:
     request = pb.FetchRequest(topic="t", start_offset=start, end_offset=end, chunk_bytes_max=size)
-    return [*opening("Fetch", timeout_ms=60_000), *say(Kind.MESSAGE, request.SerializeToString()), *say(Kind.END)]
+    return asking("Fetch", request, timeout_ms=60_000)
+
+
+async def ask(address: str, opened: pb.CallOpen, body: bytes = b"", tls: ssl.SSLContext | None = None) -> bytes:
+    """A call with one request on a connection of its own. Raises what it is refused with."""
+    opened.protocol = opened.protocol_oldest = 1
+    connection = await connect(address, address, DEADLINE_S, tls)
+    try:
+        return (await connection.ask(opened, body)).body
+    finally:
+        connection.close()
 
 
 def server_tls(certs: Certs) -> Callable[[], ssl.SSLContext]:

@@ -23,7 +23,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
 from mq_protocol.limits import REQUEST_BYTES_MAX, REQUEST_TOPICS_MAX
 from tests.mq_broker.others import Others
-from tests.mq_broker.rpc.test_service import Answering
+from tests.mq_broker.rpc.streaming import Answering
 
 STREAMS: dict[str, Any] = {
     "Produce": pb.ProduceRequest,
@@ -141,7 +141,7 @@ def test_a_request_of_many_bytes_waits_before_it_is_read() -> None:
 def test_a_method_without_a_bound_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(BOUNDS, "Groups")
     with pytest.raises(LookupError, match="Groups has no row"):
-        service.handlers(Answering(), Gate(Authority()))  # type: ignore[arg-type]
+        service.served(Answering(), Gate(Authority()))
 
 
 def test_each_list_in_a_request_has_a_bound() -> None:

@@ -1,4 +1,5 @@
-"""The link port: what a stranger, a broker that lies and a network can do to it. What links are is in test_links.py."""
+"""Links at a broker's port: what a stranger, a broker that lies and a network can do. What links are is in
+test_links.py."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.rpc import framed, links
+from mq_broker.rpc import accepting, framed, links, port
+from mq_broker.rpc.accepting import bind
 from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.framed import bind, connect
+from mq_broker.rpc.framed import connect
 from mq_broker.rpc.outgoing import PeerAddress
 from mq_broker.rpc.peer_proof import PeerProof
 from mq_protocol import framing
@@ -22,7 +24,6 @@ from mq_protocol.addresses import origin
 from mq_protocol.envelope import Envelope
 from mq_protocol.errors import PeerRefused, TritonMQError, Unreachable
 from mq_protocol.limits import MESSAGE_BYTES_MAX
-from tests.mq_broker.broker.cluster import of_a_former_loop
 from tests.mq_broker.rpc.linked import DEADLINE_S, SECRET, Node, Spoken, door, nodes, until
 from tests.mq_broker.rpc.test_links import life
 from tests.securing import Certs
@@ -53,15 +54,13 @@ async def closed(reader: asyncio.StreamReader) -> bytes:
 @pytest.mark.parametrize(
     "said",
     [
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(50),
-        b"GET / HTTP/1.1\r\n\r\n",
         framing.preamble() + b"\xff" * 8,
         framing.preamble() + struct.pack(">II", 0, 10),
         framing.preamble() + struct.pack(">II", 10, 2_000),
         framing.preamble() + struct.pack(">II", 4, 0) + b"\xff\xff\xff\xff",
         framing.preamble() + b"".join(framing.encode(pb.LinkHeader(hello=life().hello(2)).SerializeToString(), [b"x"])),
     ],
-    ids=["http 2", "http 1", "4 GiB", "no header", "a long hello", "no protobuf", "a hello with a payload"],
+    ids=["4 GiB", "no header", "a long hello", "no protobuf", "a hello with a payload"],
 )
 def test_whoever_does_not_begin_with_hello_is_told_so_and_disconnected(said: bytes) -> None:
     async def scenario() -> None:
@@ -85,11 +84,11 @@ def test_much_that_is_no_hello_is_answered_as_little_and_the_log_shows_no_defect
         async with nodes(two):
             for _ in range(5):
                 async with connection(two) as (reader, writer):
-                    writer.write(bytes(framing.GATHER_BYTES + 200_000))
+                    writer.write(framing.preamble() + bytes(framing.GATHER_BYTES + 200_000))
                     assert b"a link begins with hello" in await closed(reader)
 
     asyncio.run(scenario())
-    errors = [each for each in caplog.records if each.levelno >= logging.ERROR and not of_a_former_loop(each)]
+    errors = [each for each in caplog.records if each.levelno >= logging.ERROR]
     assert [each.message for each in errors] == []
 
 
@@ -104,7 +103,7 @@ def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
                     writer.write(said[:end])
                     writer.write_eof()
                     await closed(reader)
-            await until(lambda: not two.link_server._tasks)
+            await until(lambda: not two.port._tasks)
             assert two.refusals.counts == {}
             assert two.heard.events == []
 
@@ -112,18 +111,23 @@ def test_a_hello_that_is_cut_off_anywhere_opens_nothing() -> None:
 
 
 def test_whoever_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 50)
     monkeypatch.setattr(links, "CONNECT_TIMEOUT_MS", 50)
 
     async def scenario() -> None:
         two = Node(2)
-        async with nodes(two), connection(two) as (reader, _):
-            assert b"none came" in await closed(reader)
+        async with nodes(two):
+            async with connection(two) as (nothing, _):
+                assert await closed(nothing) == b""
+            async with connection(two) as (reader, writer):
+                writer.write(framing.preamble())
+                assert b"none came" in await closed(reader)
 
     asyncio.run(scenario())
 
 
 def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
 
     async def scenario() -> None:
         two = Node(2)
@@ -133,10 +137,10 @@ def test_strangers_of_one_address_end_each_other_and_nobody_of_another(monkeypat
             reader, writer = await opened.enter_async_context(connection(two, "127.0.0.2"))
             strangers = [await opened.enter_async_context(connection(two)) for _ in range(20)]
             for ended, _ in strangers[:18]:
-                assert await closed(ended) == framing.preamble()
-            assert len(two.link_server._strangers) == 3
+                assert await closed(ended) == b""
+            assert len(two.port._strangers) == 3
             writer.write(b"GET / HTTP/1.1\r\n\r\n")
-            assert len(await closed(reader)) > len(framing.preamble()), "it is listened to, and answered"
+            assert await closed(reader), "it is listened to, and answered"
 
     asyncio.run(scenario())
 
@@ -232,7 +236,7 @@ def test_a_link_to_a_broker_that_does_not_read_ends_at_once(monkeypatch: pytest.
             await asyncio.sleep(0)
             two.links.end(1)
             assert two.heard.events[-1] == ("down", 1)
-            await until(lambda: not two.link_server._tasks)
+            await until(lambda: not two.port._tasks)
             async with asyncio.timeout(DEADLINE_S):
                 while await link.call.hear() is not None:
                     pass
@@ -246,7 +250,7 @@ def test_of_what_comes_after_the_end_of_a_link_only_so_much_is_read(monkeypatch:
     async def scenario() -> None:
         two = Node(2)
         async with nodes(two), connection(two) as (reader, writer):
-            writer.write(b"nonsense")
+            writer.write(framing.preamble() + b"nonsense")
             assert b"a link begins with hello" in await closed(reader)
             async with asyncio.timeout(DEADLINE_S):
                 with contextlib.suppress(ConnectionError):
@@ -284,39 +288,15 @@ def test_links_go_over_tls_where_both_ends_are_given_it(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_while_a_cluster_is_being_secured_links_are_held_with_tls_and_without_it(tmp_path: Path) -> None:
-    certs = Certs(tmp_path / "certs", 2, 3)
-    second, third = Certificates(certs.path, 2), Certificates(certs.path, 3)
+def test_while_a_cluster_is_being_secured_a_broker_is_linked_at_its_port_in_plain_text(tmp_path: Path) -> None:
+    second = Certificates(Certs(tmp_path / "certs", 2).path, 2)
 
     async def scenario() -> None:
-        one = Node(1)
-        two = Node(2, dialled=second.client_context, served=second.server_context, also_plain=True)
-        three = Node(3, served=third.server_context, also_plain=True)
-        four = Node(4)
-        async with nodes(one, two, three, four):
-            known = {node.broker: node.registered for node in (one, two, three)} | {
-                4: PeerAddress(four.address, 1, plain=True)
-            }
-            for node in (one, two, three, four):
-                node.links.know(known)
-            await one.heard.until(lambda events: len(events) == 3)
-            await two.heard.until(lambda events: len(events) == 3)
-            assert (one.links.connected(), two.links.connected()) == ([2, 3, 4], [1, 3, 4])
-            three.send_ack(1, 5)
-            await one.heard.until(lambda events: ("ack", 5) in events)
-
-    asyncio.run(scenario())
-
-
-def test_whoever_says_nothing_where_there_are_both_is_disconnected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(framed, "HANDSHAKE_TIMEOUT_MS", 50)
-
-    async def scenario() -> None:
-        two = Node(2, served=Certificates(Certs(tmp_path / "certs", 2).path, 2).server_context, also_plain=True)
-        async with nodes(two), connection(two) as (reader, _):
-            assert await closed(reader) == b""
+        two, three = Node(2, dialled=second.client_context, served=second.server_context), Node(3)
+        async with nodes(two, three):
+            two.links.know({2: two.registered, 3: PeerAddress(three.address, 1, plain=True)})
+            three.links.know({2: two.registered, 3: three.registered})
+            await two.heard.until(lambda events: events == [("up", 3)])
 
     asyncio.run(scenario())
 
@@ -364,7 +344,7 @@ def test_strangers_count_by_address_or_by_the_network_that_one_machine_has(addre
 
 
 def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
 
     async def scenario() -> None:
         two = Node(2)
@@ -375,7 +355,7 @@ def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch
             strangers = [await opened.enter_async_context(connection(two)) for _ in range(7)]
             for reader, _ in strangers[:4]:
                 await closed(reader)
-            assert len(two.link_server._strangers) == 3
+            assert len(two.port._strangers) == 3
             newer = Spoken(there, life())
             await newer.greet()
             await closed(strangers[4][0])
@@ -387,7 +367,7 @@ def test_of_too_many_strangers_the_first_goes_and_brokers_are_let_in(monkeypatch
 @pytest.mark.parametrize("ended_here", [True, False])
 def test_who_waits_for_room_to_send_is_told_when_the_link_ends(*, ended_here: bool) -> None:
     async def scenario() -> None:
-        listener, port = bind("127.0.0.1:0", "--link-listen")
+        listener, port = bind("127.0.0.1:0", "--listen")
         with listener:
             wire = await connect(f"127.0.0.1:{port}")
             there, _ = await asyncio.get_running_loop().sock_accept(listener)

@@ -1,38 +1,22 @@
-"""Which channels a broker has to others: one for each address, and none that nobody uses any more. Channels are
-stand-ins."""
+"""Which connections a broker has to others: kept for the next call, and none that nobody can use any more."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import grpc
 import pytest
 
 from mq_broker.rpc import lines
-from mq_broker.rpc.calls import Calls
 from mq_broker.rpc.dialling import Dialling
 from mq_broker.rpc.lines import Lines
-from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.server import listen
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.methods import PEER
-from tests.securing import HOST
+from mq_protocol.connection import Connection, connect
+from mq_protocol.errors import InvalidRequest, Unreachable
+from tests.mq_broker.rpc.streaming import DEADLINE_S, Served, until
 
-DEADLINE_S = 30.0
-
-
-class Channel:
-    def __init__(self, address: str) -> None:
-        self.address, self.closed = address, 0
-
-    async def close(self, grace: float | None) -> None:
-        assert grace is None
-        self.closed += 1
-
-    def unary_unary(self, path: str, *_: object) -> Any:
-        return [path]
+METADATA = pb.CallOpen(method="Metadata", protocol=1, protocol_oldest=1)
+HANGS = pb.CallOpen(method="Subscribe", protocol=1, protocol_oldest=1)
 
 
 class Renewing(Dialling):
@@ -41,131 +25,140 @@ class Renewing(Dialling):
     def __init__(self) -> None:
         super().__init__()
         self.generation = 1
-        self.made: list[Channel] = []
+        self.made: list[Connection] = []
 
     def way(self, address: str) -> int:
         return self.generation
 
-    def dial(self, address: str) -> Any:
-        self.made.append(Channel(address))
+    async def dial(self, address: str) -> Connection:
+        self.made.append(await connect(address, address, DEADLINE_S))
         return self.made[-1]
 
     @property
     def open(self) -> list[bool]:
-        return [not channel.closed for channel in self.made]
+        return [connection.is_free for connection in self.made]
 
 
-def run(scenario: Callable[[Lines, Renewing], Awaitable[None]]) -> None:
+def run(scenario: Callable[[Lines, Renewing, Served], Awaitable[None]]) -> None:
     async def main() -> None:
-        dialling = Renewing()
-        async with asyncio.timeout(DEADLINE_S):
-            await scenario(Lines(dialling), dialling)
-
-    asyncio.run(main())
-
-
-async def use(ours: Lines, *addresses: str) -> None:
-    for address in addresses:
-        async with ours.to(address) as line:
-            assert line.address == address
-
-
-def test_each_renewed_certificate_leaves_one_channel_and_no_call_is_cut_off() -> None:
-    async def scenario(ours: Lines, dialling: Renewing) -> None:
-        for dialling.generation in range(1, 6):
-            await use(ours, "b:1")
-        assert dialling.open == [False] * 4 + [True]
-        async with ours.to("b:1"):
-            async with ours.to("b:1"):
-                dialling.generation = 6
-                await use(ours, "b:1")
-                assert dialling.open[4:] == [True, True]
-            assert dialling.open[4:] == [True, True], "one call still goes by it"
-        assert dialling.open[4:] == [False, True]
-        assert max(channel.closed for channel in dialling.made) == 1
-
-    run(scenario)
-
-
-def test_a_channel_to_where_nobody_is_any_more_is_closed_once_another_one_is_made(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A broker without a fixed port comes back at another one each time."""
-
-    async def scenario(ours: Lines, dialling: Renewing) -> None:
-        await use(ours, "b:1", "c:1")
-        await use(ours, "d:1")
-        assert dialling.open == [True] * 3, "they were used a moment ago"
-        monkeypatch.setattr(lines, "UNUSED_S", 0.0)
-        async with ours.to("c:1"):
-            await use(ours, "b:1")  # it makes none, and closes none
-            assert dialling.open == [True] * 3
-            await use(ours, "b:2")
-            assert dialling.open == [False, True, False, True], "a call goes by the second"
-        await use(ours, "b:1")
-        assert [channel.address for channel in dialling.made] == ["b:1", "c:1", "d:1", "b:2", "b:1"]
-
-    run(scenario)
-
-
-def test_calls_of_brokers_use_one_channel_after_each_renewed_certificate() -> None:
-    """Each renewal left one open for ever."""
-
-    class Real(Renewing):
-        def dial(self, address: str) -> Any:
-            self.made.append(Dialling.dial(self, address))  # type: ignore[arg-type]
-            return self.made[-1]
-
-        def states(self) -> list[bool]:
-            channels: list[Any] = list(self.made)
-            return [channel.get_state() is not grpc.ChannelConnectivity.SHUTDOWN for channel in channels]
-
-    async def fence(data: bytes, _context: object) -> bytes:
-        return pb.FenceResponse().SerializeToString()
-
-    async def main() -> None:
-        there, port = listen(f"{HOST}:0")
-        method = grpc.unary_unary_rpc_method_handler(fence)
-        there.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(PEER.name, {"Fence": method}),))
-        await there.start()
-        dialling = Real()
-        calls = Calls(PeerProof(1, 1, "c", bytes(32)), dialling)
+        there, dialling = Served(), Renewing()
+        there.server.start()
+        ours = Lines(dialling)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                for dialling.generation in (1, 1, 2, 3):
-                    deadline = asyncio.get_running_loop().time() + DEADLINE_S
-                    await calls.ask(f"{HOST}:{port}", "Fence", pb.FenceRequest(), pb.FenceResponse, deadline)
-                assert dialling.states() == [False, False, True]
+                await scenario(ours, dialling, there)
         finally:
-            await calls.close()
-            await there.stop(0)
-        assert not any(dialling.states())
+            await ours.close()
+            await there.server.stop()
 
     asyncio.run(main())
 
 
-def test_a_call_that_fails_or_is_cancelled_does_not_keep_a_former_channel_open() -> None:
-    async def scenario(ours: Lines, dialling: Renewing) -> None:
-        async def fails() -> None:
-            async with ours.to("b:1"):
-                dialling.generation = 2
-                await use(ours, "b:1")
-                raise ValueError("it failed")
+async def use(ours: Lines, at: Served) -> None:
+    async with ours.to(at.address) as line:
+        assert line.is_free
+        await line.ask(METADATA, b"")
 
-        with pytest.raises(ValueError, match="it failed"):
-            await fails()
+
+def test_calls_one_after_another_share_a_connection_and_two_at_once_do_not() -> None:
+    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+        for _ in range(3):
+            await use(ours, there)
+        assert len(dialling.made) == 1
+        async with ours.to(there.address), ours.to(there.address):
+            assert len(dialling.made) == 2
+        await use(ours, there)
+        assert dialling.open == [True, True]
+        async with ours.to(there.address) as line:
+            with pytest.raises(InvalidRequest):
+                await line.ask(METADATA, b"\xff\xff")
+        assert dialling.open == [True, True], "a call that was refused leaves its connection"
+
+    run(scenario)
+
+
+def test_each_renewed_certificate_has_a_new_connection_and_no_call_is_cut_off() -> None:
+    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+        async with ours.to(there.address) as line:
+            dialling.generation = 2
+            await use(ours, there)
+            await line.ask(METADATA, b"")
         assert dialling.open == [False, True]
+        await use(ours, there)
+        assert len(dialling.made) == 2
 
-        async def waits() -> None:
-            async with ours.to("b:1"):
-                await asyncio.Event().wait()
+    run(scenario)
 
-        waiting = asyncio.create_task(waits())
-        await asyncio.sleep(0)
-        dialling.generation = 3
-        await use(ours, "b:1")
+
+def test_a_call_that_fails_or_is_cancelled_before_its_end_takes_its_connection_along() -> None:
+    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+        async def hangs(error: Exception | None = None) -> None:
+            async with ours.to(there.address) as line:
+                line.open(HANGS)
+                if error is not None:
+                    raise error
+                await line.read()
+
+        waiting = asyncio.create_task(hangs())
+        await until(lambda: there.service.begun == 1)
         waiting.cancel()
         await asyncio.wait({waiting})
+        await there.service.ended.wait()
+        with pytest.raises(ValueError, match="it failed"):
+            await hangs(ValueError("it failed"))
+        await use(ours, there)
         assert dialling.open == [False, False, True]
+
+    run(scenario)
+
+
+def test_a_connection_that_rests_for_long_or_was_ended_meanwhile_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+        await use(ours, there)
+        monkeypatch.setattr(lines, "UNUSED_S", 0.0)
+        await use(ours, there)
+        assert len(dialling.made) == 2
+        monkeypatch.undo()
+        await use(ours, there)
+        [*_, last] = dialling.made
+        await there.server.stop()
+        await until(lambda: not last.is_free)
+        again = Served()
+        again.server.start()
+        await use(ours, again)
+        await again.server.stop()
+
+    run(scenario)
+
+
+def test_of_connections_that_rest_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "KEPT_MAX", 2)
+
+    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+        async with ours.to(there.address), ours.to(there.address), ours.to(there.address):
+            pass
+        assert sorted(dialling.open) == [False, True, True]
+
+    run(scenario)
+
+
+def test_who_closes_ends_what_is_under_way() -> None:
+    async def scenario(ours: Lines, dialling: Renewing, there: Served) -> None:
+        async def hangs() -> None:
+            async with ours.to(there.address) as line:
+                line.open(HANGS)
+                await line.read()
+
+        await use(ours, there)
+        waiting = [asyncio.create_task(hangs()) for _ in range(2)]
+        await until(lambda: there.service.begun == 2)
+        await ours.close()
+        for each in waiting:
+            with pytest.raises(Unreachable):
+                await each
+        assert not any(dialling.open)
+        assert not await ours.reaches("127.0.0.1:1")
 
     run(scenario)

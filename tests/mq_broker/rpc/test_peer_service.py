@@ -9,18 +9,19 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from mq_broker.rpc.calls import Calls
+from mq_broker.rpc.dialling import Dialling
+from mq_broker.rpc.entering import Entering, ForwardedDoor, TokenDoor
 from mq_broker.rpc.links import Links, PeerAddress
-from mq_broker.rpc.peer_proof import METADATA, PeerProof
-from mq_broker.rpc.peer_service import PEER_UNARY, peer_handlers, peer_path
+from mq_broker.rpc.peer_proof import PeerProof
+from mq_broker.rpc.peer_service import PEER_UNARY, peer_path, served_to_brokers
 from mq_broker.rpc.refusals import LINES_A_MINUTE_MAX, Refusals
-from mq_broker.rpc.server import dial, listen
 from mq_broker.rpc.service import UNARY
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.errors import OutcomeUnknown, PeerRefused, TritonMQError, Unreachable
-from mq_protocol.transport import from_call
+from mq_protocol.errors import InvalidRequest, OutcomeUnknown, PeerRefused, TritonMQError, Unreachable
+from tests.mq_broker.rpc import streaming
+from tests.mq_broker.rpc.streaming import ask
 
 SECRET = bytes(range(32))
 DEADLINE_S = 30.0
@@ -51,50 +52,79 @@ class Answering:
         return answer
 
 
-class Served:
-    def __init__(self, address: str, service: Answering, refusals: Refusals, links: Links) -> None:
-        self.address, self.service, self.refusals, self.links = address, service, refusals, links
+class Peer:
+    """One broker's calls to others, and its port for theirs. `by`: who it is."""
 
-    async def ask(self, caller: PeerProof, method: str = "Publish", within_s: float = DEADLINE_S, **fields: Any) -> Any:
-        calls = Calls(caller)
+    def __init__(self, by: PeerProof, dialling: Dialling | None = None, **options: Any) -> None:
+        self.service, self.refusals = Answering(), Refusals()
+        nobody: Any = None
+        self.links = Links(by, nobody, lambda work, name: asyncio.create_task(work, name=name))
+        self.calls = Calls(by, dialling)
+        self.port = streaming.Served(
+            entering=Entering(
+                TokenDoor(()), ForwardedDoor(by, self.links.is_former, self.refusals, plain="tls" not in options)
+            ),
+            of_brokers=served_to_brokers(self.service, self.links, by, self.refusals),
+            **options,
+        )
+        self.address = self.port.address
+
+    async def ask(self, other: Peer, method: str = "Publish", within_s: float = DEADLINE_S, **fields: Any) -> Any:
         unary = PEER_UNARY[method]
-        try:
-            deadline = asyncio.get_running_loop().time() + within_s
-            return await calls.ask(self.address, method, unary.request(**fields), unary.response, deadline)
-        finally:
-            await calls.close()
+        deadline = asyncio.get_running_loop().time() + within_s
+        return await self.calls.ask(other.address, method, unary.request(**fields), unary.response, deadline)
 
-    async def refuses(self, path: str, metadata: Any) -> TritonMQError:
-        async with dial(self.address) as channel:
-            call: Any = channel.unary_unary(path, None, None)
-            try:
-                await call(b"", metadata=metadata, timeout=DEADLINE_S)
-            except aio.AioRpcError as error:
-                return from_call(error, self.address)
-        raise AssertionError("it was answered")
+    async def stop(self) -> None:
+        await self.calls.close()
+        await self.links.close()
+        await self.port.server.stop()
+
+
+@contextlib.asynccontextmanager
+async def serving(*peers: Peer) -> AsyncIterator[None]:
+    try:
+        for peer in peers:
+            peer.port.server.start()
+        yield
+    finally:
+        for peer in peers:
+            await peer.stop()
+
+
+class Served(Peer):
+    """Broker 1's port."""
+
+    def __init__(self) -> None:
+        super().__init__(proof(1, 1))
+
+    async def asked_by(self, caller: PeerProof, method: str = "Publish", **how: Any) -> Any:
+        """By another broker, with connections of its own."""
+        other = Peer(caller)
+        try:
+            return await other.ask(self, method, **how)
+        finally:
+            await other.stop()
+
+    async def refuses(self, method: str, call: pb.PeerCall) -> TritonMQError:
+        with pytest.raises(TritonMQError) as refused:
+            await ask(self.address, pb.CallOpen(method=method, proof=call))
+        return refused.value
 
 
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[Served]:
-    server, port = listen("127.0.0.1:0")
-    service, refusals = Answering(), Refusals()
-    me = proof(1, 1)
-    links = Links(me, Answering(), lambda work, name: asyncio.create_task(work, name=name))  # type: ignore[arg-type]
-    server.add_generic_rpc_handlers((peer_handlers(service, links, me, refusals),))  # type: ignore[arg-type]
-    await server.start()
-    try:
-        yield Served(f"127.0.0.1:{port}", service, refusals, links)
-    finally:
-        await server.stop(0)
+    made = Served()
+    async with serving(made):
+        yield made
 
 
 def test_a_broker_of_the_cluster_is_answered() -> None:
     async def scenario() -> None:
         async with served() as there:
             for method in PEER_UNARY:
-                await there.ask(proof(), method)
-            await there.ask(proof(ahead_ms=25_000))
-            await there.ask(proof(ahead_ms=-25_000))
+                await there.asked_by(proof(), method)
+            await there.asked_by(proof(ahead_ms=25_000))
+            await there.asked_by(proof(ahead_ms=-25_000))
             assert not there.refusals.counts
 
     asyncio.run(scenario())
@@ -116,7 +146,7 @@ def test_any_other_is_refused_and_nothing_is_asked(caller: PeerProof, why: pb.Pe
         async with served() as there:
             there.links.know({2: PeerAddress("127.0.0.1:1", 3)})
             with pytest.raises(PeerRefused) as error:
-                await there.ask(caller)
+                await there.asked_by(caller)
             assert error.value.why == why
             assert "of-this-cluster" not in str(error.value)
             assert there.service.answered == 0
@@ -128,34 +158,42 @@ def test_any_other_is_refused_and_nothing_is_asked(caller: PeerProof, why: pb.Pe
 def test_a_proof_is_for_one_method_and_one_caller() -> None:
     async def scenario() -> None:
         async with served() as there:
-            metadata = proof().call(peer_path("Metadata"))
-            call = pb.PeerCall.FromString(metadata[0][1])
-            call.broker = 3
-            for path, given in (
-                (peer_path("Publish"), metadata),
-                (peer_path("Metadata"), ((METADATA, call.SerializeToString()),)),
-                (peer_path("Metadata"), ((METADATA, b"\xff"),)),
-                (peer_path("Metadata"), ()),
-            ):
-                error = await there.refuses(path, given)
+            mine = proof().call(peer_path("Metadata"))
+            of_three = pb.PeerCall(broker=3, incarnation=3, expires_ms=mine.expires_ms, proof=mine.proof)
+            for method, given in (("Publish", mine), ("Fence", of_three), ("Publish", pb.PeerCall())):
+                error = await there.refuses(method, given)
                 assert isinstance(error, PeerRefused)
                 assert error.why == pb.PEER_NO_PROOF
+            assert isinstance(await there.refuses("Fetch", mine), InvalidRequest), "which brokers pass on alone"
             assert there.service.answered == 0
 
     asyncio.run(scenario())
 
 
 def test_what_only_brokers_ask_is_no_method_for_clients() -> None:
-    assert not {"Publish", "ReplicaStatus"} & UNARY.keys()
+    of_brokers = PEER_UNARY.keys() - UNARY.keys()
+    assert {"Publish", "ReplicaStatus"} <= of_brokers
+
+    async def scenario() -> None:
+        clients = streaming.Served()
+        clients.server.start()
+        for method in of_brokers:
+            for shown in (None, proof().call(peer_path(method))):
+                opened = pb.CallOpen(method=method, proof=shown)
+                with pytest.raises(InvalidRequest, match="there is no method"):
+                    await ask(clients.address, opened)
+        await clients.server.stop()
+
+    asyncio.run(scenario())
 
 
 def test_deadlines_reach_the_other_broker_and_nobody_there_is_unreachable() -> None:
     async def scenario() -> None:
         async with served() as there:
             with pytest.raises(OutcomeUnknown):
-                await there.ask(proof(), "ReplicaStatus", 0.2, topic_id="hang")
+                await there.asked_by(proof(), "ReplicaStatus", within_s=0.2, topic_id="hang")
         with pytest.raises(Unreachable):
-            await there.ask(proof())
+            await there.asked_by(proof())
 
     asyncio.run(scenario())
 

@@ -1,4 +1,5 @@
-"""The service over a real gRPC server: messages arrive whole, errors come back as they were raised."""
+"""The service over a real gRPC server: messages arrive whole, errors come back as they were raised, and what metadata
+say is said as in a call of this project's."""
 
 from __future__ import annotations
 
@@ -7,17 +8,21 @@ import contextlib
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
-from mq_broker.rpc import service
+from mq_broker.rpc import grpc_door
+from mq_broker.rpc.entering import Entering, TokenDoor
 from mq_broker.rpc.gate import Gate
-from mq_broker.rpc.server import dial, listen
-from mq_broker.rpc.service import UNARY, Batches, ProduceRequests, Send, handlers, parse, path
+from mq_broker.rpc.grpc_door import FORWARD_METADATA, GrpcHandlers, listen, opened_by
+from mq_broker.rpc.service import UNARY, parse, path
+from mq_broker.rpc.service import served as service_served
+from mq_broker.security.authenticating import Authenticator
 from mq_broker.security.authority import Authority
 from mq_protocol import limits
 from mq_protocol import mq_pb2 as pb
@@ -30,69 +35,25 @@ from mq_protocol.errors import (
     OutcomeUnknown,
 )
 from mq_protocol.methods import BROKER
-from mq_protocol.transport import from_call
+from mq_protocol.secrets import is_token
+from tests.by_grpc import from_call
+from tests.mq_broker.rpc.streaming import Answering
 
 
-class Answering:
-    """A service that answers, fails or hangs as a test wants."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-        self.deadline = 0.0
-        for name, method in UNARY.items():
-            setattr(self, method.attribute, self._unary(name, method.response))
-
-    def _unary(self, name: str, response: type[Any]) -> Any:
-        async def answer(request: Any, deadline: float) -> Any:
-            self.deadline = deadline
-            if self.error is not None:
-                raise self.error
-            if name == "Staged" and request.topic == "hang":
-                await asyncio.Event().wait()
-            return response()
-
-        return answer
-
-    async def produce(self, requests: ProduceRequests, send: Send[pb.ProduceResponse]) -> None:
-        async for request in requests:
-            if self.error is not None:
-                raise self.error
-            result = pb.ProduceResult(correlation=request.header.correlation, base_offset=len(request.payload))
-            await send(pb.ProduceResponse(results=[result]))
-
-    async def fetch(self, request: pb.FetchRequest, send: Send[Batches]) -> None:
-        if self.error is not None:
-            raise self.error
-        for n in range(request.start_offset, request.end_offset):
-            batch = pb.StoredBatch(base_offset=n, payload_bytes=4)
-            await send(Envelope(pb.BatchesHeader(batches=[batch]), (b"ab", b"cd")))
-
-    async def subscribe(self, requests: AsyncIterator[pb.SubscribeRequest], send: Send[Batches]) -> None:
-        async for request in requests:
-            opened = [pb.PartitionOpened(topic=p.topic) for p in request.open.partitions]
-            await send(Envelope(pb.BatchesHeader(opened=opened)))
-
-    async def work(self, requests: AsyncIterator[pb.WorkRequest], send: Send[Envelope[pb.WorkHeader]]) -> None:
-        async for _ in requests:
-            await send(Envelope(pb.WorkHeader(), ()))
-
-    async def lock(self, requests: AsyncIterator[pb.LockRequest], send: Send[pb.LockResponse]) -> None:
-        async for request in requests:
-            await send(pb.LockResponse(token=len(request.name)))
-
-    async def watch_offsets(self, request: pb.WatchOffsetsRequest, send: Send[pb.WatchOffsetsResponse]) -> None:
-        await send(pb.WatchOffsetsResponse(offsets=[pb.WatchedOffsets(topic=p.topic) for p in request.partitions]))
+def by_grpc(service: Any, gate: Gate, tokens: Sequence[Authenticator] = ()) -> GrpcHandlers:
+    """The service at a gRPC port."""
+    return GrpcHandlers(BROKER.name, service_served(service, gate), Entering(TokenDoor(tokens)).enter)
 
 
 @contextlib.asynccontextmanager
 async def served() -> AsyncIterator[tuple[Any, aio.Channel, str]]:
     service: Any = Answering()
     server, port = listen("127.0.0.1:0")
-    server.add_generic_rpc_handlers((handlers(service, Gate(Authority())),))
+    server.add_generic_rpc_handlers((by_grpc(service, Gate(Authority())),))
     await server.start()
     address = f"127.0.0.1:{port}"
     try:
-        async with dial(address) as channel:
+        async with aio.insecure_channel(address) as channel:
             yield service, channel, address
     finally:
         await server.stop(0)
@@ -117,10 +78,14 @@ def test_every_method_answers() -> None:
         async with served() as (_, channel, address):
             for name, method in UNARY.items():
                 await asked(channel, address, name, method.request(), 10)
+            lock: Any = channel.stream_stream(path("Lock"), None, None)
+            names = [pb.LockRequest(name="n" * size).SerializeToString() for size in (1, 5)]
+            answers = [parse(a, pb.LockResponse).token async for a in lock(iter(names))]
+            assert answers == [1, 5]
             watch: Any = channel.unary_stream(path("WatchOffsets"), None, None)
-            places = [pb.TopicPartition(topic="t")]
-            answers = [a async for a in watch(pb.WatchOffsetsRequest(partitions=places).SerializeToString())]
-            assert [parse(a, pb.WatchOffsetsResponse).offsets[0].topic for a in answers] == ["t"]
+            watching = watch(pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t")]).SerializeToString())
+            assert parse(await watching.read(), pb.WatchOffsetsResponse).offsets[0].topic == "t"
+            watching.cancel()
 
     asyncio.run(scenario())
 
@@ -138,10 +103,11 @@ def test_payloads_go_both_ways_untouched() -> None:
             assert await call.code() is grpc.StatusCode.OK
             fetch: Any = channel.unary_stream(path("Fetch"), None, None)
             answers = [
-                decode(a, pb.BatchesHeader) async for a in fetch(pb.FetchRequest(end_offset=3).SerializeToString())
+                decode(a, pb.BatchesHeader)
+                async for a in fetch(pb.FetchRequest(end_offset=3, chunk_bytes_max=4).SerializeToString())
             ]
             assert [(a.header.batches[0].base_offset, bytes(a.payload)) for a in answers] == [
-                (n, b"abcd") for n in range(3)
+                (n, b"a\0\0\0") for n in range(3)
             ]
 
     asyncio.run(scenario())
@@ -249,6 +215,32 @@ def test_a_taken_port_is_refused_by_its_name() -> None:
     asyncio.run(scenario())
 
 
+def test_what_metadata_say_is_said_when_the_call_is_opened() -> None:
+    said = opened_by("Fetch", [("authorization", "bEARER t0ken"), (FORWARD_METADATA, "b:1"), ("other", b"\xff")])
+    assert said == pb.CallOpen(method="Fetch", token="t0ken", forward="b:1")
+    assert opened_by("Fetch", []) == pb.CallOpen(method="Fetch")
+
+
+@pytest.mark.parametrize("wrong", [("Basic abc",), ("",), ("Bearer",), ("Bearer ",), (b"Bearer a",), ("Bearer a",) * 2])
+def test_what_is_not_one_token_is_verified_as_one_that_nobody_has(wrong: tuple[Any, ...]) -> None:
+    """So it is refused, and noted, in the same way."""
+    opened = opened_by("Fetch", [("authorization", value) for value in wrong])
+    assert opened.token
+    assert not is_token(opened.token)
+
+
+def test_a_call_means_one_broker() -> None:
+    with pytest.raises(InvalidRequest, match="more than once"):
+        opened_by("Fetch", [(FORWARD_METADATA, "b:1"), (FORWARD_METADATA, "b:1")])
+
+
+def test_what_brokers_say_of_a_call_is_not_heard_by_grpc() -> None:
+    """The names that it once had there mean nothing."""
+    for field in pb.CallOpen.DESCRIPTOR.fields_by_name:
+        for key in (field, f"tritonmq-{field}-bin"):
+            assert opened_by("Fetch", [(key, b"x")]) == pb.CallOpen(method="Fetch")
+
+
 class Aborted:
     """A context that keeps what a call was aborted with, as gRPC's does."""
 
@@ -263,6 +255,12 @@ class Aborted:
     def time_remaining(self) -> None:
         return None
 
+    def invocation_metadata(self) -> tuple[()]:
+        return ()
+
+    async def read(self) -> bytes:
+        return pb.StagedRequest(topic="t").SerializeToString()
+
     async def abort(self, *_: Any, **__: Any) -> None:
         self.kept = aio.AbortError("Locally aborted.")
         raise self.kept
@@ -273,15 +271,14 @@ def test_a_refused_request_leaves_no_circle_to_the_collector_of_cycles(
     fails: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Requests are large, and it comes after hundreds of them."""
-    caplog.set_level(logging.CRITICAL, service.log.name)  # else the fixture keeps what was logged, and its frames
+    caplog.set_level(logging.CRITICAL, grpc_door.log.name)  # else the fixture keeps what was logged, and its frames
 
     async def refused(context: Any) -> None:
         answering: Any = Answering()
         answering.error = fails
-        handler: Any = service.unary_handler(
-            BROKER.methods["Staged"], answering, Gate(Authority()).door(BROKER.methods["Staged"])
-        )
-        answered = handler.unary_unary(pb.StagedRequest(topic="t").SerializeToString(), context)
+        details: Any = SimpleNamespace(method=BROKER.path("Staged"))
+        handler: Any = by_grpc(answering, Gate(Authority())).service(details)
+        answered = handler.stream_stream(None, context)
         del context  # what is raised keeps this frame
         with pytest.raises(aio.AbortError):
             await answered

@@ -1,4 +1,4 @@
-"""Who asks at the stream port: as by gRPC, what the handshake has proved, and judged in the same way."""
+"""Who asks at the port for calls: what the handshake has proved, and judged by that."""
 
 from __future__ import annotations
 
@@ -10,31 +10,21 @@ from pathlib import Path
 import pytest
 
 from mq_broker.rpc.certificates import Certificates
-from mq_broker.rpc.streams import METHODS
 from mq_broker.security.authority import Authority
 from mq_broker.security.revoked import Revoked
 from mq_broker.security.rules import Effect, Rule, RuleBook
 from mq_broker.security.tokens import Tokens
-from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import (
-    NotAuthenticated,
-    PermissionDenied,
-)
+from mq_protocol.call import PREAMBLE
+from mq_protocol.errors import NotAuthenticated, PermissionDenied
+from mq_protocol.methods import BROKER
+from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.pem import context, read
 from mq_protocol.rights import Kind as Resource
 from mq_protocol.rights import Operation
-from mq_protocol.streams import PREAMBLE, Kind, parsed, say
-from tests.mq_broker.rpc.streaming import (
-    Served,
-    batch,
-    connected,
-    fetching,
-    opening,
-    run,
-    server_tls,
-)
+from tests.mq_broker.rpc.streaming import Served, batch, connected, opening, run, server_tls
 from tests.securing import Certs
+
+STREAMS = [name for name, method in BROKER.methods.items() if method.kind is not MethodKind.UNARY]
 
 
 def judged(*rules: Rule) -> Authority:
@@ -69,8 +59,8 @@ def test_a_name_is_what_the_certificate_proves_and_each_batch_is_judged_by_it(tm
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_who_has_no_right_is_refused_before_anything_is_received(tmp_path: Path, method: str) -> None:
+@pytest.mark.parametrize("method", STREAMS)
+def test_who_has_no_right_to_a_stream_is_refused_before_anything_is_received(tmp_path: Path, method: str) -> None:
     certs = Certs(tmp_path / "certs", 1)
     tls = context(read(certs.user("etl").files()), server=False)
 
@@ -118,26 +108,26 @@ def test_nobody_is_served_without_a_certificate_or_by_an_older_tls(tmp_path: Pat
         async with connected(served) as plain:
             plain.say([PREAMBLE], opening())
             assert await plain.reader.read() == b"" or served.service.begun == 0
-        for tls in (nobody, older):
-            with contextlib.suppress(OSError):
-                async with connected(served, tls) as client:
-                    client.say([PREAMBLE], opening())
-                    assert await client.hear() is None
+        async with connected(served, nobody) as client:
+            client.say([PREAMBLE], opening())
+            assert "neither a certificate nor a token" in str(await client.refused())
+        with contextlib.suppress(OSError):
+            async with connected(served, older) as client:
+                client.say([PREAMBLE], opening())
+                assert await client.hear() is None
         assert served.service.begun == 0
 
     run(scenario, tls=server_tls(certs))
 
 
-def test_who_may_not_ask_is_told_before_anything_is_asked() -> None:
+def test_who_may_not_ask_is_told_before_anything_is_asked_in_any_method() -> None:
     authority = judged()
     authority.take(2, RuleBook(()), Revoked(names=frozenset({"User:ANONYMOUS"})), Tokens())
 
     async def scenario(served: Served) -> None:
-        for asked in (*([*opening(method), *say(Kind.END)] for method in METHODS), fetching(0, 1)):
+        for method in BROKER.methods:
             async with connected(served) as client:
-                client.say([PREAMBLE], asked)
-                message = await client.hear()
-                assert message is not None
-                assert isinstance(from_wire(parsed(message.body, pb.Error)), NotAuthenticated)
+                client.say([PREAMBLE], opening(method))
+                assert isinstance(await client.refused(), NotAuthenticated)
 
     run(scenario, authority)

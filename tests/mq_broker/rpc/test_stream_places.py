@@ -1,4 +1,4 @@
-"""What a connection to the stream port takes of a broker: memory of what is half sent, and a place."""
+"""What a connection to the port for calls takes of a broker: memory of what is half sent, and a place."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from mq_broker.broker.runtime.memory import Held
-from mq_protocol.errors import InvalidRequest, Overloaded, QuotaExceeded
+from mq_protocol.call import PREAMBLE, Kind
+from mq_protocol.errors import Overloaded, QuotaExceeded
 from mq_protocol.quotas import Quota
-from mq_protocol.streams import PREAMBLE, Kind, say
 from tests.mq_broker.rpc.streaming import Served, batch, connected, fetching, opening, run, until
 
 OPENED = PREAMBLE + b"".join(opening())
@@ -52,43 +52,30 @@ def test_what_is_half_sent_by_who_is_gone_is_given_back() -> None:
     run(scenario)
 
 
-def open_streams(served: Served) -> int:
+def connections(served: Served) -> int:
     meter = served.gate.quotas.meter_of("User:ANONYMOUS")
-    return 0 if meter is None else meter.streams
+    return 0 if meter is None else len(meter.connections)
 
 
 @pytest.mark.parametrize("opened", [opening("Fetch"), fetching(0, 0)], ids=["nothing was asked", "one was answered"])
-def test_a_connection_counts_for_the_quota_of_streams_while_it_is_open(opened: list[Any]) -> None:
+def test_a_connection_counts_for_the_quota_of_connections_while_it_is_open(opened: list[Any]) -> None:
     async def scenario(served: Served) -> None:
-        served.gate.quotas.take(0, 1, {"User:ANONYMOUS": {Quota.STREAMS: 2}})
+        served.gate.quotas.take(0, 1, {"User:ANONYMOUS": {Quota.CONNECTIONS: 2}})
         async with connected(served) as one:
             one.say([PREAMBLE], fetching(0, 1))
             assert await one.hear() is not None
             async with connected(served) as other:
                 other.say([PREAMBLE], opened)
-                await until(lambda: open_streams(served) == 2)
+                await until(lambda: connections(served) == 2)
                 async with connected(served) as third:
                     third.say([PREAMBLE], opening("Fetch"))
                     assert isinstance(await third.refused(), QuotaExceeded)
             async with connected(served) as fourth:
-                await until(lambda: open_streams(served) == 1)
+                await until(lambda: connections(served) == 1)
                 fourth.say([PREAMBLE], fetching(0, 1))
                 answered = await fourth.hear()
                 assert answered is not None
                 assert answered.kind is Kind.MESSAGE
-
-    run(scenario)
-
-
-@pytest.mark.parametrize("kind", [Kind.END, Kind.PING, Kind.PONG])
-def test_what_says_nothing_more_brings_nothing_along(kind: Kind) -> None:
-    """It would be in memory and counted nowhere."""
-
-    async def scenario(served: Served) -> None:
-        async with connected(served) as client:
-            client.say([PREAMBLE], opening("Fetch"), say(kind, bytes(70_000)))
-            assert isinstance(await client.refused(), InvalidRequest)
-        await until(lambda: served.memory.bytes == 0)
 
     run(scenario)
 

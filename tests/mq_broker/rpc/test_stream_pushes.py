@@ -1,4 +1,4 @@
-"""Subscribe, Work and WatchOffsets at the stream port, and clients that lie, stop or read nothing."""
+"""Subscribe, Work and WatchOffsets at the port for calls, and clients that lie, stop or read nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from mq_broker.rpc import streams
+from mq_protocol import call
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
+from mq_protocol.call import PREAMBLE, Kind, parsed, say
 from mq_protocol.errors import InvalidRequest, RequestTooLarge, TritonMQError
 from mq_protocol.methods import BROKER
+from mq_protocol.methods import Kind as MethodKind
 from mq_protocol.pem import context, read
-from mq_protocol.streams import PREAMBLE, Kind, parsed, say
 from tests.mq_broker.rpc.streaming import DEADLINE_S, Client, Served, connected, opening, run, server_tls, until
 from tests.securing import Certs
 
@@ -121,8 +122,8 @@ def test_over_tls_nothing_is_said_within_a_message_that_waits_for_its_reader(tmp
 
 
 def test_a_client_that_has_stopped_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PING_S", 0.2)
-    monkeypatch.setattr(streams, "SILENCE_S", 0.6)
+    monkeypatch.setattr(call, "PING_S", 0.2)
+    monkeypatch.setattr(call, "SILENCE_S", 0.6)
     monkeypatch.setattr(streams, "_LOOK_S", 0.1)
 
     async def scenario(served: Served) -> None:
@@ -142,24 +143,27 @@ def bound(method: str) -> int:
 
 @pytest.mark.parametrize("method", ["Subscribe", "Work", "WatchOffsets"])
 @pytest.mark.parametrize(
-    ("said", "error"),
+    ("said", "error", "is_whole"),
     [
-        (lambda method: struct.pack(">II", bound(method) + 2, 0), RequestTooLarge),
-        (lambda method: struct.pack(">II", 10, bound(method)), RequestTooLarge),
-        (lambda method: b"".join(say(Kind.MESSAGE, b"\xff\xff")), InvalidRequest),
-        (lambda method: b"".join(say(Kind.MESSAGE, b"", [b"payload"])), InvalidRequest),
-        (lambda method: b"".join(opening(method)), InvalidRequest),
+        (lambda method: struct.pack(">II", bound(method) + 2, 0), RequestTooLarge, False),
+        (lambda method: struct.pack(">II", 10, bound(method)), RequestTooLarge, False),
+        (lambda method: b"".join(say(Kind.MESSAGE, b"\xff\xff")), InvalidRequest, True),
+        (lambda method: b"".join(say(Kind.MESSAGE, b"", [b"payload"])), InvalidRequest, True),
+        (lambda method: b"".join(opening(method)), InvalidRequest, False),
     ],
     ids=["header", "payload", "bytes", "with payload", "open within"],
 )
-def test_what_is_no_request_is_refused_with_a_reason(method: str, said: Any, error: type[TritonMQError]) -> None:
+def test_what_is_no_request_is_refused_with_a_reason(
+    method: str, said: Any, error: type[TritonMQError], is_whole: bool
+) -> None:
+    """Who asks once may stay, if it is known where its request ends."""
+    stays = is_whole and BROKER.methods[method].kind is not MethodKind.CONVERSATION
+
     async def scenario(served: Served) -> None:
         async with connected(served) as client:
             client.say([PREAMBLE], opening(method), [said(method)], say(Kind.END))
-            message = await client.hear()
-            assert message is not None
-            assert message.kind is Kind.ERROR
-            assert type(from_wire(parsed(message.body, pb.Error))) is error
+            refused = await (client.failed() if stays else client.refused())
+            assert type(refused) is error
         async with connected(served) as client:  # and the port serves others
             client.say([PREAMBLE], opening("Subscribe"), credit(5))
             assert await kinds(client, 1) == [Kind.MESSAGE]

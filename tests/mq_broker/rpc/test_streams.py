@@ -1,4 +1,4 @@
-"""The stream port: the same calls as by gRPC, and what strangers and dead clients do to it."""
+"""The port for calls, and what strangers and dead clients do to it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from mq_broker.rpc import framed, streams
-from mq_protocol import framing, limits
+from mq_broker.rpc import accepting, framed, port, streams
+from mq_protocol import call, framing, limits
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.error_messages import from_wire
+from mq_protocol.call import PREAMBLE, Kind, error_of, parsed, say
 from mq_protocol.errors import (
     IncompatibleVersion,
     InternalError,
@@ -29,11 +29,12 @@ from mq_protocol.errors import (
     Unreachable,
 )
 from mq_protocol.framing import STREAM
-from mq_protocol.streams import PREAMBLE, Kind, parsed, say
+from mq_protocol.methods import BROKER
 from tests.mq_broker.rpc.streaming import (
     DEADLINE_S,
     MESSAGE_BYTES_MAX,
     Served,
+    asking,
     batch,
     connected,
     fetching,
@@ -55,9 +56,7 @@ def test_batches_of_all_sizes_are_answered_and_the_connection_serves_another_cal
                 client.say(batch(n, b"x" * n))
                 assert await client.result() == (n, n)
             client.say(say(Kind.END))
-            ended = await client.hear()
-            assert ended is not None
-            assert ended.kind is Kind.END
+            await client.hear_end()
             client.say(opening(), batch(7), say(Kind.END))
             assert await client.result() == (7, 0)
 
@@ -92,7 +91,55 @@ def test_who_asks_whether_the_broker_is_there_is_answered() -> None:
     run(scenario)
 
 
-def test_streams_have_a_bound_that_is_shared_with_grpc() -> None:
+def test_every_method_that_asks_once_answers_and_one_connection_serves_them_all() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            for name, method in BROKER.unary.items():
+                client.say(asking(name))
+                parsed((await client.hear_answer()).body, method.response)
+                await client.hear_end()
+
+    run(scenario)
+
+
+def test_a_single_request_that_is_refused_leaves_the_connection_to_the_next() -> None:
+    async def scenario(served: Served) -> None:
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            served.service.error = NotLeader("ask broker 3", 3, 17)
+            client.say(asking("Groups"))
+            assert isinstance(await client.failed(), NotLeader)
+            served.service.error = None
+            client.say([*opening("Groups"), *say(Kind.MESSAGE, b"\xff\xff"), *say(Kind.END)])
+            assert isinstance(await client.failed(), InvalidRequest)
+            client.say([*opening("Groups"), *say(Kind.MESSAGE, b"", [b"payload"]), *say(Kind.END)])
+            assert isinstance(await client.failed(), InvalidRequest)
+            client.say(asking("Groups"))
+            await client.hear_answer()
+            await client.hear_end()
+
+    run(scenario)
+
+
+def test_a_deadline_reaches_the_service_and_ends_the_wait() -> None:
+    async def scenario(served: Served) -> None:
+        now = asyncio.get_running_loop().time
+        async with connected(served) as client:
+            client.say([PREAMBLE])
+            for timeout_ms, least_s, most_s in ((5_000, 0, 5), (0, 10, 30), (600_000, 10, 30)):
+                before = now()
+                client.say(asking("Groups", timeout_ms=timeout_ms))
+                await client.hear_answer()
+                await client.hear_end()
+                assert before + least_s < served.service.deadline <= now() + most_s
+            client.say(asking("Staged", pb.StagedRequest(topic="hang"), timeout_ms=100))
+            assert isinstance(await client.refused(), Unreachable)
+
+    run(scenario)
+
+
+def test_streams_have_a_bound() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as one, connected(served) as other:
             one.say([PREAMBLE], opening())
@@ -116,14 +163,13 @@ OPENED = PREAMBLE + b"".join(opening())
         (framing.preamble(9, 8, spoken=STREAM), IncompatibleVersion),
         (PREAMBLE + b"\xff" * 8, RequestTooLarge),
         (PREAMBLE + struct.pack(">II", 0, 10), InvalidRequest),
-        (PREAMBLE + struct.pack(">II", 1, 2_000), RequestTooLarge),
-        (PREAMBLE + struct.pack(">II", 2_000, 0), RequestTooLarge),
+        (PREAMBLE + struct.pack(">II", 1, call.OPEN_BYTES_MAX + 1), RequestTooLarge),
+        (PREAMBLE + struct.pack(">II", call.OPEN_BYTES_MAX + 2, 0), RequestTooLarge),
         (PREAMBLE + b"".join(say(Kind.MESSAGE, b"x")), InvalidRequest),
         (PREAMBLE + b"".join(say(Kind.END)), InvalidRequest),
         (PREAMBLE + b"".join(say(Kind.OPEN, b"\xff\xff")), InvalidRequest),
         (PREAMBLE + b"".join(say(Kind.OPEN, b"", [b"payload"])), InvalidRequest),
         (PREAMBLE + b"".join(opening("NoSuchMethod")), InvalidRequest),
-        (PREAMBLE + b"".join(opening("Metadata")), InvalidRequest),
         (PREAMBLE + b"".join(opening(protocol=99, protocol_oldest=99)), IncompatibleVersion),
         (OPENED + b"".join(opening()), InvalidRequest),
         (PREAMBLE + b"".join([*fetching(0, 0)[:-1], *say(Kind.MESSAGE, b"")]), InvalidRequest),
@@ -182,8 +228,8 @@ def test_the_handler_of_a_client_that_has_gone_ends() -> None:
 def test_a_client_that_has_stopped_is_noticed_and_one_that_answers_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "PING_S", 0.5)
-    monkeypatch.setattr(streams, "SILENCE_S", 5.0)
+    monkeypatch.setattr(call, "PING_S", 0.5)
+    monkeypatch.setattr(call, "SILENCE_S", 5.0)
     monkeypatch.setattr(streams, "_LOOK_S", 0.1)
 
     async def scenario(served: Served) -> None:
@@ -226,35 +272,35 @@ def test_a_client_that_is_not_read_is_told_that_the_broker_lives(monkeypatch: py
 def test_a_flood_of_questions_whether_the_broker_is_there_is_answered_once_and_ends_the_connection() -> None:
     async def scenario(served: Served) -> None:
         async with connected(served) as curious, connected(served) as flooding:
-            curious.say([PREAMBLE, *opening(), *say(Kind.PING) * (streams.BEATS_MAX // 2), *batch(1), *say(Kind.END)])
+            curious.say([PREAMBLE, *opening(), *say(Kind.PING) * (call.BEATS_MAX // 2), *batch(1), *say(Kind.END)])
             kinds = []
             while (message := await curious.hear()) is not None and message.kind is not Kind.END:
                 kinds.append(message.kind)
-            assert kinds.count(Kind.PONG) < streams.BEATS_MAX // 4  # one for each time that something came
+            assert kinds.count(Kind.PONG) < call.BEATS_MAX // 4  # one for each time that something came
             assert kinds.count(Kind.MESSAGE) == 1
-            flooding.say([PREAMBLE, *opening(), *say(Kind.PING) * (streams.BEATS_MAX + 1)])
+            flooding.say([PREAMBLE, *opening(), *say(Kind.PING) * (call.BEATS_MAX + 1)])
             while (message := await flooding.hear()) is not None and message.kind is Kind.PONG:
                 pass
             assert message is not None
-            assert message.kind is Kind.ERROR
-            assert "PING" in str(from_wire(parsed(message.body, pb.Error)))
+            assert message.kind is Kind.CLOSE
+            assert "PING" in str(error_of(message))
             assert await flooding.hear() is None
 
     run(scenario)
 
 
 def test_a_connection_that_asks_for_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "HANDSHAKE_TIMEOUT_MS", 1_500)
-    monkeypatch.setattr(streams, "IDLE_MS", 300)
+    monkeypatch.setattr(port, "HANDSHAKE_TIMEOUT_MS", 1_500)
+    monkeypatch.setattr(port, "IDLE_MS", 300)
 
     async def scenario(served: Served) -> None:
-        async with connected(served) as silent, connected(served) as idle:
+        async with connected(served) as silent, connected(served) as greeted, connected(served) as idle:
+            greeted.say([PREAMBLE])
             idle.say([OPENED], say(Kind.END))
-            ended = await idle.hear()
-            assert ended is not None
-            assert ended.kind is Kind.END
-            for client in (silent, idle):
-                assert await client.hear() is None
+            await idle.hear_end()
+            for client in (greeted, idle):
+                assert isinstance(await client.refused(), Unreachable)
+            await silent.gone()
 
     run(scenario)
 
@@ -298,8 +344,8 @@ def test_of_clients_no_more_are_held_than_the_broker_was_told() -> None:
             held.say([OPENED])
             await until(lambda: served.service.begun == 1)
             async with connected(served) as too_many:
-                with contextlib.suppress(ConnectionError):
-                    assert await too_many.reader.read() == b""
+                too_many.say([OPENED])
+                assert isinstance(await too_many.refused(), Overloaded)
             held.say(batch(1))
             assert await held.result() == (1, 0)
 
@@ -313,13 +359,13 @@ def test_a_call_ends_when_the_time_is_over_that_the_client_gave_or_may_give(monk
             async with connected(served) as client:
                 client.say([PREAMBLE], opening(timeout_ms=timeout_ms))
                 assert isinstance(await client.refused(), Unreachable)
-            monkeypatch.setattr(streams, "CALL_MS_MAX", 300)
+            monkeypatch.setattr(port, "CALL_MS_MAX", 300)
 
     run(scenario)
 
 
 def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "IDLE_MS", 300)
+    monkeypatch.setattr(port, "IDLE_MS", 300)
 
     async def scenario(served: Served) -> None:
         async with connected(served) as client:
@@ -330,11 +376,11 @@ def test_a_call_that_was_answered_and_is_not_ended_keeps_no_connection(monkeypat
                 heard.append(message)
                 if message.kind is Kind.PONG:
                     await asyncio.sleep(0.1)
-                if message.kind is not Kind.ERROR:
+                if message.kind is not Kind.CLOSE:
                     client.say(say(Kind.PING))  # it is there, and goes on saying so
             assert heard[0].kind is Kind.MESSAGE
-            assert heard[-1].kind is Kind.ERROR
-            assert isinstance(from_wire(parsed(heard[-1].body, pb.Error)), InvalidRequest)
+            assert heard[-1].kind is Kind.CLOSE
+            assert isinstance(error_of(heard[-1]), InvalidRequest)
 
     run(scenario)
 
@@ -386,24 +432,21 @@ def test_fetches_follow_one_another_on_a_connection_also_after_one_that_is_refus
                     assert message is not None
                     assert parsed(message.body, pb.BatchesHeader).batches[0].base_offset == n
                     assert len(message.payload) == size
-                ended = await client.hear()
-                assert ended is not None
-                assert ended.kind is Kind.END
+                await client.hear_end()
                 served.service.error = NotLeader("ask broker 3", 3, 17)
-                client.say(fetching(0, 1))
-                client.say(opening("Fetch"), say(Kind.END))  # which asks for nothing
-                for error in (NotLeader, InvalidRequest):
-                    refused = await client.hear()
-                    assert refused is not None
-                    assert refused.kind is Kind.ERROR
-                    assert isinstance(from_wire(parsed(refused.body, pb.Error)), error)
+                for asked, error in (
+                    (fetching(0, 1), NotLeader),
+                    ([*opening("Fetch"), *say(Kind.END)], InvalidRequest),  # which asks for nothing
+                ):
+                    client.say(asked)
+                    assert isinstance(await client.failed(), error)
                 served.service.error = None
 
     run(scenario)
 
 
 def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(framed, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(accepting, "STRANGERS_MAX", 3)
 
     async def scenario(served: Served) -> None:
         async with contextlib.AsyncExitStack() as stack:
@@ -411,7 +454,7 @@ def test_of_strangers_the_first_goes_when_there_are_too_many(monkeypatch: pytest
             known.say([OPENED])
             await until(lambda: served.service.begun == 1)
             strangers = [await stack.enter_async_context(connected(served)) for _ in range(4)]
-            assert await strangers[0].hear() is None
+            await strangers[0].gone()
             known.say(batch(1))
             assert await known.result() == (1, 0)
 
@@ -438,8 +481,6 @@ def test_many_batches_at_once_are_answered_in_order_however_they_are_torn() -> N
             speaking = asyncio.create_task(speak())
             assert [await client.result() for _ in sizes] == list(enumerate(sizes))
             await speaking
-            ended = await client.hear()
-            assert ended is not None
-            assert ended.kind is Kind.END
+            await client.hear_end()
 
     run(scenario)

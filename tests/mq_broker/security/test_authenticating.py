@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mq_broker.rpc import token_port
+from mq_broker.rpc import entering
 from mq_broker.security.authenticating import added, authenticated
 from mq_broker.security.names import Principal
 from mq_broker.security.verified import Verified
@@ -81,11 +81,11 @@ def test_one_that_is_not_there_or_is_none_is_refused_at_the_start() -> None:
 
 
 def test_a_broker_takes_what_a_package_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_port, "VERIFY_S", 2.0)
+    monkeypatch.setattr(entering, "VERIFY_S", 2.0)
 
     def job(place: Place) -> None:
         def topics(token: str) -> list[str]:
-            with Admin(place.tokens, timeout_ms=5_000, security=place.security(token)) as admin:
+            with Admin(place.address, timeout_ms=5_000, security=place.security(token)) as admin:
                 return list(admin.list_topics())
 
         assert topics("badge-User-ann") == []

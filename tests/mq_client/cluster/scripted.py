@@ -18,7 +18,7 @@ from google.protobuf.message import Message
 from mq_client.cluster.connection import Connection, TopicView
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.listening import PATIENT
-from mq_client.errors import OutcomeUnknown
+from mq_client.errors import OutcomeUnknown, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import RECORD_SCHEMA, schema_to_bytes
 
@@ -99,7 +99,7 @@ class Scripted(Connection):
     def refuses(self, address: str) -> bool:
         return address in self.refusing
 
-    def handshake_fault(self, address: str) -> str | None:
+    def handshake_fault(self, address: str, error: TritonMQError) -> str | None:
         return self.faulty.get(address)
 
     def addresses_asked(self) -> list[str]:

@@ -27,7 +27,7 @@ from mq_protocol import mq_pb2 as pb
 from mq_protocol.versions import PROTOCOL, PROTOCOL_OLDEST
 from tests.mq_client.cluster.scripted import Clock, Scripted, told, topic_info
 
-GONE = Unreachable("x: gone")
+GONE = Unreachable("broker at x cannot be reached: gone")
 
 
 # ---------------------------------------------------------------- brokers in turn

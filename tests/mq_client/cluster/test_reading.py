@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import grpc
 import pyarrow as pa
 import pytest
 
@@ -53,17 +52,8 @@ def refused(error: TritonMQError) -> Envelope[pb.BatchesHeader]:
     return Envelope(pb.BatchesHeader(error=to_wire(error)))
 
 
-class Broken(grpc.RpcError):
-    """A stream that broke, as gRPC says it."""
-
-    def trailing_metadata(self) -> tuple[()]:
-        return ()
-
-    def code(self) -> grpc.StatusCode:
-        return grpc.StatusCode.UNAVAILABLE
-
-    def details(self) -> str:
-        return "connection reset"
+def broke() -> Unreachable:
+    return Unreachable("connection reset")
 
 
 class Call:
@@ -93,9 +83,7 @@ class Logs:
         self.allowed_s: list[float] = []
         self.calls: list[Call] = []
 
-    def open_fetch(
-        self, address: str, request: pb.FetchRequest, timeout_s: float, client: Any, stream_address: str
-    ) -> Call:
+    def open_fetch(self, address: str, request: pb.FetchRequest, timeout_s: float, client: Any) -> Call:
         self.fetched.append((address, request.start_offset))
         self.requests.append(request)
         self.allowed_s.append(timeout_s)
@@ -107,7 +95,7 @@ class Logs:
 @pytest.fixture
 def logs(monkeypatch: pytest.MonkeyPatch) -> Logs:
     made = Logs()
-    monkeypatch.setattr(reader_module, "open_fetch", made.open_fetch)
+    monkeypatch.setattr(reader_module, "FetchCall", made.open_fetch)
     return made
 
 
@@ -173,7 +161,7 @@ def test_what_one_replica_did_not_give_is_asked_of_the_next_from_there_on(
     reader: Reader, logs: Logs, clock: Clock
 ) -> None:
     logs.play = {
-        "b:1": lambda request: [stored(0, 2), Broken()],
+        "b:1": lambda request: [stored(0, 2), broke()],
         "b:2": lambda request: [refused(Unreachable("x"))],
         "b:3": everything,
     }
@@ -185,7 +173,7 @@ def test_what_one_replica_did_not_give_is_asked_of_the_next_from_there_on(
 
 
 def test_one_stream_of_several_is_given_half_of_the_time_and_the_last_all(reader: Reader, logs: Logs) -> None:
-    broken: Callable[[pb.FetchRequest], list[Message]] = lambda request: [Broken()]  # noqa: E731
+    broken: Callable[[pb.FetchRequest], list[Message]] = lambda request: [broke()]  # noqa: E731
     logs.play = {"b:1": broken, "b:2": broken, "b:3": everything}
     list(reader.read("t", 0, 0, 5))
     assert logs.allowed_s == [5.0, 5.0, 10.0]
@@ -199,10 +187,10 @@ def test_one_stream_of_several_is_given_half_of_the_time_and_the_last_all(reader
 def test_after_the_last_replica_it_waits_and_looks_at_who_leads(
     reader: Reader, scripted: Scripted, logs: Logs, clock: Clock
 ) -> None:
-    broken: Callable[[pb.FetchRequest], list[Message]] = lambda request: [Broken()]  # noqa: E731
+    broken: Callable[[pb.FetchRequest], list[Message]] = lambda request: [broke()]  # noqa: E731
     logs.play = {
         "b:1": broken,
-        "b:2": lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()],
+        "b:2": lambda request: everything(request) if len(logs.fetched) > 3 else [broke()],
         "b:3": broken,
     }
     scripted.brokers_say = dict.fromkeys(("b:1", "b:2"), told(topic_info(2, epoch=2)))
@@ -245,7 +233,7 @@ def test_an_offset_that_is_no_longer_kept_is_raised_at_once(reader: Reader, logs
 
 
 def test_when_nobody_gives_it_that_is_told_after_the_time_given(reader: Reader, logs: Logs, clock: Clock) -> None:
-    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: [Broken()])
+    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: [broke()])
     began = clock.now
     with pytest.raises(
         PartitionUnavailable, match=r"partition 0: no replica gave offset 3 within 10000 ms, last: .*reset"
@@ -259,7 +247,7 @@ def test_progress_gives_a_read_its_whole_time_anew(reader: Reader, logs: Logs, c
 
     def now_and_then(request: pb.FetchRequest) -> list[Message]:
         return (
-            [stored(request.start_offset, 1), Broken()] if clock.now - began >= 6 * request.start_offset else [Broken()]
+            [stored(request.start_offset, 1), broke()] if clock.now - began >= 6 * request.start_offset else [broke()]
         )
 
     logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), now_and_then)
@@ -269,7 +257,7 @@ def test_progress_gives_a_read_its_whole_time_anew(reader: Reader, logs: Logs, c
 
 def test_a_topic_made_anew_is_not_read_on(reader: Reader, scripted: Scripted, logs: Logs) -> None:
     logs.play = dict.fromkeys(
-        ("b:1", "b:2", "b:3"), lambda request: [stored(0, 2), Broken()] if not request.start_offset else [Broken()]
+        ("b:1", "b:2", "b:3"), lambda request: [stored(0, 2), broke()] if not request.start_offset else [broke()]
     )
     scripted.brokers_say = dict.fromkeys(("b:1", "b:2", "b:3"), told(topic_info(1, topic_id="another")))
     found = reader.read("t", 0, 0, 5)
@@ -280,7 +268,7 @@ def test_a_topic_made_anew_is_not_read_on(reader: Reader, scripted: Scripted, lo
 
 def test_a_replica_that_knows_the_leader_is_believed(reader: Reader, scripted: Scripted, logs: Logs) -> None:
     logs.play = dict.fromkeys(
-        ("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [Broken()]
+        ("b:1", "b:2", "b:3"), lambda request: everything(request) if len(logs.fetched) > 3 else [broke()]
     )
     logs.play["b:2"] = lambda request: [refused(NotLeader("3 does", 3, 4))]
     assert values(reader.read("t", 0, 0, 2)) == [0, 1]
@@ -321,7 +309,7 @@ def test_a_read_with_a_time_limit_ends_with_what_has_come(reader: Reader, logs: 
     assert clock.now - began == pytest.approx(0.7)
     assert max(logs.allowed_s) == pytest.approx(0.7)
     assert list(reader.read("t", 0, 2, 5, timeout_ms=700)) == []  # nothing yet is no error
-    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: [Broken()])
+    logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), lambda request: [broke()])
     with pytest.raises(PartitionUnavailable, match="within 700 ms"):
         list(reader.read("t", 0, 2, 5, timeout_ms=700))
 
@@ -345,8 +333,8 @@ def test_a_read_is_ended_by_its_bytes(reader: Reader, logs: Logs) -> None:
 def test_waits_are_short_again_after_progress(reader: Reader, logs: Logs, clock: Clock) -> None:
     def play(request: pb.FetchRequest) -> list[Message]:
         if len(logs.fetched) == 15:
-            return [stored(0, 1), Broken()]
-        return everything(request) if request.start_offset and len(logs.fetched) > 18 else [Broken()]
+            return [stored(0, 1), broke()]
+        return everything(request) if request.start_offset and len(logs.fetched) > 18 else [broke()]
 
     logs.play = dict.fromkeys(("b:1", "b:2", "b:3"), play)
     assert values(reader.read("t", 0, 0, 2)) == [0, 1]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mq_client import Admin, PartitionUnavailable, Reader, Unreachable
-from mq_client.cluster.fetching import open_fetch
+from mq_client.cluster.lines import FetchCall
 from tests.mq_broker.broker.cluster import until
 from tests.mq_broker.broker.test_three_brokers import Three, three
 
@@ -43,9 +43,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(address: str, *asked: Any) -> Any:
         addresses.append(address)
-        return open_fetch(address, *asked)
+        return FetchCall(address, *asked)
 
-    monkeypatch.setattr("mq_client.reader.open_fetch", noted)
+    monkeypatch.setattr("mq_client.reader.FetchCall", noted)
     return addresses
 
 

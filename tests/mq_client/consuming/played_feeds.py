@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from mq_client.cluster.channels import Client as Caller
-from mq_client.consuming import feeding, push_streams, session
+from mq_client.cluster import loop as loop_module
+from mq_client.cluster.client import Client as Caller
+from mq_client.consuming import feeding, session
 from mq_client.consuming import feeds as feeds_module
 from mq_protocol.sql.ddl import parse_schema
 from tests.mq_client.cluster.scripted import topic_info
@@ -59,15 +60,15 @@ class World:
         self.loop = Loop()
         self.own: list[Stream] = []
         self.shared: list[Stream] = []
-        monkeypatch.setattr(push_streams, "on_loop", lambda: True)
-        monkeypatch.setattr(push_streams, "this_process", lambda: self.loop)
+        monkeypatch.setattr(loop_module, "on_loop", lambda: True)
+        monkeypatch.setattr(loop_module, "this_process", lambda: self.loop)
         monkeypatch.setattr(feeds_module, "PushStream", self._opener(self.shared))
         monkeypatch.setattr(feeding, "APART_S", 0.0)
 
     @staticmethod
     def _opener(streams: list[Stream]) -> Callable[..., Stream]:
-        def opened(address: str, heard: Any, over: Any, _: Caller, stream_address: str) -> Stream:
-            stream = Stream(address, heard, over, stream_address)
+        def opened(address: str, heard: Any, over: Any, _: Caller) -> Stream:
+            stream = Stream(address, heard, over)
             streams.append(stream)
             return stream
 

@@ -43,9 +43,8 @@ def shared_batch(
 class Stream:
     """What the client says on one stream."""
 
-    def __init__(self, address: str, heard: Any, over: Any, stream_address: str = "") -> None:
+    def __init__(self, address: str, heard: Any, over: Any, _client: Any = None) -> None:
         self.address = address
-        self.stream_address = stream_address
         self.heard = heard
         self.over = over
         self.said: list[pb.SubscribeRequest] = []

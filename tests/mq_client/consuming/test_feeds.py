@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from mq_client.cluster.channels import Client as Caller
+from mq_client.cluster.client import Client as Caller
 from mq_client.consuming import feeds as feeds_module
 from mq_client.consuming.shared_batch import SharedBatch
 from mq_client.errors import NotLeader, OffsetOutOfRange, QuotaExceeded, TritonMQError, Unreachable

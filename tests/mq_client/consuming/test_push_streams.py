@@ -4,7 +4,6 @@ ends."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import queue
 import socket
 import subprocess
@@ -16,9 +15,6 @@ from contextlib import ExitStack
 import pytest
 
 from mq_client import Admin, Consumer, Producer
-from mq_client.cluster import streams
-from mq_client.cluster.connection import Connection
-from mq_client.cluster.deadline import Deadline
 from mq_client.consuming.push_streams import PushStream
 from mq_client.errors import InvalidRequest, TritonMQError, Unreachable
 from mq_protocol import mq_pb2 as pb
@@ -35,7 +31,7 @@ class Listener:
     def __init__(self, address: str) -> None:
         self.said: queue.Queue[pb.BatchesHeader] = queue.Queue()
         self.ends: queue.Queue[TritonMQError | None] = queue.Queue()
-        self.stream = PushStream(address, self._heard, self.ends.put, switch.client(), stream_port(address))
+        self.stream = PushStream(address, self._heard, self.ends.put, switch.client())
 
     async def _heard(self, message: Envelope[pb.BatchesHeader]) -> None:
         self.said.put(message.header)
@@ -43,21 +39,6 @@ class Listener:
     def ask_for(self, topic: str, **start: bool) -> None:
         wanted = [pb.SubscribePartition(topic=topic, partition=0, **start)]  # type: ignore[arg-type]
         self.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=wanted)))
-
-
-def stream_port(address: str) -> str:
-    """The broker's, if it tells one."""
-    connection = Connection(address)
-    with contextlib.suppress(Unreachable):
-        connection.metadata(Deadline(WAIT_S * 1000))
-    return connection.stream_address(address)
-
-
-@pytest.fixture(params=["grpc", "stream"])
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(streams.VARIABLE, request.param)
-    monkeypatch.setattr(streams, "CONNECT_S", WAIT_S)  # nobody dials again here
-    return str(request.param)
 
 
 @pytest.fixture
@@ -68,7 +49,6 @@ def refused() -> Iterator[str]:
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-@pytest.mark.usefixtures("transport")
 def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic, partitions=2)
     with ExitStack() as opened:
@@ -90,7 +70,6 @@ def test_many_consumers_share_one_thread_for_their_streams(bootstrap: str, admin
             assert record.value == b"to all"
 
 
-@pytest.mark.usefixtures("transport")
 def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: Admin, topic: str) -> None:
     admin.create_topic(topic)
     held, told = threading.Event(), Listener(bootstrap)
@@ -115,7 +94,6 @@ def test_a_stream_that_is_slow_to_hear_holds_up_no_other(bootstrap: str, admin: 
         assert each.ends.empty(), "it is over once"
 
 
-@pytest.mark.usefixtures("transport")
 def test_what_breaks_a_stream_is_told_with_the_brokers_own_error(bootstrap: str) -> None:
     listener = Listener(bootstrap)
     listener.stream.say(pb.SubscribeRequest(open=pb.SubscribeOpen(group="g")))
@@ -133,7 +111,6 @@ def test_a_broker_that_is_not_there_is_told(refused: str) -> None:
     assert isinstance(broke, Unreachable)
 
 
-@pytest.mark.usefixtures("transport")
 def test_a_stream_that_is_cancelled_is_over(bootstrap: str) -> None:
     listener = Listener(bootstrap)
     listener.stream.say(OPEN)
@@ -153,7 +130,6 @@ print(consumers[0].take(30_000).value.decode())
 """
 
 
-@pytest.mark.usefixtures("transport")
 def test_a_process_that_leaves_its_consumers_open_ends_at_once_and_quietly(
     bootstrap: str, admin: Admin, topic: str
 ) -> None:

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mq_client import Admin, InvalidSetting, Producer, Queue
-from mq_client.consuming.push_streams import this_process
+from mq_client.cluster.loop import this_process
 from mq_client.queueing.work_streams import work_streams
 from tests.cluster.harness import wait_until
 

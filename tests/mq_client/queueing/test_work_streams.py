@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import wraps
 from typing import Any
 
-import pytest
-from grpc import aio
-
-from mq_client.cluster import streams
-from mq_client.cluster.channels import NOBODY
+from mq_client.cluster.client import NOBODY
 from mq_client.errors import TritonMQError, Unreachable
 from mq_client.queueing.work_streams import Told, WorkStreams
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
 from mq_protocol.limits import WORK_SESSIONS_AT_ONCE_MAX
 
-LAST = aio.EOF  # type: ignore[attr-defined]
+LAST = None
 WAIT_S = 30.0
 
 
@@ -41,14 +36,8 @@ class Call:
     async def read(self) -> Any:
         return await self.says.get()
 
-    async def done_writing(self) -> None:
+    def end(self) -> None:
         self.done.set()
-
-    def cancel(self) -> None:
-        self.says.put_nowait(LAST)
-
-    def stream_stream(self, *_: object) -> Callable[..., Call]:
-        return lambda **_: self
 
 
 class Loop:
@@ -56,15 +45,15 @@ class Loop:
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.stream_calls: Counter[str] = Counter()
         self.streams = WorkStreams(self)  # type: ignore[arg-type]
 
     def spawn(self, work: Any) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work)
 
-    def channel(self, *_: object) -> Any:
+    @contextlib.asynccontextmanager
+    async def opened(self, *_: object) -> AsyncIterator[Call]:
         self.calls.append(Call())
-        return contextlib.nullcontext(self.calls[-1])
+        yield self.calls[-1]
 
     def stream(self) -> Any:
         return self.streams.to("b:1", NOBODY)
@@ -86,11 +75,6 @@ def scenario(test: Callable[[Loop], Awaitable[None]]) -> Callable[[], None]:
 async def heard(call: Call) -> list[int]:
     """The sessions of the next message."""
     return [said.session for said in (await call.heard.get()).sessions]
-
-
-@pytest.fixture(autouse=True)
-def _any_transport(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(streams.VARIABLE, raising=False)
 
 
 @scenario

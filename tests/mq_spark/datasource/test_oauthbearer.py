@@ -24,7 +24,7 @@ BOUND_S = 60.0
 
 def options(place: Place, file: Path) -> dict[str, str]:
     return {
-        "bootstrap.servers": place.tokens,
+        "bootstrap.servers": place.address,
         "kafka.security.protocol": "SASL_SSL",
         "kafka.sasl.mechanism": "OAUTHBEARER",
         "kafka.sasl.oauthbearer.token.endpoint.url": file.as_uri(),
@@ -47,7 +47,7 @@ def next_values(reader: StreamReader, at: Any) -> tuple[list[bytes], Any]:
 
 def wait_until_refused(place: Place, token: str) -> None:
     deadline = time.monotonic() + BOUND_S
-    with Admin(place.tokens, timeout_ms=10_000, security=place.security(token)) as admin:
+    with Admin(place.address, timeout_ms=10_000, security=place.security(token)) as admin:
         while time.monotonic() < deadline:
             try:
                 admin.list_topics()
@@ -61,7 +61,7 @@ def test_a_query_goes_on_with_the_issuers_token_that_replaces_one_which_is_not_t
     file = tmp_path / "etl token.jwt"  # a space is %20 in an address
 
     def job(place: Place) -> None:
-        with place.admin() as admin, Producer(place.broker, security=place.certs.user("admin")) as producer:
+        with place.admin() as admin, Producer(place.address, security=place.certs.user("admin")) as producer:
             admin.create_topic("t", partitions=1, replicas=1)
             admin.alter_acls(add=RULES)
             producer.publish("t", b"first").result(BOUND_S)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import LongType, StructType
 
-from mq_client.cluster.fetching import open_fetch
+from mq_client.cluster.lines import FetchCall
 from mq_spark.datasource.batch_reader import BatchReader
 from mq_spark.planning.options import parse_source
 from tests.mq_broker.broker.cluster import until
@@ -30,9 +30,9 @@ def test_a_task_reads_from_the_replica_in_its_rack(
 
     def noted(address: str, *more: Any) -> Any:
         asked.append(address)
-        return open_fetch(address, *more)
+        return FetchCall(address, *more)
 
-    monkeypatch.setattr("mq_client.reader.open_fetch", noted)
+    monkeypatch.setattr("mq_client.reader.FetchCall", noted)
 
     async def scenario() -> None:
         async with three(tmp_path, zookeeper) as cluster:

@@ -4,15 +4,12 @@ touched."""
 from __future__ import annotations
 
 import gc
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
 
-from mq_process import polling
 from mq_spark.datasource import worker
 
 
@@ -44,23 +41,3 @@ def test_the_second_piece_of_work_leaves_all_that_is_there_out_of_later_collecti
     result = ["made"]
     process.begins()
     assert in_sight(result)
-
-
-CHOOSE = """
-import os, sys
-from types import SimpleNamespace
-sys.modules["__main__"].__spec__ = SimpleNamespace(name=sys.argv[1])
-import mq_spark.datasource.cluster
-assert "grpc" in sys.modules
-print(os.environ.get("GRPC_EXPERIMENTS", "as it comes"))
-"""
-
-
-def test_how_grpc_waits_is_chosen_before_it_is_imported_and_only_in_sparks_own_processes() -> None:
-    environment = {name: value for name, value in os.environ.items() if name != polling.VARIABLE}
-    said = []
-    for main in ("pyspark.daemon", "somebody.elses.program"):
-        run = [sys.executable, "-c", CHOOSE, main]
-        done = subprocess.run(run, stdout=subprocess.PIPE, text=True, check=True, timeout=60, env=environment)
-        said.append(done.stdout.strip())
-    assert said == [polling.WITHOUT_EVENT_ENGINE, "as it comes"]

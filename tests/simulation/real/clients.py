@@ -8,24 +8,28 @@ tests/history/checker.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from grpc import aio
 
-from mq_broker.rpc.service import UNARY, parse, path
+from mq_broker.rpc.calls import opening
+from mq_broker.rpc.dialling import Dialling
+from mq_broker.rpc.lines import Lines
+from mq_broker.rpc.service import UNARY, parse
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch, encode_batch, schema_fingerprint, schema_to_bytes
-from mq_protocol.envelope import Envelope, decode, encode, split
+from mq_protocol.call import Said
+from mq_protocol.connection import Connection
+from mq_protocol.envelope import split
 from mq_protocol.error_messages import from_wire
-from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutOfOrder, TritonMQError
-from mq_protocol.transport import from_call
+from mq_protocol.errors import NotYetWritten, OffsetOutOfRange, OutcomeUnknown, OutOfOrder, TritonMQError
 
 if TYPE_CHECKING:
     from tests.simulation.real.cluster import Cluster
-    from tests.simulation.real.wires import Channel
 
 KEYS = 3
 PRIORITIES = (0, 4, 5, 9)
@@ -41,6 +45,9 @@ SCHEMA_BYTES = schema_to_bytes(SCHEMA)
 FINGERPRINT = schema_fingerprint(SCHEMA)
 ANSWER_S = 8.0
 """A client that has heard nothing for so long looks for another leader."""
+
+PASSED_ON = 0.2
+"""How often a broker is called by way of another one."""
 
 
 def fourth_of(value: int) -> int:
@@ -63,20 +70,36 @@ def values_in(payload: Any) -> list[int]:
 
 
 class Client:
-    """Owns channels to the brokers, and the name under which its history is written."""
+    """Owns connections to the brokers, and the name under which its history is written."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.cluster = cluster
         self.loop = cluster.loop
         self.random = cluster.loop.random
         self.name = name
-        self._channels: dict[int, Channel] = {}
+        self._lines = Lines(Dialling())
         self._ids = 0
 
-    def channel(self, broker: int) -> Channel:
-        if broker not in self._channels:
-            self._channels[broker] = self.cluster.network.dial(f"b{broker}:9000")
-        return self._channels[broker]
+    @contextlib.asynccontextmanager
+    async def call(self, broker: int, method: str, timeout_s: float | None = None) -> AsyncIterator[Connection]:
+        """Around a call of that method. Raises `TritonMQError`. What was not ended is broken off."""
+        async with self._line(broker, method, timeout_s) as (line, opened):
+            line.open(opened)
+            yield line
+
+    @contextlib.asynccontextmanager
+    async def _line(
+        self, broker: int, method: str, timeout_s: float | None
+    ) -> AsyncIterator[tuple[Connection, pb.CallOpen]]:
+        """A connection on which a call may be opened, to the broker or to another one that passes the call on."""
+        opened, to = opening(method, timeout_s), f"b{broker}:9000"
+        if self.random.random() < PASSED_ON:
+            opened.forward, to = to, f"b{self.any_broker()}:9000"
+        try:
+            async with asyncio.timeout(timeout_s), self._lines.to(to) as line:
+                yield line, opened
+        except TimeoutError as late:
+            raise OutcomeUnknown(f"broker {broker} did not answer in time") from late
 
     def write(self, op: str, **fields: Any) -> None:
         self.cluster.write(self.name, op, **fields)
@@ -88,11 +111,15 @@ class Client:
 
     async def ask(self, broker: int, method: str, request: Any, timeout_s: float = ANSWER_S) -> Any:
         """Raises `TritonMQError`."""
-        try:
-            data = await self.channel(broker).unary_unary(path(method))(request.SerializeToString(), timeout=timeout_s)
-        except aio.AioRpcError as error:
-            raise from_call(error, f"b{broker}") from error
-        return parse(data, UNARY[method].response)
+        async with self._line(broker, method, timeout_s) as (line, opened):
+            answer = await line.ask(opened, request.SerializeToString())
+        return parse(answer.body, UNARY[method].response)
+
+    @staticmethod
+    async def read(line: Connection) -> Said | None:
+        """The next answer of a stream that is not silent for long; None at its end."""
+        async with asyncio.timeout(ANSWER_S):
+            return await line.read()
 
     def any_broker(self) -> int:
         return self.random.choice(sorted(self.cluster.machines))
@@ -138,28 +165,27 @@ class Producer(Client):
             if broker:
                 try:
                     await self._converse(broker)
-                except (aio.AioRpcError, TritonMQError, TimeoutError, asyncio.InvalidStateError) as error:
+                except TritonMQError as error:
                     self.cluster.done[f"produce again: {type(error).__name__}"] += 1
             await self.pause(0.1)
 
     async def _converse(self, broker: int) -> None:
         """Until something goes wrong, or all is sent and answered."""
-        call = self.channel(broker).stream_stream(path("Produce"))()
-        sent: dict[int, Batch] = {}
-        answering = self.loop.create_task(self._answers(call, sent))
-        try:
-            for batch in list(self._unanswered.values()):
-                await self._send(call, batch, sent)
-            while not (self.cluster.stopping and not self._unanswered):
-                if answering.done():
-                    answering.result()
-                if len(self._unanswered) < self._at_once and not self.cluster.stopping:
-                    await self._send(call, self._new_batch(), sent)
-                pause_s = self.cluster.plan.pause_s
-                await asyncio.wait({answering}, timeout=self.loop.often_short(pause_s / 20, pause_s))
-        finally:
-            answering.cancel()
-            call.cancel()
+        async with self.call(broker, "Produce") as line:
+            sent: dict[int, Batch] = {}
+            answering = self.loop.create_task(self._answers(line, sent))
+            try:
+                for batch in list(self._unanswered.values()):
+                    await self._send(line, batch, sent)
+                while not (self.cluster.stopping and not self._unanswered):
+                    if answering.done():
+                        return answering.result()
+                    if len(self._unanswered) < self._at_once and not self.cluster.stopping:
+                        await self._send(line, self._new_batch(), sent)
+                    pause_s = self.cluster.plan.pause_s
+                    await asyncio.wait({answering}, timeout=self.loop.often_short(pause_s / 20, pause_s))
+            finally:
+                answering.cancel()
 
     def _new_batch(self) -> Batch:
         values = self.cluster.new_values(self.random.randint(1, 4))
@@ -173,7 +199,7 @@ class Producer(Client):
         self._unanswered[batch.uuid] = batch
         return batch
 
-    async def _send(self, call: Any, batch: Batch, sent: dict[int, Batch]) -> None:
+    async def _send(self, line: Connection, batch: Batch, sent: dict[int, Batch]) -> None:
         correlation = len(sent) + 1
         sent[correlation] = batch
         header = pb.ProduceHeader(
@@ -190,19 +216,15 @@ class Producer(Client):
             header.attributes.priority = self.cluster.priorities[batch.uuid]
         if batch.uuid in self.cluster.lives_ms:
             header.attributes.ttl_ms = self.cluster.lives_ms[batch.uuid]
-        await call.write(encode(Envelope(header, (payload_of(batch.values),))))
+        await line.write(header.SerializeToString(), (payload_of(batch.values),))
         if self.random.random() < 0.01:  # a retry that need not have been
             sent[correlation + 1] = batch
             header.correlation = correlation + 1
-            await call.write(encode(Envelope(header, (payload_of(batch.values),))))
+            await line.write(header.SerializeToString(), (payload_of(batch.values),))
 
-    async def _answers(self, call: Any, sent: dict[int, Batch]) -> None:
-        while True:
-            async with asyncio.timeout(ANSWER_S):
-                data = await call.read()
-            if data is aio.EOF:
-                return
-            for result in parse(data, pb.ProduceResponse).results:
+    async def _answers(self, line: Connection, sent: dict[int, Batch]) -> None:
+        while (said := await self.read(line)) is not None:
+            for result in parse(said.body, pb.ProduceResponse).results:
                 batch = sent[result.correlation]
                 if result.HasField("error"):
                     error = from_wire(result.error)
@@ -236,24 +258,22 @@ class Reader(Client):
 
     async def _fetch(self, broker: int, end: int) -> None:
         request = pb.FetchRequest(topic=self.topic, partition=self.partition, start_offset=self.at, end_offset=end)
-        call = self.channel(broker).unary_stream(path("Fetch"))(request.SerializeToString(), timeout=ANSWER_S)
         try:
-            async for data in call:
-                message = decode(data, pb.BatchesHeader)
-                batches = list(message.header.batches)
-                for batch, payload in zip(
-                    batches, split(message.payload, [b.payload_bytes for b in batches]), strict=True
-                ):
-                    self._read(batch, values_in(payload))
-        except aio.AioRpcError as error:
-            told = from_call(error, f"b{broker}")
-            if isinstance(told, NotYetWritten):
-                return
-            if isinstance(told, OffsetOutOfRange) and told.next_offset > self.at:
-                self.at = told.next_offset
-                self.write("trimmed", topic=self.topic, partition=self.partition, offset=self.at)
-                return
-            raise told from error
+            async with self.call(broker, "Fetch", ANSWER_S) as line:
+                await line.write(request.SerializeToString())
+                line.end()
+                while (said := await line.read()) is not None:
+                    batches = parse(said.body, pb.BatchesHeader).batches
+                    lengths = [batch.payload_bytes for batch in batches]
+                    for batch, payload in zip(batches, split(said.payload, lengths), strict=True):
+                        self._read(batch, values_in(payload))
+        except NotYetWritten:
+            pass
+        except OffsetOutOfRange as told:
+            if told.next_offset <= self.at:
+                raise
+            self.at = told.next_offset
+            self.write("trimmed", topic=self.topic, partition=self.partition, offset=self.at)
 
     def _read(self, batch: pb.StoredBatch, values: list[int]) -> None:
         offsets = list(range(batch.base_offset, batch.base_offset + batch.record_count))

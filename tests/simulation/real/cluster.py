@@ -33,7 +33,6 @@ from mq_broker.broker.server import serve
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import TopicExists, TritonMQError
 from tests.history.checker import judge
-from tests.simulation.real.byte_wires import Sockets
 from tests.simulation.real.clients import SCHEMA_BYTES, Client, Producer, Reader
 from tests.simulation.real.disk import Disk
 from tests.simulation.real.ending import in_silence, throw_away
@@ -112,9 +111,6 @@ class Machine:
             self.broker,
             f"{self.name}:9000",
             self.disk.path,
-            peer_listen=f"{self.name}:9001",
-            link_listen=f"{self.name}:9002",
-            stream_listen=f"{self.name}:9003",
             memory_high=MEMORY_HIGH,
             coordination=lambda: Session(self.cluster.zookeeper),
             stop_timeout_ms=5_000,
@@ -204,7 +200,6 @@ class Cluster:
         self.network = Network(self.loop, self.tell)
         self.network.latency_s = plan.latency_s
         self.network.faults = self._count
-        self.sockets = Sockets(self.network)
         self.zookeeper = ZooKeeper(self.loop, self.faults, plan.session_s)
         self.machines = {broker: Machine(self, broker, root) for broker in range(1, plan.brokers + 1)}
         self.oracle = Oracle(self)
@@ -445,7 +440,7 @@ def simulate(seed: int, plan: Plan | None = None, *, verbose: bool = False) -> R
     report = Report(seed, plan, 0, 0.0, 0, cluster.done, cluster.faults)
     try:
         table = substitutes(cluster.loop, cluster.network)
-        with in_place_of(table, tight=cluster.plan.tight, sweep_s=cluster.plan.sweep_s):
+        with in_place_of(table, tight=plan.tight, narrow=plan.narrow, sweep_s=plan.sweep_s):
             try:
                 cluster.run()
             except Violation as violation:

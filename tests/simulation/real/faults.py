@@ -39,7 +39,7 @@ def planted(fault: Fault) -> Iterator[None]:
 @contextlib.contextmanager
 def _edited(fault: str, where: str, old: str, new: str) -> Iterator[None]:
     module_name, _, path = where.partition(":")
-    module = importlib.import_module(f"mq_broker.{module_name}")
+    module = importlib.import_module(module_name if module_name.startswith("mq_") else f"mq_broker.{module_name}")
     *owners, name = path.split(".")
     owner: Any = module
     for part in owners:

@@ -123,8 +123,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._number = 0
         self._graveyard: list[asyncio.Handle] = []
-        self.sockets: Any = None
-        """Where byte streams are made (byte_wires.py)."""
+        self.network: Any = None
+        """Where byte streams are made (wires.py)."""
         self._clock_resolution = 1e-9
         self.set_task_factory(lambda loop, coroutine, **options: NumberedTask(coroutine, loop=self, **options))
 
@@ -181,8 +181,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return done
 
     async def sock_accept(self, listener: Any) -> tuple[Any, tuple[str, int]]:
-        """From where it comes is not simulated: all have one address."""
-        return await listener.accept(), ("10.0.0.1", 1)
+        end = await listener.accept()
+        return end, end.get_extra_info("peername")
 
     async def connect_accepted_socket(self, factory: Callable[[], Any], sock: Any, **options: Any) -> tuple[Any, Any]:
         assert options.get("ssl") is None, "TLS is not simulated"
@@ -194,7 +194,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self, factory: Callable[[], Any], host: str, port: int, **options: Any
     ) -> tuple[Any, Any]:
         assert options.get("ssl") is None, "TLS is not simulated"
-        return await self.sockets.connect(factory, host, port)  # type: ignore[no-any-return]
+        return await self.network.connect(factory, host, port)  # type: ignore[no-any-return]
 
     def _write_to_self(self) -> None:
         pass

@@ -18,6 +18,7 @@ class Plan:
     `impatient`: how often it does not wait for what it is lent, or dies of it. `away_s`: for how long one that died is
     away, at most. `sweep_s`: so often brokers look for what is staged and will not be decided.
     `pushed`: how many of the members are pushed their records, rather than asking for them.
+    `narrow`: so little waits in a connection that its ends wait for each other, and what is large for it is small.
     `tight`: the bounds of queue groups are so low that they are reached. `order`: of queue groups.
     `schedules`: some batches are for later, at most by `later_s`.
     `filter`: groups have filters, which change. `sieves`: members have filters of their own. `priority`: of groups, if
@@ -48,6 +49,7 @@ class Plan:
     away_s: float = 0.0
     sweep_s: float = 15.0
     pushed: float = 0.0
+    narrow: bool = False
     tight: bool = False
     order: str = "none"
     schedules: bool = False
@@ -97,6 +99,7 @@ class Plan:
             plan.disk_latency_s = (0.02, 1.0)
         plan.away_s = 15.0 if "away" in needs else 0.0
         plan.tight = "tight" in needs
+        plan.narrow = "narrow" in needs
         plan.pushed = 1.0 if "pushed" in needs else 0.0
         plan.order = "key" if "order" in needs else "none"
         plan.schedules = bool({"schedules", "carry"} & set(needs))
@@ -110,7 +113,7 @@ class Plan:
         plan.expired = next((each for each in EXPIRED if each in needs), "drop")
         kinds = set(needs) - {
             *("small segments", "groups", "transactions", "queue", "busy", "tight", "order", "schedules", "carry"),
-            *("idles", "pushed", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk"),
+            *("narrow", "idles", "pushed", "filter", "sieves", "decisions", "long", "away", "sweeps", "slow disk"),
             *(*PRIORITY, *LENGTH),
             *("lives", "ttl", "bytes", "letters of length", *EXPIRED),
         }
@@ -183,6 +186,7 @@ class Plan:
         if not (plan.priority or plan.sieves or plan.recoveries or plan.idles):
             plan.pushed = Random(f"pushed {seed}").choice((0.0, 0.5, 1.0))
         plan._put_back(seed)
+        plan.narrow = Random(f"narrow {seed}").random() < 0.3
         return plan
 
     def _put_back(self, seed: int) -> None:

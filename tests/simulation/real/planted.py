@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tests.simulation.real.fault import Fault
 from tests.simulation.real.planted_backups import BACKUPS
+from tests.simulation.real.planted_calls import CALLS
 from tests.simulation.real.planted_checkpoints import CHECKPOINTS
 from tests.simulation.real.planted_expiry import EXPIRY
 from tests.simulation.real.planted_lending import IDLE, LENDING
@@ -250,6 +251,7 @@ MOVES = (
 AROUND = (*SHELL, *LINKS, *STORAGE, *GROUPS, *TRANSACTIONS, *MOVES)
 FAULTS = (
     *AROUND,
+    *CALLS,
     *QUEUES,
     *ORDER,
     *LENDING,

@@ -7,17 +7,13 @@ claim what they hold.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-
-from grpc import aio
 
 from mq_broker.core.work.steps import LeaseId
-from mq_broker.rpc.service import path
+from mq_broker.rpc.service import parse
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import decode
+from mq_protocol.connection import Connection
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
-from mq_protocol.transport import from_call
 from tests.simulation.real.queue_truth import FAILED, GROUP, RESUME_S
 from tests.simulation.real.workers import Item, Worker
 
@@ -38,14 +34,14 @@ class Pushed(Worker):
             try:
                 broker = await self.leader(self.topic, self.partition)
                 if broker:
-                    await self._session(broker)
-            except (TritonMQError, TimeoutError, asyncio.InvalidStateError) as error:
+                    async with self.call(broker, "Work") as line:
+                        await self._session(broker, line)
+            except TritonMQError as error:
                 self.cluster.done[f"session again: {type(error).__name__}"] += 1
             await self.pause(0.2)
 
-    async def _session(self, broker: int) -> None:
+    async def _session(self, broker: int, line: Connection) -> None:
         """Until something goes wrong, or the member has enough of it."""
-        call: Any = self.channel(broker).stream_stream(path("Work"))()
         self._broker, self._opened_at, self._heard_at = broker, self.loop.time(), 0.0
         self._closing = False
         self._said: dict[int, tuple[Item, bool, float]] = {}
@@ -53,10 +49,9 @@ class Pushed(Worker):
         self._forget()
         self._claimed = {lease: set(offsets) for lease, offsets in self._held.items()}
         self._ledger.truth.lending.asks(self.name, "", 0)
-        reading: asyncio.Task[None] | None = None
+        await line.write(pb.WorkRequest(sessions=[self._opening()]).SerializeToString())
+        reading = self.loop.create_task(self._read(line), name=f"{self.name} hears")
         try:
-            await call.write(pb.WorkRequest(sessions=[self._opening()]).SerializeToString())
-            reading = self.loop.create_task(self._read(call), name=f"{self.name} hears")
             while not self.cluster.over:
                 pause_s = self.cluster.plan.pause_s
                 await asyncio.wait({reading}, timeout=self.loop.often_short(pause_s / 20, pause_s * 2))
@@ -65,14 +60,10 @@ class Pushed(Worker):
                     return
                 if self._is_silent():
                     raise TimeoutError
-                if not await self._speak(call):
+                if not await self._speak(line):
                     return
-        except aio.AioRpcError as error:
-            raise from_call(error, f"b{broker}") from error
         finally:
-            if reading is not None:
-                reading.cancel()
-            call.cancel()
+            reading.cancel()
 
     def _forget(self) -> None:
         """Now and then some of what the member holds: what it does not claim is not its own any more."""
@@ -105,7 +96,7 @@ class Pushed(Worker):
         )
         return pb.SessionRequest(session=7, open=opened, terms=pb.WorkTerms(working=1))
 
-    async def _speak(self, call: Any) -> bool:
+    async def _speak(self, line: Connection) -> bool:
         """One message: outcomes and credit. False once the member has had enough of this session."""
         if not self.cluster.stopping:
             chance = self.random.random()
@@ -116,7 +107,7 @@ class Pushed(Worker):
                 self.cluster.done["sessions broken"] += 1
                 return False
             if chance < 0.05:
-                await self._close(call)
+                await self._close(line)
                 return False
         self._work()
         request = pb.SessionRequest(session=7)
@@ -127,7 +118,7 @@ class Pushed(Worker):
             self._given = max(self._given, self._credit)  # what is taken back may be on its way
             request.credit.CopyFrom(pb.WorkCredit(records=self._credit, watch=True))
         if len(request.ListFields()) > 1:
-            await call.write(pb.WorkRequest(sessions=[request]).SerializeToString())
+            await line.write(pb.WorkRequest(sessions=[request]).SerializeToString())
         return True
 
     def _say(self, request: pb.SessionRequest) -> None:
@@ -147,23 +138,20 @@ class Pushed(Worker):
             if outcome in (pb.OUTCOME_FAIL, pb.OUTCOME_REJECT):
                 said.error = FAILED
 
-    async def _close(self, call: Any) -> None:
+    async def _close(self, line: Connection) -> None:
         """The member gives back all that it has."""
         self.cluster.done["sessions closed"] += 1
         self._closing = True
         for offsets in self._held.values():
             for offset in offsets:
                 self._ledger.let_go(offset)
-        await call.write(pb.WorkRequest(sessions=[pb.SessionRequest(session=7, close=True)]).SerializeToString())
+        await line.write(pb.WorkRequest(sessions=[pb.SessionRequest(session=7, close=True)]).SerializeToString())
         await self.pause(0.2)
         self._begin_life()
 
-    async def _read(self, call: Any) -> None:
-        while True:
-            data = await call.read()
-            if data is aio.EOF:
-                return
-            for said in decode(data, pb.WorkHeader).header.sessions:
+    async def _read(self, line: Connection) -> None:
+        while (heard := await line.read()) is not None:
+            for said in parse(heard.body, pb.WorkHeader).sessions:
                 self._hear(said)
 
     def _hear(self, said: pb.SessionResponse) -> None:

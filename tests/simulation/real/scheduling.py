@@ -10,12 +10,9 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from grpc import aio
-
 from mq_broker.core.entries import SCHEDULED, Carry, Publish
-from mq_broker.rpc.service import parse, path
+from mq_broker.rpc.service import parse
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
 from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, LIVES_MS, Client, payload_of
@@ -189,13 +186,12 @@ class Scheduler(Client):
             try:
                 if broker and await attempt(broker, batch):
                     return
-            except (aio.AioRpcError, TritonMQError, TimeoutError, asyncio.InvalidStateError) as error:
+            except TritonMQError as error:
                 self.cluster.done[f"schedule again: {type(error).__name__}"] += 1
             await self.pause(0.3)
 
     async def _sent(self, broker: int, batch: Waiting) -> bool:
         asked_at = self.loop.time()
-        call = self.channel(broker).stream_stream(path("Produce"))()
         header = pb.ProduceHeader(
             correlation=1,
             topic=self.topic,
@@ -209,15 +205,12 @@ class Scheduler(Client):
         )
         if batch.uuid in self.cluster.lives_ms:
             header.attributes.ttl_ms = self.cluster.lives_ms[batch.uuid]
-        try:
-            async with asyncio.timeout(ANSWER_S):
-                await call.write(encode(Envelope(header, (payload_of(batch.values),))))
-                data = await call.read()
-        finally:
-            call.cancel()
-        if data is aio.EOF:
+        async with self.call(broker, "Produce") as line:
+            await line.write(header.SerializeToString(), (payload_of(batch.values),))
+            said = await self.read(line)
+        if said is None:
             return False
-        [result] = parse(data, pb.ProduceResponse).results
+        [result] = parse(said.body, pb.ProduceResponse).results
         if result.HasField("error"):
             raise from_wire(result.error)
         if self._truth.is_old(asked_at):

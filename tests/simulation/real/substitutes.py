@@ -31,8 +31,7 @@ from mq_broker.broker.queues.outbox import Outbox
 from mq_broker.core.messages import Effect, Event
 from mq_broker.core.replication.replica import Replica
 from mq_broker.core.work import state as work_state
-from mq_broker.rpc import framed
-from mq_broker.rpc import server as rpc_server
+from mq_broker.rpc import accepting, framed, streams
 from mq_broker.storage.files import OsFiles
 from mq_broker.storage.identity import boot_id
 from mq_broker.storage.interface import OpenJournal
@@ -41,7 +40,7 @@ from mq_broker.storage.journal.background_syncs import BackgroundSyncs
 from mq_broker.storage.journal.recovery import LogDamaged
 from mq_broker.storage.journal.writer import Writer
 from mq_broker.storage.offset_index import OffsetIndex
-from mq_protocol import limits, queue_settings
+from mq_protocol import connection, framing, limits, queue_settings
 from mq_protocol.addresses import is_loopback
 from mq_protocol.errors import StagedBatchMissing
 from tests.often import look_every
@@ -52,6 +51,14 @@ from tests.simulation.real.wires import Network
 
 OFFSETS_OF_A_LIFE = 1 << 14
 """More than a partition is given between two recoveries; few enough to be looked at one by one."""
+
+NARROW: dict[Any, dict[str, int]] = {
+    connection: {"UNREAD_BYTES": 1_000, "WRITE_BUFFER_BYTES": 500},
+    streams: {"UNREAD_BYTES": 500},
+    framed: {"WRITE_BUFFER_BYTES": 500},
+    framing: {"GATHER_BYTES": 400, "LARGE_BYTES": 200},
+}
+"""Of what is on its way and not read: a few messages. What is large has memory of its own."""
 
 EPOCH_S = 1_700_000_000
 """What the wall clocks say when a simulation begins."""
@@ -328,9 +335,7 @@ def of_the_world(loop: VirtualLoop, network: Network) -> Table:
         (boot_id, boot_of_this_machine, "mq_broker"),
         (Writer, SimulatedWriter, "mq_broker"),
         (BackgroundSyncs, SimulatedSyncs, "mq_broker"),
-        (rpc_server.listen, network.listen, "mq_broker"),
-        (rpc_server.dial, network.dial, "mq_broker"),
-        (framed.bind, loop.sockets.bind, "mq_broker"),
+        (accepting.bind, network.bind, "mq_broker"),
         (is_loopback, is_loopback_address, "mq_broker"),
     ]
 
@@ -370,9 +375,10 @@ def put_in_place(table: Table) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_place_of(table: Table, *, tight: bool = False, sweep_s: float = 15.0) -> Iterator[None]:
+def in_place_of(table: Table, *, tight: bool = False, narrow: bool = False, sweep_s: float = 15.0) -> Iterator[None]:
     """The product's modules have the substitutes until this ends, and sizes and times that are soon reached. `tight`:
-    with bounds that are reached, too. `sweep_s`: so often what is staged and not decided is looked at."""
+    with bounds that are reached, too; `narrow`: those of connections. `sweep_s`: so often what is staged and not
+    decided is looked at."""
     undo: list[tuple[Any, str, Any]] = []
     undo += [(limits, name, getattr(limits, name)) for name in ("SEGMENT_BYTES_FLOOR", "OFFSETS_OF_A_LIFE")]
     undo += [(scheduled, name, getattr(scheduled, name)) for name in ("CARRY_ENTRIES", "CARRY_TIMES")]
@@ -390,6 +396,10 @@ def in_place_of(table: Table, *, tight: bool = False, sweep_s: float = 15.0) -> 
         vars(lives).update(_BLOCK=3, BATCHES_MAX=12, READ_AT_ONCE=4)
         undo.append((expiring, "FOUND_AT_ONCE", expiring.FOUND_AT_ONCE))
         vars(expiring).update(FOUND_AT_ONCE=1)
+    if narrow:
+        for module, sizes in NARROW.items():
+            undo += [(module, name, getattr(module, name)) for name in sizes]
+            vars(module).update(sizes)
     limits.SEGMENT_BYTES_FLOOR = 1_000  # segments of a few entries, so that many are begun and dropped
     vars(limits).update(OFFSETS_OF_A_LIFE=OFFSETS_OF_A_LIFE)
     try:

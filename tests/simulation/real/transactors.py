@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from grpc import aio
-
-from mq_broker.rpc.service import parse, path
+from mq_broker.rpc.service import parse
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode, split
+from mq_protocol.connection import Connection
+from mq_protocol.envelope import split
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import FencedRun, StagedBatchMissing, TritonMQError, Unreachable
 from mq_protocol.names import TRANSACTIONS_TOPIC
 from mq_protocol.partitioner import coordinator_partition
-from mq_protocol.transport import from_call
 from tests.simulation.real.clients import ANSWER_S, FINGERPRINT, Client, payload_of, values_in
 
 if TYPE_CHECKING:
@@ -53,7 +51,7 @@ class Transactor(Client):
             self.write("txn", state="invoke", id=name, topic=self.topic, values=flat)
             try:
                 await self._attempt(batch_id, f"run-{self._runs}", values)
-            except (TritonMQError, TimeoutError, aio.AioRpcError, asyncio.InvalidStateError) as error:
+            except (TritonMQError, TimeoutError) as error:
                 self.cluster.done[f"transaction again: {type(error).__name__}"] += 1
                 self.write("txn", state="unknown", id=name, topic=self.topic)
                 await self.pause(0.3)
@@ -132,42 +130,36 @@ class Member(Client):
             if broker:
                 try:
                     await self._converse(broker)
-                except (aio.AioRpcError, TritonMQError, TimeoutError, asyncio.InvalidStateError) as error:
+                except TritonMQError as error:
                     self.cluster.done[f"subscribe again: {type(error).__name__}"] += 1
             await self.pause(0.2)
 
     async def _converse(self, broker: int) -> None:
         self._lives += 1
-        call = self.channel(broker).stream_stream(path("Subscribe"))()
         wanted = pb.SubscribePartition(topic=self.topic, partition=self.partition, earliest=True)
         member = {"member_id": f"{self.name} {self._lives}", "member_key": self._lives.to_bytes(16)}
         opened = pb.SubscribeOpen(group=self.group, partitions=[wanted], **member)
         request = pb.SubscribeRequest(open=opened, credit=pb.SubscribeCredit(bytes=WINDOW_BYTES))
         leave_at = self.loop.time() + self.loop.often_short(1.0, 60.0)
-        try:
-            await call.write(request.SerializeToString())
+        async with self.call(broker, "Subscribe") as line:
+            await line.write(request.SerializeToString())
             while not self.cluster.over and (self.cluster.stopping or self.loop.time() < leave_at):
-                async with asyncio.timeout(ANSWER_S):
-                    data = await call.read()
-                if data is aio.EOF:
+                said = await self.read(line)
+                if said is None:
                     return
-                message = decode(data, pb.BatchesHeader)
-                if message.header.HasField("error"):
-                    raise from_wire(message.header.error)
-                for told in message.header.opened:
+                header = parse(said.body, pb.BatchesHeader)
+                if header.HasField("error"):
+                    raise from_wire(header.error)
+                for told in header.opened:
                     if told.HasField("error") and not (told.active and told.error.code == pb.OFFSET_OUT_OF_RANGE):
                         raise from_wire(told.error)  # else it is told that offsets were lost, and goes on behind them
-                await self._take(call, message)
-        except aio.AioRpcError as error:
-            raise from_call(error, f"b{broker}") from error
-        finally:
-            call.cancel()
+                await self._take(line, header, said.payload)
 
-    async def _take(self, call: Any, message: Envelope[pb.BatchesHeader]) -> None:
-        batches = list(message.header.batches)
+    async def _take(self, line: Connection, header: pb.BatchesHeader, payloads: memoryview) -> None:
+        batches = list(header.batches)
         taken = 0
         end = 0
-        for batch, payload in zip(batches, split(message.payload, [b.payload_bytes for b in batches]), strict=True):
+        for batch, payload in zip(batches, split(payloads, [b.payload_bytes for b in batches]), strict=True):
             values = values_in(payload)
             offsets = list(range(batch.base_offset, batch.base_offset + batch.record_count))
             self.cluster.done["records delivered"] += len(values)
@@ -181,7 +173,7 @@ class Member(Client):
         self.at = max(self.at, end)
         settled = [pb.CursorPosition(topic=self.topic, partition=self.partition, offset=end)]
         request = pb.SubscribeRequest(settled=settled, credit=pb.SubscribeCredit(bytes=taken))
-        await call.write(request.SerializeToString())
+        await line.write(request.SerializeToString())
 
 
 async def stage_batch(
@@ -191,7 +183,6 @@ async def stage_batch(
     client.cluster.values[uuid] = values
     while True:
         broker = await client.leader(*place)
-        call = client.channel(broker or client.any_broker()).stream_stream(path("Produce"))()
         header = pb.ProduceHeader(
             correlation=1,
             topic=place[0],
@@ -203,18 +194,16 @@ async def stage_batch(
             timeout_ms=int(ANSWER_S * 1000),
         )
         try:
-            async with asyncio.timeout(ANSWER_S):
-                await call.write(encode(Envelope(header, (payload_of(values),))))
-                data = await call.read()
-                if data is not aio.EOF:
-                    [result] = parse(data, pb.ProduceResponse).results
-                    if not result.HasField("error"):
-                        return
-                    error = from_wire(result.error)
-                    if not error.retriable:
-                        raise error
-        except aio.AioRpcError:
-            pass
-        finally:
-            call.cancel()
+            async with client.call(broker or client.any_broker(), "Produce") as line:
+                await line.write(header.SerializeToString(), (payload_of(values),))
+                said = await client.read(line)
+        except TritonMQError:  # of the call, not of the batch
+            said = None
+        if said is not None:
+            [result] = parse(said.body, pb.ProduceResponse).results
+            if not result.HasField("error"):
+                return
+            error = from_wire(result.error)
+            if not error.retriable:
+                raise error
         await client.pause(0.2)

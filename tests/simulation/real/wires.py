@@ -1,35 +1,38 @@
-"""gRPC without sockets: servers, channels and calls between simulated processes, over connections that are slow, cut
-and reset.
+"""TCP without sockets: listeners, and byte streams between simulated processes, which are slow, cut and reset.
 
-What is above gRPC's API in the product runs as it is: handlers, streams, links, proofs, errors in metadata. What a
-connection does is TCP's: bytes arrive in order or not at all. While two machines are cut off from each other nothing
-arrives; if that ends in time all of it does, late, and if not both ends hear that the connection broke, each when its
-keepalive says so.
+What is above asyncio's transports in the product runs as it is: ports, framing, hellos, calls, back pressure. Bytes
+arrive in order, in pieces that are torn anywhere, each late in its own way. While two machines are cut off from each
+other nothing arrives. If that ends in time, all of it does, late. If not, an end whose bytes are not acknowledged gives
+the connection up, which loses those that have not arrived. An end that has nothing to say hears nothing of that, nor of
+a machine that has lost its power: it is half open, until what it says is answered with a reset, or not at all.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextvars import Context, copy_context
-from types import SimpleNamespace
 from typing import Any
-
-import grpc
-from grpc import aio
 
 from tests.simulation.real.loop import PROCESS, Process, VirtualLoop
 
-WINDOW_BYTES = 256 << 10
-"""Sent and not yet read by the far side: a writer waits beyond it."""
+TIMEOUT_S = (5.0, 15.0)
+"""After so long an end gives up whose bytes are not acknowledged."""
 
-KEEPALIVE_S = (5.0, 15.0)
-CONNECT_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 4.0
+
+TORN = 0.3
+"""How often what is written arrives in more than one piece."""
 
 
 def machine_of(process: Process | None) -> str:
     return process.name.partition("#")[0] if process is not None else "clients"
+
+
+def host_of(machine: str) -> str:
+    """The address of a machine that is called by a letter and a number; that of clients otherwise."""
+    return f"10.0.0.{machine[1:]}" if machine[1:].isdigit() else "10.0.1.1"
 
 
 class Network:
@@ -38,29 +41,57 @@ class Network:
     def __init__(self, loop: VirtualLoop, trace: Callable[[str], None]) -> None:
         self.loop = loop
         self.trace = trace
-        self.servers: dict[str, Server] = {}
-        self.connections: list[Connection] = []
+        self.listeners: dict[str, Listener] = {}
+        self.connections: dict[int, Connection] = {}
         self.cuts: set[frozenset[str]] = set()
         self.latency_s = (0.0001, 0.005)
         self.faults: Callable[[str], None] = lambda what: None
         self._ports = 20_000
+        self._known: set[str] = set()
+        loop.network = self
 
-    def listen(
-        self, address: str, option: str = "", options: Iterable[tuple[str, int]] = (), credentials: None = None
-    ) -> tuple[Server, int]:
-        address = self.bound(address)
-        return Server(self, address), int(address.rpartition(":")[2])
-
-    def bound(self, address: str) -> str:
-        """The same; with a free port for port 0."""
+    def bind(self, address: str, option: str) -> tuple[Listener, int]:
         host, _, port = address.rpartition(":")
-        if port != "0":
-            return address
-        self._ports += 1
-        return f"{host}:{self._ports}"
+        bound = self.new_port() if port == "0" else int(port)
+        return Listener(self, f"{host}:{bound}"), bound
 
-    def dial(self, address: str) -> Channel:
-        return Channel(self, address)
+    def new_port(self) -> int:
+        self._ports += 1
+        return self._ports
+
+    async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[End, Any]:
+        """Raises `OSError` as asyncio does, some time later."""
+        process = PROCESS.get()
+        machine, address = machine_of(process), f"{host}:{port}"
+        if self.is_cut(machine, host):
+            await asyncio.sleep(CONNECT_TIMEOUT_S)
+            raise TimeoutError("nobody answers")
+        await asyncio.sleep(2 * self.delay())
+        listener = self.listeners.get(address)
+        if listener is None or self.is_cut(machine, host):
+            raise ConnectionRefusedError(f"nobody listens at {address}")
+        connection = Connection(self, machine, copy_context(), host, listener.context)
+        connection.send(connection.dialler, listener.connected, connection.acceptor)
+        self.watch(process)
+        protocol = factory()
+        connection.dialler.begin(protocol)
+        return connection.dialler, protocol
+
+    def watch(self, process: Process | None) -> None:
+        """Its machine closes what it has open once it is dead."""
+        if process is not None and process.name not in self._known:
+            self._known.add(process.name)
+            process.at_death.append(lambda: self._died(process))
+
+    def _died(self, process: Process) -> None:
+        for listener in [each for each in self.listeners.values() if each.context.get(PROCESS) is process]:
+            listener.close()
+        for connection in list(self.connections.values()):
+            for end in (connection.dialler, connection.acceptor):
+                if end.context.get(PROCESS) is process:
+                    end.abandon(silent=process.power_lost)
+
+    # ------------------------------------------------------------------ the nemesis
 
     def delay(self) -> float:
         return self.loop.often_short(*self.latency_s)
@@ -79,528 +110,299 @@ class Network:
             connection.flow()
 
     def _between(self, one: str, other: str) -> list[Connection]:
-        self.connections = [connection for connection in self.connections if connection.up]
-        return [each for each in self.connections if {each.dialler.machine, each.acceptor.machine} == {one, other}]
+        return [
+            each for each in self.connections.values() if {each.dialler.machine, each.acceptor.machine} == {one, other}
+        ]
 
 
-class End:
-    """One end of a connection: what arrives here, and who is told if it breaks."""
+class Listener:
+    """What `socket.create_server` gives, as far as the product uses it."""
 
-    def __init__(self, machine: str, context: Context) -> None:
-        self.machine = machine
-        self.context = context
-        self.arrives_at = 0.0
-        self.held: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.broken = False
-        self.on_break: list[Callable[[], None]] = []
+    def __init__(self, network: Network, address: str) -> None:
+        self._network = network
+        self._address = address
+        self.context = copy_context()
+        self._waiting: deque[End] = deque()
+        self._came = asyncio.Event()
+        self._closed = False
+        network.listeners[address] = self
+        network.watch(PROCESS.get())
+
+    def connected(self, end: End) -> None:
+        """Somebody has connected, and waits to be accepted."""
+        if self._closed:
+            end.abandon()
+            return
+        self._waiting.append(end)
+        self._came.set()
+
+    async def accept(self) -> End:
+        while not self._waiting:
+            self._came.clear()
+            await self._came.wait()
+        return self._waiting.popleft()
+
+    def close(self) -> None:
+        self._closed = True
+        if self._network.listeners.get(self._address) is self:
+            del self._network.listeners[self._address]
+        for end in self._waiting:
+            end.abandon()
+        self._waiting.clear()
 
 
 class Connection:
     """Two ends, and what is on its way between them."""
 
-    def __init__(self, network: Network, dialler: End, acceptor: End) -> None:
+    def __init__(self, network: Network, dials: str, dials_in: Context, accepts: str, accepts_in: Context) -> None:
         self.network = network
-        self.dialler = dialler
-        self.acceptor = acceptor
-        self.up = True
-        self._stalls = 0
-        network.connections.append(self)
+        self.number = network.new_port()
+        self.dialler = End(self, dials, dials_in)
+        self.acceptor = End(self, accepts, accepts_in)
+        self.dialler.other, self.acceptor.other = self.acceptor, self.dialler
+        network.connections[self.number] = self
 
     @property
     def cut(self) -> bool:
         return self.network.is_cut(self.dialler.machine, self.acceptor.machine)
 
-    def send(self, to: End, action: Callable[..., None], *args: Any) -> None:
-        """`action` runs at that end, after all that was sent to it before; never if the connection breaks first."""
-        if self.up:
-            loop = self.network.loop
-            to.arrives_at = max(loop.time() + self.network.delay(), to.arrives_at)
-            loop.call_at(to.arrives_at, self._arrive, to, action, args, context=to.context)
-
-    def _arrive(self, to: End, action: Callable[..., None], args: tuple[Any, ...]) -> None:
-        if self.cut or to.held:  # what was held comes first
-            to.held.append((action, args))
-        elif not to.broken:
-            action(*args)
-
-    def _let_in(self, to: End) -> None:
-        while to.held and not self.cut:
-            action, args = to.held.popleft()
-            if not to.broken:
-                action(*args)
-
-    def stall(self) -> None:
-        """From now on nothing arrives. Each end gives up after a time of its own."""
-        self._stalls += 1
-        loop = self.network.loop
-        for end in (self.dialler, self.acceptor):
-            loop.call_later(loop.random.uniform(*KEEPALIVE_S), self._give_up, end, self._stalls, context=Context())
-
-    def _give_up(self, end: End, stalls: int) -> None:
-        if self.up and self.cut and self._stalls == stalls:
-            self.network.faults("connection timed out")
-            self._break(end)
-
-    def flow(self) -> None:
-        for end in (self.dialler, self.acceptor):
-            self.network.loop.call_later(self.network.delay(), self._let_in, end, context=end.context)
-            other = self.acceptor if end is self.dialler else self.dialler
-            if other.broken and not end.broken:  # that end has given up: it answers whatever comes with a reset
-                self.network.loop.call_later(self.network.delay(), self._break, end, context=Context())
-
-    def abandon(self, end: End) -> None:
-        """That end is closed, or its process has gone. Its machine says so to the other end, unless it has lost its
-        power or cannot reach it: then that end finds out by its keepalive, or by the answer to what it sends once it
-        can."""
-        process = end.context.get(PROCESS)
-        self._break(end)
-        other = self.acceptor if end is self.dialler else self.dialler
-        loop = self.network.loop
-        silent = self.cut or (process is not None and process.power_lost)
-        delay = loop.random.uniform(*KEEPALIVE_S) if silent else self.network.delay()
-        loop.call_later(delay, self._break, other, context=Context())
-
-    def leave(self, end: End) -> None:
-        """That end is closed, and has said so to the other one."""
-        self._break(end)
-
-    def _break(self, end: End) -> None:
+    def send(self, end: End, action: Callable[..., None], *args: Any, answered: bool = True) -> None:
+        """`action` runs at the other end, after all that was sent to it before; never if the connection breaks first.
+        `answered`: its arrival is acknowledged."""
+        to, loop = end.other, self.network.loop
         if end.broken:
             return
-        end.broken = True
-        if self.dialler.broken and self.acceptor.broken:
-            self.up = False
-        for told in list(end.on_break):
-            self.network.loop.call_soon(told, context=end.context)
+        to.arrives_at = max(loop.time() + self.network.delay(), to.arrives_at)
+        if answered:
+            end.unanswered += 1
+            if self.cut or to.broken:
+                end.doubt()
+        loop.call_at(to.arrives_at, self._arrive, to, action, args, answered, context=to.context)
+
+    def _arrive(self, to: End, action: Callable[..., None], args: tuple[Any, ...], answered: bool) -> None:
+        if self.cut or to.held:  # what was held comes first
+            to.held.append((action, args, answered))
+        elif not to.broken:
+            to.other.unanswered -= answered
+            action(*args)
+        elif answered:
+            to.other.doubt()
+
+    def _let_in(self, to: End) -> None:
+        while to.held and not self.cut and not to.broken:
+            action, args, answered = to.held.popleft()
+            to.other.unanswered -= answered
+            action(*args)
+
+    def stall(self) -> None:
+        """From now on nothing arrives."""
+        for end in (self.dialler, self.acceptor):
+            if end.unanswered:
+                end.doubt()
+
+    def flow(self) -> None:
+        loop = self.network.loop
+        for end in (self.dialler, self.acceptor):
+            loop.call_later(self.network.delay(), self._let_in, end, context=end.context)
+            end.is_sure()
+            if end.other.broken and not end.broken and (end.unanswered or end.other.says_so):
+                end.doubt()
+
+    def forget(self) -> None:
+        """Both ends are broken."""
+        self.network.connections.pop(self.number, None)
 
 
-# ---------------------------------------------------------------------- the server
+class End(asyncio.Transport):
+    """One end of a connection, as asyncio's transport of a socket. `broken`: its machine knows the connection no more.
+    `silent`: and says nothing to whoever goes on with it. `says_so`: it tries to say that it has gone. `unanswered`:
+    what was sent from here and is not acknowledged."""
 
+    other: End
 
-class Server:
-    """What `grpc.aio.server` gives, as far as the product uses it."""
-
-    def __init__(self, network: Network, address: str) -> None:
-        self._network = network
-        self._address = address
-        self._handlers: list[Any] = []
-        self._calls: set[ServerCall] = set()
-        self.process = PROCESS.get()
-        self.context = copy_context()
-        self.connections: list[Connection] = []
-
-    def add_generic_rpc_handlers(self, handlers: tuple[Any, ...]) -> None:
-        self._handlers += handlers
-
-    async def start(self) -> None:
-        self._network.servers[self._address] = self
-        assert self.process is not None
-        self.process.at_death.append(self._gone)
-
-    async def stop(self, grace: float | None) -> None:
-        self._close()
-        for call in sorted(self._calls, key=lambda call: call.number):
-            call.task.cancel()
-        await asyncio.sleep(grace or 0)
-
-    def _close(self) -> None:
-        if self._network.servers.get(self._address) is self:
-            del self._network.servers[self._address]
-
-    def _gone(self) -> None:
-        self._close()
-        for connection in self.connections:
-            connection.abandon(connection.acceptor)
-        self.connections.clear()
-
-    def accept(
-        self, call: ClientCall, connection: Connection, method: str, metadata: Any, timeout: float | None
-    ) -> None:
-        """A call has arrived, in this process."""
-        found = None
-        for handlers in self._handlers:
-            found = found or handlers.service(SimpleNamespace(method=method, invocation_metadata=metadata))
-        served = ServerCall(self, call, connection, metadata, timeout)
-        call.served = served
-        self._calls.add(served)
-        served.task = self._network.loop.create_task(served.run(found), name=method, context=copy_context())
-        served.task.add_done_callback(lambda _: self._calls.discard(served))
-
-
-class ServerCall:
-    """One call at its server. Is the `ServicerContext` that handlers are given."""
-
-    def __init__(
-        self, server: Server, call: ClientCall, connection: Connection, metadata: Any, timeout: float | None
-    ) -> None:
-        loop = server._network.loop
-        self.number = loop.next_number()
-        self.task: asyncio.Task[Any]
-        self._loop = loop
-        self._call = call
+    def __init__(self, connection: Connection, machine: str, context: Context) -> None:
+        super().__init__()
         self._connection = connection
-        self._metadata = metadata
-        self._deadline = None if timeout is None else loop.time() + timeout
-        self._inbox: deque[bytes] = deque()
-        self._all_said = False
-        self._news = asyncio.Event()
+        self.machine = machine
+        self.context = context
+        self.arrives_at = 0.0
+        self.held: deque[tuple[Callable[..., None], tuple[Any, ...], bool]] = deque()
+        self.broken = self.silent = self.says_so = False
+        self.unanswered = 0
+        self._doubts: asyncio.TimerHandle | None = None
+        self._protocol: Any = None
+        self._arrived: deque[bytes] = deque()
+        self._ended = False  # the other end has said its last
+        self._reading = False
+        self._closing = False
+        self._said_last = False
         self._unread = 0
-        self._room = asyncio.Event()
-        self._ended = False
-        connection.acceptor.on_break.append(self.cancel)
-        if timeout is not None:
-            loop.call_later(timeout, self.cancel)
-
-    def __hash__(self) -> int:
-        return self.number
-
-    # -- what the connection brings
-
-    def hear(self, data: bytes | None) -> None:
-        if data is None:
-            self._all_said = True
-        else:
-            self._inbox.append(data)
-        self._news.set()
-
-    def was_read(self, size: int) -> None:
-        self._unread -= size
-        self._room.set()
-
-    def cancel(self) -> None:
-        """The client has gone, or waits no longer."""
-        if not self._ended:
-            self.task.cancel()
-
-    # -- what handlers use
-
-    async def read(self) -> Any:
-        while not self._inbox:
-            if self._all_said:
-                return aio.EOF
-            self._news.clear()
-            await self._news.wait()
-        data = self._inbox.popleft()
-        self._connection.send(self._connection.dialler, self._call.was_read, len(data))
-        return data
-
-    async def write(self, data: bytes) -> None:
-        if self._ended:
-            raise aio.InternalError("the call has ended")
-        while self._unread > WINDOW_BYTES:
-            self._room.clear()
-            await self._room.wait()
-        self._unread += len(data)
-        self._connection.send(self._connection.dialler, self._call.hear, bytes(data))
-
-    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> None:
-        self._end(code, details, trailing_metadata)
-        raise aio.AbortError
-
-    def time_remaining(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - self._loop.time())
-
-    def invocation_metadata(self) -> Any:
-        return self._metadata
-
-    def peer(self) -> str:
-        return self._connection.dialler.machine
-
-    def auth_context(self) -> dict[str, list[bytes]]:
-        return {"transport_security_type": [b"insecure"]}
-
-    # -- its life
-
-    async def run(self, handler: Any) -> None:
-        try:
-            if handler is None:
-                self._end(grpc.StatusCode.UNIMPLEMENTED, "no such method", ())
-            elif handler.unary_unary is not None:
-                answer = await handler.unary_unary(await self.read(), self)
-                await self.write(answer)
-            elif handler.unary_stream is not None:
-                await handler.unary_stream(await self.read(), self)
-            else:
-                await handler.stream_stream(None, self)
-            self._end(grpc.StatusCode.OK, "", ())
-        except asyncio.CancelledError:
-            self._end(grpc.StatusCode.CANCELLED, "cancelled", ())
-            raise
-        except aio.AbortError:
-            pass
-        except Exception as error:  # noqa: BLE001 - as gRPC does
-            self._end(grpc.StatusCode.UNKNOWN, f"{type(error).__name__}: {error}", ())
-
-    def _end(self, code: grpc.StatusCode, details: str, metadata: Any) -> None:
-        if not self._ended:
-            self._ended = True
-            if self.cancel in self._connection.acceptor.on_break:
-                self._connection.acceptor.on_break.remove(self.cancel)
-            self._connection.send(self._connection.dialler, self._call.end, code, details, metadata)
-
-
-# ---------------------------------------------------------------------- the client
-
-
-class Channel:
-    """What `grpc.aio.insecure_channel` gives, as far as the product uses it."""
-
-    def __init__(self, network: Network, address: str) -> None:
-        self._network = network
-        self._address = address
-        self._connection: Connection | None = None
-        self._connecting: asyncio.Future[None] | None = None
-        self._calls: dict[ClientCall, None] = {}
-        self._closed = False
-
-    async def __aenter__(self) -> Channel:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close(None)
-
-    async def close(self, grace: float | None) -> None:
-        self._closed = True
-        for call in list(self._calls):
-            call.cancel()
-        if self._connection is not None:
-            self._connection.abandon(self._connection.dialler)
-
-    def unary_unary(self, method: str, *_: Any) -> Callable[..., ClientCall]:
-        return self._caller(method, answers=False)
-
-    def unary_stream(self, method: str, *_: Any) -> Callable[..., ClientCall]:
-        return self._caller(method, answers=True)
-
-    def stream_stream(self, method: str, *_: Any) -> Callable[..., ClientCall]:
-        return self._caller(method, answers=True)
-
-    def _caller(self, method: str, *, answers: bool) -> Callable[..., ClientCall]:
-        def call(request: bytes | None = None, *, timeout: float | None = None, metadata: Any = ()) -> ClientCall:
-            made = ClientCall(self, method, request, timeout, metadata)
-            self._calls[made] = None
-            return made
-
-        return call
-
-    async def connected(self) -> Connection | None:
-        """The connection, made if there is none; None if nobody is there."""
-        while self._connecting is not None:
-            await asyncio.wait({self._connecting})
-        if self._connection is None or self._connection.dialler.broken:
-            self._connecting = self._network.loop.create_future()
-            try:
-                self._connection = await self._connect()
-            finally:
-                connecting, self._connecting = self._connecting, None
-                connecting.set_result(None)
-        return self._connection
-
-    async def _connect(self) -> Connection | None:
-        network, process = self._network, PROCESS.get()
-        machine = machine_of(process)
-        other = self._address.rpartition(":")[0]
-        if network.is_cut(machine, other):
-            await asyncio.sleep(CONNECT_TIMEOUT_S)
-            return None
-        await asyncio.sleep(2 * network.delay())
-        server = network.servers.get(self._address)
-        if server is None or network.is_cut(machine, other):
-            return None
-        connection = Connection(network, End(machine, copy_context()), End(other, server.context))
-        server.connections.append(connection)
-        if process is not None:
-            process.at_death.append(lambda: connection.abandon(connection.dialler))
-        return connection
+        self._read = 0  # and not told yet
+        self._writing = True
+        self._high = 64 << 10
 
     @property
-    def server(self) -> Server | None:
-        return self._network.servers.get(self._address)
+    def _loop(self) -> VirtualLoop:
+        return self._connection.network.loop
 
-    def ended(self, call: ClientCall) -> None:
-        self._calls.pop(call, None)
+    def begin(self, protocol: Any) -> None:
+        """What has come since it was connected is read next."""
+        self._protocol = protocol
+        protocol.connection_made(self)
+        self._reading = not self._closing
+        self._loop.call_soon(self._give)
+        if self.broken:
+            self._loop.call_soon(self._lost)
 
+    # -- how it ends
 
-class ClientCall:
-    """One call at its client: of one request or of a stream, answered by one message or by a stream."""
+    def doubt(self) -> None:
+        """What was said is not acknowledged. The other machine may say that it knows nothing of it; else this end gives
+        up after a time of its own."""
+        if self._doubts is None and not self.broken:
+            network = self._connection.network
+            told = self.other.broken and not self.other.silent and not self._connection.cut
+            delay = network.delay() if told else self._loop.random.uniform(*TIMEOUT_S)
+            self._doubts = self._loop.call_later(delay, self._give_up, context=Context())
 
-    def __init__(
-        self, channel: Channel, method: str, request: bytes | None, timeout: float | None, metadata: Any
-    ) -> None:
-        self._channel = channel
-        self._method = method
-        self._loop = channel._network.loop
-        self._metadata = metadata
-        self._timeout = timeout
-        self._request = request
-        self.served: ServerCall | None = None
-        self._connection: Connection | None = None
-        self._inbox: deque[bytes] = deque()
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
-        self._unread = 0
-        self._status: tuple[grpc.StatusCode, str, Any] | None = None
-        self._outbox: deque[bytes | None] = deque()
-        self._open = asyncio.create_task(self._begin(), name=f"call {method}")
-        if timeout is not None:
-            self._loop.call_later(timeout, self._timed_out)
+    def is_sure(self) -> None:
+        """The network lets pass what is between the two again."""
+        if self._doubts is not None:
+            self._doubts.cancel()
+            self._doubts = None
 
-    async def _begin(self) -> None:
-        connection = await self._channel.connected()
-        server = self._channel.server
-        if self._status is not None:
+    def _give_up(self) -> None:
+        self._doubts = None
+        if not self.other.broken:
+            self._connection.network.faults("connection timed out")
+            self.other.held.clear()
+        self._break()
+
+    def abandon(self, *, silent: bool = False) -> None:
+        """It is closed, or its process has gone. Its machine says so to the other end, unless it has lost its power, or
+        cannot reach it."""
+        if self.broken:
             return
-        if connection is None or server is None:
-            self.end(grpc.StatusCode.UNAVAILABLE, "nobody answers there", ())
+        cut, other = self._connection.cut, self.other
+        self.silent = silent
+        self.says_so = cut and not silent and self._loop.chance(0.5)
+        self._break()
+        if silent:
+            other.held.clear()
+        elif not cut:
+            other.is_sure()
+        if other.unanswered or not (cut or silent):
+            other.doubt()
+
+    def _break(self) -> None:
+        if self.broken:
             return
-        self._connection = connection
-        connection.dialler.on_break.append(self._broken)
-        timeout = self._timeout
-        connection.send(connection.acceptor, server.accept, self, connection, self._method, self._metadata, timeout)
-        if self._request is not None:
-            self._say(self._request)
-            self._say(None)
-        while self._outbox:
-            self._say(self._outbox.popleft())
+        self.broken = True
+        self.is_sure()
+        if self._protocol is not None:
+            self._loop.call_soon(self._lost, context=self.context)
+        if self.other.broken:
+            self._connection.forget()
 
-    def _say(self, data: bytes | None) -> None:
-        assert self._connection is not None
-
-        def heard() -> None:
-            if self.served is not None:
-                self.served.hear(data)
-
-        if data is not None:
-            self._unread += len(data)
-        self._connection.send(self._connection.acceptor, heard)
+    def _lost(self) -> None:
+        self._closing = True
+        self._reading = False
+        protocol, self._protocol = self._protocol, None
+        if protocol is not None:
+            protocol.connection_lost(None)
 
     # -- what the connection brings
 
-    def hear(self, data: bytes) -> None:
-        self._inbox.append(data)
-        self._news.set()
+    def _hear(self, data: bytes) -> None:
+        self._arrived.append(data)
+        self._give()
 
-    def was_read(self, size: int) -> None:
-        self._unread -= size
-        self._room.set()
+    def _hear_end(self) -> None:
+        self._ended = True
+        self._give()
 
-    def end(self, code: grpc.StatusCode, details: str, metadata: Any) -> None:
-        if self._status is None:
-            self._status = code, details, metadata
-            self._news.set()
-            self._room.set()
-            if self._connection is not None and self._broken in self._connection.dialler.on_break:
-                self._connection.dialler.on_break.remove(self._broken)
-            self._channel.ended(self)
+    def _was_read(self, count: int) -> None:
+        self._unread -= count
+        if not self._writing and self._unread <= self._high // 2 and not self._closing:
+            self._writing = True
+            self._protocol.resume_writing()
 
-    def _broken(self) -> None:
-        self.end(grpc.StatusCode.UNAVAILABLE, "the connection broke", ())
+    def _give(self) -> None:
+        while self._arrived and self._reading and not self.broken:
+            data = self._arrived[0]
+            room = self._protocol.get_buffer(-1)
+            count = min(len(room), len(data))
+            assert count, "there is no room to receive into"
+            room[:count] = data[:count]
+            if count < len(data):
+                self._arrived[0] = data[count:]
+            else:
+                self._arrived.popleft()
+            self._read += count
+            if self._read > self.other._high // 4:  # what is not told does not keep the other end from writing
+                self._connection.send(self, self.other._was_read, self._read, answered=False)
+                self._read = 0
+            self._protocol.buffer_updated(count)
+        if self._ended and self._reading and not self._arrived and not self.broken:
+            self._ended = False
+            if not self._protocol.eof_received():
+                self.close()
 
-    def _timed_out(self) -> None:
-        if self._status is None:
-            self._tell_server()
-            self.end(grpc.StatusCode.DEADLINE_EXCEEDED, "too late", ())
+    # -- what the product uses
 
-    def _tell_server(self) -> None:
-        if self._connection is not None:
-            self._connection.send(
-                self._connection.acceptor, lambda: self.served.cancel() if self.served is not None else None
-            )
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        if name == "peername":
+            return host_of(self.other.machine), self._connection.number
+        return default
 
-    # -- what callers use
+    def set_protocol(self, protocol: Any) -> None:
+        self._protocol = protocol
 
-    def cancel(self) -> bool:
-        if self._status is not None:
-            return False
-        self._tell_server()
-        self.end(grpc.StatusCode.CANCELLED, "cancelled here", ())
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self._high = high or self._high
+
+    def write(self, data: Any) -> None:
+        assert not self._said_last, "it writes after its end"
+        if self._closing:
+            return
+        left = bytes(data)
+        self._unread += len(left)
+        while left:
+            torn = self._loop.chance(TORN)
+            count = self._loop.random.randint(1, len(left)) if torn else len(left)
+            self._connection.send(self, self.other._hear, left[:count])
+            left = left[count:]
+        if self._writing and self._unread > self._high:
+            self._writing = False
+            self._protocol.pause_writing()
+
+    def can_write_eof(self) -> bool:
         return True
 
-    def done(self) -> bool:
-        return self._status is not None
+    def write_eof(self) -> None:
+        if not self._said_last and not self._closing:
+            self._said_last = True
+            self._connection.send(self, self.other._hear_end)
 
-    async def write(self, data: bytes) -> None:
-        if self._status is not None:
-            raise asyncio.InvalidStateError("the call has ended")
-        if self._connection is None:
-            self._outbox.append(bytes(data))
-            try:
-                await asyncio.shield(self._open)
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-        else:
-            self._say(bytes(data))
-        while self._unread > WINDOW_BYTES and self._status is None:
-            self._room.clear()
-            await self._room.wait()
-        if self._status is not None:
-            self._raise_for_status()
+    def pause_reading(self) -> None:
+        self._reading = False
 
-    async def done_writing(self) -> None:
-        if self._connection is None:
-            self._outbox.append(None)
-        else:
-            self._say(None)
+    def resume_reading(self) -> None:
+        if not self._closing and not self._reading:
+            self._reading = True
+            self._loop.call_soon(self._give)
 
-    async def read(self) -> Any:
-        try:
-            while not self._inbox:
-                if self._status is not None:
-                    self._raise_for_status()
-                    return aio.EOF
-                self._news.clear()
-                await self._news.wait()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-        data = self._inbox.popleft()
-        if self._connection is not None and self._status is None:
-            size = len(data)
-            self._connection.send(
-                self._connection.acceptor, lambda: self.served.was_read(size) if self.served is not None else None
-            )
-        return data
+    def is_closing(self) -> bool:
+        return self._closing
 
-    def _raise_for_status(self) -> None:
-        assert self._status is not None
-        code, details, metadata = self._status
-        if code is not grpc.StatusCode.OK:
-            raise aio.AioRpcError(code, None, metadata, details)  # type: ignore[arg-type]
+    def close(self) -> None:
+        """What was written arrives before the end, if the network lets it."""
+        if not self._closing:
+            self.write_eof()
+            self._closing = True
+            self._reading = False
+            self._break()
 
-    def __aiter__(self) -> ClientCall:
-        return self
-
-    async def __anext__(self) -> bytes:
-        data = await self.read()
-        if data is aio.EOF:
-            raise StopAsyncIteration
-        return data  # type: ignore[no-any-return]
-
-    def __await__(self) -> Any:
-        return self._answer().__await__()
-
-    async def _answer(self) -> bytes:
-        data = await self.read()
-        await self._ended()
-        self._raise_for_status()
-        return data  # type: ignore[no-any-return]
-
-    async def _ended(self) -> tuple[grpc.StatusCode, str, Any]:
-        while self._status is None:
-            try:
-                self._news.clear()
-                await self._news.wait()
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-        return self._status
-
-    async def code(self) -> grpc.StatusCode:
-        return (await self._ended())[0]
-
-    async def initial_metadata(self) -> Any:
-        return ()
-
-    async def trailing_metadata(self) -> Any:
-        return (await self._ended())[2]
+    def abort(self) -> None:
+        self._closing = True
+        self.abandon()

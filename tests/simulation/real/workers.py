@@ -391,7 +391,12 @@ class Worker(Client):
             elif not lost:
                 self._ledger.settled(item[0], offset, outcome, asked_at)
         if not truth.is_old(asked_at):
-            truth.order.told(self.name, back, pulled, self._held)
+            gone = {item[:2] for item, lost in answered if lost}
+            held = {
+                lease: {offset for offset in offsets if (lease, offset) not in gone}
+                for lease, offsets in self._held.items()
+            }
+            truth.order.told(self.name, back, pulled, held)
         for lease, offset in pulled:
             if offset in self._held.get(lease, ()):
                 self._let_go(lease, offset)

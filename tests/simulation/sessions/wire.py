@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
-
-import grpc
-from grpc import aio
 
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.envelope import Envelope
+from mq_protocol.errors import Unreachable
 
 NOTICED_S: Final = 1.0
 """So long at most it takes an end to notice that a stream broke."""
@@ -48,7 +46,7 @@ class _Way:
 
 
 class Stream:
-    """Both ends of one stream. The member's is what gRPC gives for a call."""
+    """Both ends of one stream. The member's is what the event loop of its process gives for a call."""
 
     def __init__(self, wire: Wire, serve: Serve) -> None:
         self._wire = wire
@@ -59,8 +57,6 @@ class Stream:
     # -- the member's end
 
     async def write(self, request: pb.WorkRequest) -> None:
-        if self._down.cut:
-            raise asyncio.InvalidStateError
         copied = pb.WorkRequest()
         copied.CopyFrom(request)
         self._up.send(copied)
@@ -72,8 +68,8 @@ class Stream:
             raise message
         return message
 
-    async def done_writing(self) -> None:
-        self._up.send(aio.EOF)  # type: ignore[attr-defined]
+    def end(self) -> None:
+        self._up.send(None)
 
     def cancel(self) -> None:
         self._down.cut = True
@@ -84,12 +80,12 @@ class Stream:
     async def _served(self, serve: Serve) -> None:
         try:
             await serve(self._requests(), self._send)
-            self._down.send(aio.EOF)  # type: ignore[attr-defined]
+            self._down.send(None)
         finally:
             self._wire.streams.discard(self)
 
     async def _requests(self) -> AsyncIterator[pb.WorkRequest]:
-        while (request := await self._up.next()) is not aio.EOF:  # type: ignore[attr-defined]
+        while (request := await self._up.next()) is not None:
             yield request
 
     async def _send(self, message: Envelope[pb.WorkHeader]) -> None:
@@ -116,14 +112,12 @@ class Stream:
         self._task.cancel()
 
 
-def _unavailable() -> aio.AioRpcError:
-    nothing = aio.Metadata()
-    return aio.AioRpcError(grpc.StatusCode.UNAVAILABLE, nothing, nothing, details="the connection was reset")
+def _unavailable() -> Unreachable:
+    return Unreachable("the connection was reset")
 
 
 class Wire:
-    """Owns the streams. In the place of the event loop of a process and its channels. `dead`: brokers at which nobody
-    answers."""
+    """Owns the streams. In the place of the event loop of a process and its calls."""
 
     def __init__(self, random: Any, delay_s: Callable[[], float]) -> None:
         self.random = random
@@ -142,24 +136,15 @@ class Wire:
     def spawn(self, work: Any) -> asyncio.Task[None]:
         return self._loop.create_task(work)
 
-    @contextlib.contextmanager
-    def channel(self, address: str, _client: object) -> Iterator[Any]:
-        yield _Channel(self, self.brokers[address])
+    @contextlib.asynccontextmanager
+    async def opened(self, method: str, header: object, address: str, client: object) -> AsyncIterator[Stream]:
+        stream = Stream(self, self.brokers[address])
+        self.streams.add(stream)
+        try:
+            yield stream
+        finally:
+            stream.cancel()
 
     def break_one(self) -> None:
         if self.streams:
             self.random.choice(sorted(self.streams, key=lambda stream: stream._task.number)).break_off()
-
-
-class _Channel:
-    def __init__(self, wire: Wire, serve: Serve) -> None:
-        self._wire = wire
-        self._serve = serve
-
-    def stream_stream(self, *_: object) -> Callable[..., Stream]:
-        def call(**_: object) -> Stream:
-            stream = Stream(self._wire, self._serve)
-            self._wire.streams.add(stream)
-            return stream
-
-        return call

@@ -23,7 +23,6 @@ def describe_broker(registration: BrokerRegistration, into: pb.BrokerInfo) -> No
     """The broker as clients are told of it: with the address that is of use to who asks."""
     into.id, into.incarnation = registration.broker, registration.incarnation
     into.address = registration.address_for(client_port())
-    into.stream_address = registration.stream_address_for(client_port())
     into.rack = registration.rack
     versions = registration.versions
     into.release, into.level = versions.release, versions.level

@@ -82,7 +82,7 @@ class TokenSettings:
 
     async def _has_port(self) -> bool:
         """Whether a broker that is registered takes tokens. Whoever makes one is warned if none does."""
-        return any(each.token_address for each in (await self._coordination.brokers()).values())
+        return any(each.tls_address for each in (await self._coordination.brokers()).values())
 
     def _changed(self, before: Tokens, request: pb.AlterTokensRequest) -> Tokens:
         """`before` itself if all of it was done already. Raises `InvalidRequest`."""

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -158,6 +158,8 @@ class Admin:
         self.counting = asyncio.Lock()  # the topics of who may only have so many: what two make at once counts as well
         self.quotas = quotas or Quotas()
         self._known_to_leaders: set[str] = set()
+        self.why_not_ready: Callable[[], str] = str
+        """Why this broker is to be sent no work yet: said once it is known who knows."""
 
     # ------------------------------------------------------------------ metadata
 
@@ -178,6 +180,7 @@ class Admin:
             protocol=mine.protocol,
             protocol_oldest=mine.protocol_oldest,
             release=mine.release,
+            not_ready=self.why_not_ready(),
         )
         for broker in sorted(self._cluster.brokers):
             registration = self._cluster.brokers[broker]

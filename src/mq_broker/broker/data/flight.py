@@ -131,7 +131,7 @@ class Flights:
     def _locations(self, broker: int, port: ClientPort) -> list[str]:
         registration = self._cluster.brokers.get(broker)
         address = "" if registration is None else registration.flight_address_for(port)
-        return [location(address, tls=port is not ClientPort.PLAIN)] if address else []
+        return [location(address, tls=port.tls)] if address else []
 
     # ------------------------------------------------------------------ reading
 

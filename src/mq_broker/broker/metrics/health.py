@@ -1,4 +1,4 @@
-"""Whether this broker is to be sent work, and who is told: HTTP, gRPC's health service and systemd ask the same object.
+"""Whether this broker is to be sent work, and who is told: clients, HTTP and systemd ask the same object.
 
 A broker is ready once all that is assigned to it is open and in sync again: what stays closed is neither. So whoever
 restarts brokers one after another, and waits for each to be ready, never takes a second replica away before the first

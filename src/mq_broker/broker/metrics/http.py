@@ -24,8 +24,9 @@ from uvicorn.server import ServerState
 
 from mq_broker.broker.metrics.exposition import exposition
 from mq_broker.broker.metrics.observing import Observing
+from mq_broker.rpc.accepting import Accepting, begin
 from mq_broker.rpc.callers import principal
-from mq_broker.rpc.framed import Accepting, Tls, begin, peer_of, proved
+from mq_broker.rpc.framed import Tls, peer_of, proved
 from mq_broker.rpc.gate import Gate
 from mq_broker.security.names import ANONYMOUS
 from mq_protocol import mq_pb2 as pb
@@ -110,7 +111,7 @@ class Pages:
         if self._gate is None:
             return None
         try:
-            asker = self._gate.greet(connection, path)  # type: ignore[arg-type]  # in the place of gRPC's context
+            asker = self._gate.greet(connection, path)  # type: ignore[arg-type]  # in the place of a call
             self._gate.judge(asker, path, Operation.METRICS, Kind.CLUSTER, CLUSTER_NAME)
         except NotAuthenticated as error:
             return 401, _TEXT, [f"{error}\n".encode()]
@@ -160,7 +161,7 @@ def _detail(query: bytes) -> int | None:
 
 
 class Connection(H11Protocol):
-    """One connection. To the gate it stands in the place of gRPC's context."""
+    """One connection. To the gate it stands in the place of a call."""
 
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config, state, {"connection": self})

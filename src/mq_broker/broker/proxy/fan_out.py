@@ -26,7 +26,7 @@ from mq_broker.rpc.pacing import room_to_send
 from mq_broker.rpc.service import RefusedBatch, Send
 from mq_broker.rpc.turns import Turns
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
+from mq_protocol.call import Kind, Said
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InvalidRequest, OffsetOutOfRange, Overloaded, TritonMQError
 
@@ -50,7 +50,7 @@ class FanOut:
         self._tails: dict[Key, list[Tail]] = {}
         self._count = 0
 
-    async def converse(self, to: int, requests: AsyncIterator[bytes | RefusedBatch], send: Send[bytes]) -> None:
+    async def converse(self, to: int, requests: AsyncIterator[Said | RefusedBatch], send: Send[Said]) -> None:
         """One stream of a client that means broker `to`, until it has said its last or goes."""
         session = _Session(self, to)
         try:
@@ -175,11 +175,11 @@ class _Session:
 
     # -- what the client says
 
-    async def read(self, requests: AsyncIterator[bytes | RefusedBatch]) -> None:
-        async for data in requests:
-            assert isinstance(data, bytes), "only batches are refused by themselves"
+    async def read(self, requests: AsyncIterator[Said | RefusedBatch]) -> None:
+        async for said in requests:
+            assert isinstance(said, Said), "only batches are refused by themselves"
             await self._fan_out.held.room(caller())
-            request = pb.SubscribeRequest.FromString(data)
+            request = pb.SubscribeRequest.FromString(said.body)
             if request.HasField("open"):
                 await self._open(request.open)
             async for place in in_turns(request.close.partitions):
@@ -243,28 +243,28 @@ class _Session:
 
     # -- what the client is sent
 
-    async def write(self, send: Send[bytes]) -> None:
+    async def write(self, send: Send[Said]) -> None:
         while not self._over:
             if not await room_to_send(LOOK_AGAIN_S):
                 continue  # the client may have said its last meanwhile
-            data = self._next()
-            if data is None:
+            message = self._next()
+            if message is None:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            who, size = caller(), len(data) * COPIES_SENT
+            who, size = caller(), message.nbytes * COPIES_SENT
             self._fan_out.held.add(who, size)
             try:
-                await send(data)
+                await send(message)
             finally:
                 self._fan_out.held.free(who, size)
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> Said | None:
         """The next message; None if there is none now."""
         if self._untold:
             told, self._untold = self._untold, []
             self._told.set()
-            return encode(Envelope(pb.BatchesHeader(opened=told)))
+            return Said(Kind.MESSAGE, pb.BatchesHeader(opened=told).SerializeToString(), memoryview(b""))
         while self._ready and self._credit > 0:
             subscriber = next(iter(self._ready))
             del self._ready[subscriber]
@@ -275,7 +275,7 @@ class _Session:
             self.mark(subscriber)
             if pushed is not None:
                 self._credit -= pushed.payload_bytes
-                return pushed.data
+                return pushed.message
         return None
 
     def _goes_on(self, subscriber: _Subscriber) -> None:

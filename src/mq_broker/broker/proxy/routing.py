@@ -21,18 +21,17 @@ import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final, TypeVar
 
-from grpc import aio
-
 from mq_broker.broker.forwarding import Forwarding
 from mq_broker.broker.metadata.brokers import Cluster
 from mq_broker.broker.proxy.fan_out import FanOut
 from mq_broker.broker.proxy.holding import Holding, Turn
 from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.runtime.memory import Held
+from mq_broker.rpc.call import Call
 from mq_broker.rpc.callers import caller
 from mq_broker.rpc.service import RefusedBatch, Send
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import decode
+from mq_protocol.call import Said
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, Unreachable
 from mq_protocol.limits import REQUEST_TIMEOUT_MS
 from mq_protocol.methods import Method
@@ -48,31 +47,6 @@ FIRST_MAX: Final = 16
 """Requests of a stream among which the one is that names a partition."""
 
 _SUBSCRIBES: Final = "Subscribe"
-_LED: Final = frozenset(
-    {
-        "CancelScheduled",
-        "DeleteGroup",
-        "DescribeQueue",
-        "Fetch",
-        "Lead",
-        "Lease",
-        "ListOffsets",
-        "MoveCursors",
-        "Produce",
-        "Purge",
-        "Settle",
-        _SUBSCRIBES,
-        "SweepQueue",
-        "WatchOffsets",
-        "Work",
-    }
-)
-"""Methods that are asked of a partition's leader."""
-
-_NAMED: Final = frozenset({"Work"})
-"""Streams that are held only if the client names no broker. A client that names one opens another stream at the next
-leader while this one would be held. If the older one came last, the leader would end the newer one for it."""
-
 _ABOUT_RULES: Final = frozenset(
     name
     for name, row in RIGHTS.items()
@@ -85,15 +59,15 @@ Place = tuple[str, int]
 T = TypeVar("T")
 
 
-def place_of(method: Method, data: bytes) -> Place | None:
+def place_of(method: Method, request: Said) -> Place | None:
     """The first partition that the request names; None if it names none, or any broker may be asked. The gate has read
     the request before."""
-    if method.name not in _LED:
+    if not method.led:
         return None
     if method.request is pb.ProduceRequest:
-        header = decode(data, pb.ProduceHeader).header
+        header = pb.ProduceHeader.FromString(request.body)
         return header.topic, header.partition
-    return _place(method.request.FromString(data))
+    return _place(method.request.FromString(request.body))
 
 
 def _place(message: Any) -> Place | None:
@@ -128,54 +102,56 @@ class Routing:
         self._holding = holding
         self._fan_out = FanOut(self, forwarding, held)
 
-    def to(self, context: aio.ServicerContext[Any, Any]) -> int:
+    def to(self, call: Call) -> int:
         """The broker that a call is meant for, `ANY` or `GONE`. Raises `InvalidRequest`."""
         try:
-            return self._forwarding.to(context) or ANY
+            return self._forwarding.to(call) or ANY
         except Unreachable:
             return GONE
 
-    async def ask(self, to: int, method: Method, data: bytes, deadline: float) -> bytes:
+    async def ask(self, to: int, method: Method, request: Said, deadline: float) -> Said:
         """As `Forwarder.ask`."""
 
-        async def asked(target: int) -> bytes:
-            return await self._forwarding.ask(target, method, data, deadline)
+        async def asked(target: int) -> Said:
+            return await self._forwarding.ask(target, method, request, deadline)
 
-        answer = await self._led(to, method, data, deadline - asyncio.get_running_loop().time(), asked)
+        answer = await self._led(to, method, request, deadline - asyncio.get_running_loop().time(), asked)
         if method.name in _ABOUT_RULES:
             with contextlib.suppress(CoordinationUnavailable):  # it is done all the same, and read here a little later
                 await self._read_rules()
         return answer
 
-    async def answers(self, to: int, method: Method, data: bytes, left_s: float | None, send: Send[bytes]) -> None:
+    async def answers(self, to: int, method: Method, request: Said, left_s: float | None, send: Send[Said]) -> None:
         """As `Forwarder.answers`."""
         clock = asyncio.get_running_loop().time
         end = None if left_s is None else clock() + left_s
         begun = False
 
-        async def first(answer: bytes) -> None:
+        async def first(answer: Said) -> None:
             nonlocal begun
             begun = True
             await send(answer)
 
         async def asked(target: int) -> None:
             left = None if end is None else max(0.001, end - clock())
-            await self._forwarding.answers(target, method, data, left, first)
+            await self._forwarding.answers(target, method, request, left, first)
 
-        await self._led(to, method, data, left_s, asked, lambda: not begun)
+        await self._led(to, method, request, left_s, asked, lambda: not begun)
 
     async def converse(
         self,
         to: int,
         method: Method,
-        requests: AsyncIterator[bytes | RefusedBatch],
+        requests: AsyncIterator[Said | RefusedBatch],
         left_s: float | None,
-        send: Send[bytes],
+        send: Send[Said],
     ) -> None:
         """As `Forwarder.converse`."""
-        first: list[bytes | RefusedBatch] = []
+        first: list[Said | RefusedBatch] = []
         place = None
-        may_hold = method.name in _LED and (to == ANY or method.name not in _NAMED)
+        # A client that names a broker opens another stream at the next leader while this one would be held. If the
+        # older one came last, the leader would end the newer one for it
+        may_hold = method.led and (to == ANY or not method.reopened)
         if method.name == _SUBSCRIBES or (may_hold and not await self._reaches(to)):
             async for request in requests:
                 first.append(request)
@@ -188,7 +164,7 @@ class Routing:
         if method.name == _SUBSCRIBES and _shares(first):
             await self._fan_out.converse(to, in_order, send)
             return
-        size = sum(len(request) for request in first if isinstance(request, bytes))
+        size = sum(request.nbytes for request in first if isinstance(request, Said))
         with self.turn(size, _patience(method, first, left_s)) as turn:
             target = await self.found(to, place, turn)
         await self._forwarding.converse(target, method, in_order, left_s, send)
@@ -209,21 +185,21 @@ class Routing:
         self,
         to: int,
         method: Method,
-        data: bytes,
+        request: Said,
         left_s: float | None,
         ask: Callable[[int], Awaitable[T]],
         may_repeat: Callable[[], bool] = lambda: True,
     ) -> T:
         """What a broker answers that leads, if the request is about a partition."""
-        place = None if await self._reaches(to) else place_of(method, data)
-        with self.turn(len(data), left_s) as turn:
+        place = None if await self._reaches(to) else place_of(method, request)
+        with self.turn(request.nbytes, left_s) as turn:
             while True:
                 target = await self.found(to, place, turn)
                 turn.sent()
                 try:
                     return await ask(target)
                 except NotLeader:
-                    place = place or place_of(method, data)
+                    place = place or place_of(method, request)
                     if place is None or not may_repeat() or not await turn.wait():
                         raise
                 to = ANY
@@ -263,27 +239,27 @@ class Routing:
         return to is not None and to > 0 and await self._forwarding.reaches(to)
 
 
-def _patience(method: Method, first: list[bytes | RefusedBatch], left_s: float | None) -> float | None:
+def _patience(method: Method, first: list[Said | RefusedBatch], left_s: float | None) -> float | None:
     """How long the client waits for what it has said first. Batches say that themselves."""
     last = first[-1] if first else None
-    if method.request is not pb.ProduceRequest or not isinstance(last, bytes):
+    if method.request is not pb.ProduceRequest or not isinstance(last, Said):
         return left_s
-    said_s = decode(last, pb.ProduceHeader).header.timeout_ms / 1000
+    said_s = pb.ProduceHeader.FromString(last.body).timeout_ms / 1000
     return min(said_s, left_s or said_s)
 
 
-def _shares(first: list[bytes | RefusedBatch]) -> bool:
+def _shares(first: list[Said | RefusedBatch]) -> bool:
     """Whether it is a stream of a subscriber that is in no group."""
     last = first[-1] if first else None
-    if not isinstance(last, bytes):
+    if not isinstance(last, Said):
         return False
-    said = pb.SubscribeRequest.FromString(last)
+    said = pb.SubscribeRequest.FromString(last.body)
     return said.HasField("open") and not (said.open.group or said.open.broadcast)
 
 
 async def _chained(
-    first: list[bytes | RefusedBatch], rest: AsyncIterator[bytes | RefusedBatch]
-) -> AsyncIterator[bytes | RefusedBatch]:
+    first: list[Said | RefusedBatch], rest: AsyncIterator[Said | RefusedBatch]
+) -> AsyncIterator[Said | RefusedBatch]:
     while first:
         yield first.pop(0)
     async for request in rest:

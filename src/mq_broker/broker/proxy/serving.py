@@ -18,7 +18,7 @@ from mq_broker.broker.judging import Judging
 from mq_broker.broker.metadata.brokers import Cluster, Hints, joined
 from mq_broker.broker.metadata.topics import Topics
 from mq_broker.broker.metrics.health import Systemd
-from mq_broker.broker.ports import Ports
+from mq_broker.broker.ports import Offer, Ports
 from mq_broker.broker.proxy.holding import Holding
 from mq_broker.broker.proxy.leaders import Leaders
 from mq_broker.broker.proxy.routing import Routing
@@ -26,9 +26,8 @@ from mq_broker.broker.runtime.arrivals import Arrivals
 from mq_broker.broker.runtime.memory import Held, memory_high_by_default
 from mq_broker.coordination.interface import CoordinationService
 from mq_broker.rpc import service as rpc_service
-from mq_broker.rpc.health import health_handler
+from mq_broker.rpc.entering import TokenDoor
 from mq_broker.rpc.peer_proof import PeerProof
-from mq_broker.rpc.token_port import TokenDoor
 from mq_protocol.errors import InvalidSetting
 from mq_protocol.methods import BROKER
 
@@ -101,12 +100,9 @@ class _Proxy:
         leaders = Leaders(self.cluster, self._topics, coordination)
         holding = Holding(config.hold_max)
         self._routing = Routing(self.cluster, self._forwarding, leaders, holding, held, self._judging.acls.refresh)
-        served = rpc_service.handlers(_Elsewhere(), self._judging.gate, rpc_service.Room(), self._routing)
+        served = rpc_service.served(_Elsewhere(), self._judging.gate, rpc_service.Room(), self._routing)
         door = TokenDoor(self._judging.authenticators(), self._judging.audit)
-        self._ports.serve((served, health_handler(self._why_not_ready)), (), None, {}, door, (), Arrivals(held))
-
-    def _why_not_ready(self) -> str:
-        return "" if self.cluster.brokers else "no broker of the cluster is registered"
+        self._ports.serve(Offer(served, door, Arrivals(held)))
 
     async def start(self) -> None:
         """Serve. Raises `CoordinationUnavailable`, and `InvalidSetting` for an id that is a broker's."""

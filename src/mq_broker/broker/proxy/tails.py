@@ -20,7 +20,7 @@ from mq_broker.broker.proxy.holding import Turn
 from mq_broker.broker.runtime.memory import Held
 from mq_broker.rpc.callers import caller
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.call import Kind, Said, parsed
 from mq_protocol.error_messages import to_wire
 from mq_protocol.errors import InternalError, TritonMQError, Unreachable
 from mq_protocol.methods import BROKER
@@ -52,7 +52,7 @@ class Pushed(NamedTuple):
     start: int
     end: int
     payload_bytes: int
-    data: bytes
+    message: Said
 
 
 class Subscriber(Protocol):
@@ -184,7 +184,7 @@ class Tail:
             log.error("a shared subscription failed", exc_info=error)
             self._end(_refused(self.wanted, InternalError("the subscription failed in the proxy: see its log")))
 
-    async def _says(self) -> AsyncIterator[bytes]:
+    async def _says(self) -> AsyncIterator[Said]:
         opening = pb.SubscribeRequest(open=pb.SubscribeOpen(partitions=[self.wanted]))
         while True:
             await self._wants.wait()
@@ -195,25 +195,25 @@ class Tail:
             if credit * 2 >= allowed:
                 self._granted += credit
                 opening.credit.bytes = credit
-                yield opening.SerializeToString()
+                yield Said(Kind.MESSAGE, opening.SerializeToString(), memoryview(b""))
                 opening.ClearField("open")
 
-    async def _hears(self, data: bytes) -> None:
-        message = decode(data, pb.BatchesHeader)
-        for told in message.header.opened:
+    async def _hears(self, message: Said) -> None:
+        header = parsed(message.body, pb.BatchesHeader)
+        for told in header.opened:
             if told.HasField("error"):
                 self._end(told)
                 return
             self._opens(told.offset)
-        batches = message.header.batches
+        batches = header.batches
         if not batches:
             return
-        if message.header.opened:
-            header = pb.BatchesHeader(batches=batches, leader_epoch=message.header.leader_epoch)
-            data = encode(Envelope(header, message.parts))
+        if header.opened:
+            alone = pb.BatchesHeader(batches=batches, leader_epoch=header.leader_epoch)
+            message = message._replace(body=alone.SerializeToString())
         end = batches[-1].base_offset + batches[-1].record_count
         payload_bytes = sum(batch.payload_bytes for batch in batches)
-        self._keep(Pushed(self.next, end, payload_bytes, data))
+        self._keep(Pushed(self.next, end, payload_bytes, message))
         await self._held.room(self._owner)
 
     def _opens(self, offset: int) -> None:
@@ -229,7 +229,7 @@ class Tail:
         self._drop(sum(1 for each in self._kept if each.end <= slowest))
         self._kept.append(pushed)
         self.next = pushed.end
-        self._counted(len(pushed.data) + MESSAGE_BYTES)
+        self._counted(pushed.message.nbytes + MESSAGE_BYTES)
         while self._kept_bytes > KEPT_BYTES_MAX and self._kept[0].end <= quickest:  # its credit bounds the rest
             self._drop(1)
         for subscriber in list(self.subscribers):
@@ -244,7 +244,7 @@ class Tail:
             self._moved(self)
 
     def _drop(self, count: int) -> None:
-        self._counted(-sum(len(each.data) + MESSAGE_BYTES for each in self._kept[:count]))
+        self._counted(-sum(each.message.nbytes + MESSAGE_BYTES for each in self._kept[:count]))
         del self._kept[:count]
 
     def _counted(self, size: int) -> None:

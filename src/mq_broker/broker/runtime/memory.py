@@ -2,7 +2,7 @@
 
 Each stream has a bound of its own, but there may be thousands of them. Above the mark nothing more is read from the
 streams of those who hold much: what they send waits in TCP, and goes on as soon as enough of what is held has been
-answered or sent. A large message at the stream port counts before it is received (arrivals.py). What they
+answered or sent. A large message counts before it is received (arrivals.py). What they
 are sent is counted before it is read from the journal, and not read above the mark.
 """
 

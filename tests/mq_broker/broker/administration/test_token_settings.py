@@ -19,7 +19,7 @@ from mq_protocol.secrets import digest_of, new_api_token
 
 
 class Played:
-    """A coordination service that keeps nothing, with brokers that have those ports for tokens."""
+    """A coordination service that keeps nothing, with brokers that have those ports over TLS."""
 
     def __init__(self, *ports: str) -> None:
         self._ports = ports
@@ -27,7 +27,7 @@ class Played:
         self.tokens = Document(DOCUMENT, load, Tokens(), "")
 
     async def brokers(self) -> Mapping[int, Any]:
-        return {number: SimpleNamespace(token_address=port) for number, port in enumerate(self._ports, 1)}
+        return {number: SimpleNamespace(tls_address=port) for number, port in enumerate(self._ports, 1)}
 
     async def read(self) -> SecurityDocuments:
         return SecurityDocuments()

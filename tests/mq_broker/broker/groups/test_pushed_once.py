@@ -10,8 +10,7 @@ import pytest
 
 from mq_broker.broker.groups import pushed_once
 from mq_broker.broker.groups.pushed_once import MESSAGE_BYTES, PushedOnce
-from mq_broker.rpc.service import BY_GRPC, SharedBatches
-from mq_broker.rpc.streams import FRAMED
+from mq_broker.rpc.service import SharedBatches
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.errors import OffsetOutOfRange
 from tests.mq_broker.broker.groups.test_subscription_sessions import Readable, Stream, wanted
@@ -161,9 +160,8 @@ def test_what_is_kept_has_a_bound_for_all_partitions_together(monkeypatch: pytes
     assert partitions[0] not in kept._kept, "one that is larger than all may be is not kept"
 
 
-def test_each_way_has_its_own_encoding_of_one_message() -> None:
+def test_a_message_is_serialized_once_for_all() -> None:
     header = pb.BatchesHeader(batches=[pb.StoredBatch(topic="t", base_offset=3, record_count=2, payload_bytes=4)])
     shared = SharedBatches(header, (b"0123",))
-    for coding in (BY_GRPC, FRAMED):
-        assert shared.encoded(coding) == coding.encode(shared)
-        assert shared.encoded(coding) is shared.encoded(coding)
+    assert shared.serialized() == header.SerializeToString()
+    assert shared.serialized() is shared.serialized()

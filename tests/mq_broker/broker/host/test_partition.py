@@ -13,7 +13,6 @@ import pytest
 from mq_broker.broker.data import produce
 from mq_broker.broker.host.partition import Partition
 from mq_broker.core.machine.window import WindowBounds
-from mq_broker.rpc.service import path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import encode_batch
 from mq_protocol.envelope import decode
@@ -128,8 +127,8 @@ def test_one_answer_has_few_of_very_many_tiny_batches(tmp_path: Path) -> None:
                 for _ in range(count):
                     await stream.result()
             request = pb.FetchRequest(topic="t", end_offset=count, chunk_bytes_max=4 << 20).SerializeToString()
-            call: Any = broker.channel.unary_stream(path("Fetch"), None, None)(request)
-            sizes = [len(decode(data, pb.BatchesHeader).header.batches) async for data in call]
+            answers = broker.channel.answers("Fetch", request)
+            sizes = [len(decode(data, pb.BatchesHeader).header.batches) async for data in answers]
             assert sizes == [READ_BATCHES_MAX, READ_BATCHES_MAX, 1]
 
     in_virtual_time(scenario())

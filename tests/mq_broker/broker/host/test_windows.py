@@ -66,7 +66,7 @@ def test_noise_that_flushes_a_window_is_told_with_the_address_of_who_made_it(
 
     in_virtual_time(scenario())
     words = next(words for words in caplog.messages if "t-0 remembers the last 100 UUIDs" in words)
-    assert "came from 'clients' (" in words, "as addresses are called on wires of tests"
+    assert "came from 'ipv4:10.0.1.1:" in words, "the address of clients on wires of tests"
     assert "dedup_uuids_max" in words
     assert "a topic of their own" in words
     assert "q 1" not in words

@@ -16,9 +16,10 @@ from mq_broker.broker.runtime.streams import side_by_side
 from mq_broker.rpc import callers
 from mq_broker.security.names import Principal
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, decode, encode
+from mq_protocol.call import Said
 from mq_protocol.error_messages import from_wire, to_wire
 from mq_protocol.errors import InvalidRequest, NotLeader, OffsetOutOfRange, TritonMQError, Unreachable
+from tests.mq_broker.broker.proxy.said import said
 
 DEADLINE_S = 30.0
 CREDIT = 1 << 40
@@ -65,8 +66,8 @@ class Leader:
 
         async def hear() -> None:
             nonlocal at, credit
-            async for data in requests:
-                request = pb.SubscribeRequest.FromString(data)
+            async for message in requests:
+                request = pb.SubscribeRequest.FromString(message.body)
                 credit += request.credit.bytes
                 if request.HasField("open"):
                     self.opened += 1
@@ -91,7 +92,7 @@ class Leader:
                     )
                     payload = number.to_bytes(4, "big") * (self._batch_bytes // 4)
                     at = number * 10 + 10
-                    await send(encode(Envelope(pb.BatchesHeader(batches=[stored]), (payload,))))
+                    await send(said(pb.BatchesHeader(batches=[stored]), payload))
                 if self.error is not None:
                     raise self.error
                 if self.skip is not None:
@@ -112,8 +113,8 @@ class Leader:
         return to
 
 
-def _told(*opened: pb.PartitionOpened) -> bytes:
-    return encode(Envelope(pb.BatchesHeader(opened=opened)))
+def _told(*opened: pb.PartitionOpened) -> Said:
+    return said(pb.BatchesHeader(opened=opened))
 
 
 class Client:
@@ -124,21 +125,21 @@ class Client:
         self.told: list[pb.PartitionOpened] = []
         self.reading = asyncio.Event()
         self.reading.set()
-        self._said: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._said: asyncio.Queue[Said | None] = asyncio.Queue()
         self._news = asyncio.Event()
         callers._principal.set(Principal("User", user))
         self.task = asyncio.create_task(fan_out.converse(to, self._requests(), self._send))
 
-    async def _requests(self) -> AsyncIterator[bytes]:
-        while (said := await self._said.get()) is not None:
-            yield said
+    async def _requests(self) -> AsyncIterator[Said]:
+        while (request := await self._said.get()) is not None:
+            yield request
 
-    async def _send(self, data: bytes) -> None:
+    async def _send(self, message: Said) -> None:
         await self.reading.wait()
-        message = decode(data, pb.BatchesHeader)
-        self.told += message.header.opened
-        self.offsets += [batch.base_offset for batch in message.header.batches]
-        for batch in message.header.batches:
+        header = pb.BatchesHeader.FromString(message.body)
+        self.told += header.opened
+        self.offsets += [batch.base_offset for batch in header.batches]
+        for batch in header.batches:
             assert bytes(message.payload[:4]) == (batch.base_offset // 10).to_bytes(4, "big")
         self._news.set()
 
@@ -148,7 +149,7 @@ class Client:
         return self
 
     def say(self, **fields: Any) -> None:
-        self._said.put_nowait(pb.SubscribeRequest(**fields).SerializeToString())
+        self._said.put_nowait(said(pb.SubscribeRequest(**fields)))
 
     async def until(self, condition: Callable[[Client], object]) -> None:
         while not condition(self):

@@ -17,12 +17,14 @@ from mq_broker.broker.runtime.memory import Held
 from mq_broker.core.messages import LeaderName, NodeState
 from mq_broker.rpc.service import RefusedBatch
 from mq_protocol import mq_pb2 as pb
-from mq_protocol.envelope import Envelope, encode
+from mq_protocol.call import Said
 from mq_protocol.errors import CoordinationUnavailable, NotLeader, TritonMQError, UnknownTopic, Unreachable
 from mq_protocol.methods import BROKER
+from tests.mq_broker.broker.proxy.said import said
 
 DEADLINE_S = 30.0
 METHODS = BROKER.methods
+NOTHING = said(pb.MetadataRequest())
 
 
 class Played:
@@ -78,28 +80,28 @@ class Played:
     async def reaches(self, to: int) -> bool:
         return to in self.reached
 
-    async def ask(self, to: int, method: Any, data: bytes, _deadline: float) -> bytes:
+    async def ask(self, to: int, method: Any, request: Said, _deadline: float) -> Said:
         self.asked.append((to, method.name))
         if self.refusals:
             raise self.refusals.pop(0)
-        return data
+        return request
 
-    async def answers(self, to: int, method: Any, data: bytes, _left_s: float | None, send: Any) -> None:
+    async def answers(self, to: int, method: Any, request: Said, _left_s: float | None, send: Any) -> None:
         assert self.holding.bytes == 0, "what has been sent is not held, however long the answers last"
         self.asked.append((to, method.name))
-        await send(data)
+        await send(request)
         if self.refusals:
             raise self.refusals.pop(0)
 
     async def converse(self, to: int, method: Any, requests: AsyncIterator[Any], _left_s: Any, send: Any) -> None:
         self.asked.append((to, method.name))
         async for request in requests:
-            await send(b"refused" if isinstance(request, RefusedBatch) else request)
+            await send(NOTHING if isinstance(request, RefusedBatch) else request)
 
-    async def settle(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S, topic: str = "t") -> bytes:
-        data = pb.SettleRequest(topic=topic, partition=partition).SerializeToString()
+    async def settle(self, to: int = ANY, partition: int = 0, left_s: float = DEADLINE_S, topic: str = "t") -> Said:
+        request = said(pb.SettleRequest(topic=topic, partition=partition))
         deadline = asyncio.get_running_loop().time() + left_s
-        return await self.routing.ask(to, METHODS["Settle"], data, deadline)
+        return await self.routing.ask(to, METHODS["Settle"], request, deadline)
 
 
 def played(scenario: Callable[[Played], Any], **how: int) -> None:
@@ -141,12 +143,11 @@ def test_a_request_to_a_leader_names_its_partition(name: str) -> None:
     method = METHODS[name]
     message = PLACES.get(name)
     if message is None:
-        assert place_of(method, method.request().SerializeToString()) is None
+        assert place_of(method, said(method.request())) is None
         return
-    data = encode(Envelope(message, (b"payload",))) if name == "Produce" else message.SerializeToString()
-    assert place_of(method, data) == ("t", 3)
+    assert place_of(method, said(message, b"payload" if name == "Produce" else b"")) == ("t", 3)
     if name != "Produce":
-        empty = place_of(method, method.request().SerializeToString())
+        empty = place_of(method, said(method.request()))
         assert empty in (None, ("", 0)), "a request that names none is no fault"
 
 
@@ -178,10 +179,10 @@ def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -
     async def scenario(made: Played) -> None:
         made.leader = leader
         for name in ("Acls", "AlterAcls", "Revoke", "AlterTokens", "AlterQuotas", "DeleteTopic"):
-            data = METHODS[name].request().SerializeToString()
+            request = said(METHODS[name].request())
             deadline = asyncio.get_running_loop().time() + DEADLINE_S
             made.asked.clear()
-            assert await made.routing.ask(2, METHODS[name], data, deadline) == data
+            assert await made.routing.ask(2, METHODS[name], request, deadline) == request
             assert made.asked == [(2, name)] + [(9, "rules")] * (name != "DeleteTopic")
 
     played(scenario)
@@ -189,16 +190,16 @@ def test_rules_are_read_once_a_call_about_them_is_answered(leader: int | None) -
 
 def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_the_members_back() -> None:
     """The member opens another at the next leader. If this one came there after that, it would end the newer one."""
-    said = pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t"))]).SerializeToString()
+    opening = said(pb.WorkRequest(sessions=[pb.SessionRequest(session=1, open=pb.WorkOpen(topic="t"))]))
 
-    async def requests() -> AsyncIterator[bytes | RefusedBatch]:
-        yield said
+    async def requests() -> AsyncIterator[Said | RefusedBatch]:
+        yield opening
 
     async def scenario(made: Played) -> None:
         made.leader, made.reached = 2, {1, 2}
-        heard: list[bytes] = []
+        heard: list[Said] = []
 
-        async def send(answer: bytes) -> None:
+        async def send(answer: Said) -> None:
             heard.append(answer)
 
         with pytest.raises(Unreachable):
@@ -206,7 +207,7 @@ def test_a_stream_of_a_member_that_names_a_broker_is_not_led_elsewhere_behind_th
         await made.routing.converse(3, METHODS["Work"], requests(), None, send)  # where it is told that nobody is there
         await made.routing.converse(ANY, METHODS["Work"], requests(), None, send)
         assert made.asked == [(3, "Work"), (2, "Work")]
-        assert heard == [said, said]
+        assert heard == [opening, opening]
 
     played(scenario)
 
@@ -215,14 +216,14 @@ def test_a_call_about_no_partition_goes_to_any_broker_but_not_if_it_names_one_th
     async def scenario(made: Played) -> None:
         made.reached = {2}
         later = asyncio.get_running_loop().time() + DEADLINE_S
-        await made.routing.ask(ANY, METHODS["Metadata"], b"", later)
-        await made.routing.ask(3, METHODS["Observe"], b"", later)  # which says itself why not
+        await made.routing.ask(ANY, METHODS["Metadata"], NOTHING, later)
+        await made.routing.ask(3, METHODS["Observe"], NOTHING, later)  # which says itself why not
         assert made.asked == [(2, "Metadata"), (3, "Observe")]
         with pytest.raises(Unreachable, match="metadata"):
-            await made.routing.ask(GONE, METHODS["Observe"], b"", later)
+            await made.routing.ask(GONE, METHODS["Observe"], NOTHING, later)
         made.reached = set()
         with pytest.raises(Unreachable, match="reaches no broker"):
-            await made.routing.ask(ANY, METHODS["Metadata"], b"", later)
+            await made.routing.ask(ANY, METHODS["Metadata"], NOTHING, later)
 
     played(scenario)
 
@@ -231,9 +232,7 @@ def test_a_topic_or_partition_that_is_not_there_is_for_another_broker_to_refuse(
     async def scenario(made: Played) -> None:
         await made.settle(partition=7)
         await made.settle(partition=-1)
-        data = pb.SettleRequest(topic="other").SerializeToString()
-        later = asyncio.get_running_loop().time() + DEADLINE_S
-        await made.routing.ask(ANY, METHODS["Settle"], data, later)
+        await made.settle(topic="other")
         assert len(made.asked) == 3
 
     played(scenario)
@@ -274,8 +273,8 @@ def test_a_request_that_a_former_leader_has_refused_is_held_and_asked_of_the_nex
 def test_a_request_for_answers_is_held_until_there_is_a_leader() -> None:
     async def scenario(made: Played) -> None:
         made.leader = 0
-        data = pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=1)]).SerializeToString()
-        held = asyncio.create_task(made.routing.answers(GONE, METHODS["WatchOffsets"], data, None, _drop))
+        request = said(pb.WatchOffsetsRequest(partitions=[pb.TopicPartition(topic="t", partition=1)]))
+        held = asyncio.create_task(made.routing.answers(GONE, METHODS["WatchOffsets"], request, None, _drop))
         await until(lambda: made.holding.bytes > 0)
         made.leader = 3
         await held
@@ -289,13 +288,13 @@ def test_answers_that_have_begun_are_not_asked_for_again() -> None:
         made.refusals = [NotLeader("no more")]
         sent = []
 
-        async def send(data: bytes) -> None:
-            sent.append(data)
+        async def send(answer: Said) -> None:
+            sent.append(answer)
 
-        data = pb.FetchRequest(topic="t").SerializeToString()
+        request = said(pb.FetchRequest(topic="t"))
         with pytest.raises(NotLeader):
-            await made.routing.answers(1, METHODS["Fetch"], data, DEADLINE_S, send)
-        assert sent == [data]
+            await made.routing.answers(1, METHODS["Fetch"], request, DEADLINE_S, send)
+        assert sent == [request]
 
     played(scenario)
 
@@ -339,17 +338,17 @@ class Saying:
             yield request
 
 
-def _batch(partition: int, timeout_ms: int = 30_000) -> bytes:
-    return encode(Envelope(pb.ProduceHeader(topic="t", partition=partition, timeout_ms=timeout_ms), (b"payload",)))
+def _batch(partition: int, timeout_ms: int = 30_000) -> Said:
+    return said(pb.ProduceHeader(topic="t", partition=partition, timeout_ms=timeout_ms), b"payload")
 
 
 def test_a_stream_is_held_with_its_first_batch_and_its_order_stays() -> None:
     async def scenario(made: Played) -> None:
         made.leader, made.reached = 0, {1, 2}
-        saying, heard = Saying(*(_batch(number) for number in range(5))), list[bytes]()
+        saying, heard = Saying(*(_batch(number) for number in range(5))), list[Said]()
 
-        async def send(data: bytes) -> None:
-            heard.append(data)
+        async def send(answer: Said) -> None:
+            heard.append(answer)
 
         going = asyncio.create_task(made.routing.converse(3, METHODS["Produce"], saying.__aiter__(), None, send))
         await until(lambda: made.holding.bytes > 0)
@@ -372,24 +371,24 @@ def test_a_batch_is_held_as_long_as_it_says_itself() -> None:
     played(scenario)
 
 
-async def _drop(_data: bytes) -> None:
+async def _drop(_answer: Said) -> None:
     pass
 
 
 def test_a_member_of_a_group_has_a_stream_of_its_own() -> None:
     async def scenario(made: Played) -> None:
         wanted = [pb.SubscribePartition(topic="t", partition=0)]
-        credit = pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1)).SerializeToString()
+        credit = said(pb.SubscribeRequest(credit=pb.SubscribeCredit(bytes=1)))
         for named in ({"group": "g"}, {"broadcast": "b"}):
             opening = pb.SubscribeOpen(partitions=wanted, **named)  # type: ignore[arg-type]
-            said = [credit, pb.SubscribeRequest(open=opening).SerializeToString()]
-            heard: list[bytes] = []
+            requests = [credit, said(pb.SubscribeRequest(open=opening))]
+            heard: list[Said] = []
 
-            async def send(data: bytes, heard: list[bytes] = heard) -> None:
-                heard.append(data)
+            async def send(answer: Said, heard: list[Said] = heard) -> None:
+                heard.append(answer)
 
-            await made.routing.converse(2, METHODS["Subscribe"], Saying(*said).__aiter__(), None, send)
-            assert heard == said
+            await made.routing.converse(2, METHODS["Subscribe"], Saying(*requests).__aiter__(), None, send)
+            assert heard == requests
         assert made.asked == [(2, "Subscribe")] * 2
 
     played(scenario)

@@ -8,15 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from grpc import aio
-
-from mq_broker.rpc.service import path
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import decode_batch
 from mq_protocol.envelope import decode
 from mq_protocol.error_messages import from_wire
 from mq_protocol.errors import TritonMQError
-from mq_protocol.transport import from_call
 from tests.mq_broker.broker.cluster import DEADLINE_S, SCHEMA, Broker
 
 KEY = b"k" * 16
@@ -26,9 +22,8 @@ class Spoken:
     """Owns the call. `told`: what was heard and is not asked for yet; `rows`: of leases, by session."""
 
     def __init__(self, broker: Broker) -> None:
-        method: Any = broker.channel.stream_stream(path("Work"), None, None)
         self.broker = broker
-        self.call = method()
+        self.call = broker.channel.call("Work")
         self.told: deque[pb.SessionResponse] = deque()
         self.rows: dict[int, list[int]] = {}
 
@@ -96,11 +91,8 @@ class Spoken:
         return found
 
     async def _read(self) -> None:
-        try:
-            data = await self.call.read()
-        except aio.AioRpcError as error:
-            raise from_call(error, self.broker.address) from error
-        assert data is not aio.EOF, "the broker has ended the stream"  # type: ignore[attr-defined]
+        data = await self.call.read()
+        assert data is not None, "the broker has ended the stream"
         message = decode(data, pb.WorkHeader)
         at = 0
         for said in message.header.sessions:

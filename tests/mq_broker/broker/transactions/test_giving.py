@@ -49,8 +49,7 @@ async def give(who: Broker, owner: str = NEW, query: str = NAME, **fields: Any) 
 
 def also(root: As, who: str) -> As:
     """Somebody else at the same broker."""
-    channel: Any = root._channel
-    return As(channel._broker, who)
+    return As(root.broker, who)
 
 
 def writes_all(who: str) -> pb.AclRule:
