@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
 from mq_client.cluster.paging import Parts
+from mq_client.described import described
 from mq_client.errors import InvalidRequest, PermissionDenied, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.limits import REQUEST_RULES_MAX
@@ -91,7 +92,7 @@ class AclAdministrator:
         found, parts = list[AclRule](), Parts()
         while True:
             answer = self._connection.ask_any("Acls", request, pb.AclsResponse, deadline)
-            found += map(_rule, answer.rules)
+            found += [described(AclRule, each) for each in answer.rules]
             if not parts.more(answer, answer.rules):
                 return found
             request.after.CopyFrom(answer.rules[-1])
@@ -99,14 +100,14 @@ class AclAdministrator:
     def alter_acls(self, add: Iterable[AclRule] = (), remove: Iterable[AclRule] = ()) -> AclChange:
         """All of it or nothing. A rule that is there is not added again. Returns once every broker that answers judges
         by the rules as they are then. Raises `PermissionDenied`, `InvalidRequest`."""
-        added, removed = [_told(rule) for rule in add], [_told(rule) for rule in remove]
+        added, removed = ([pb.AclRule(**asdict(rule)) for rule in rules] for rules in (add, remove))
         if max(len(added), len(removed)) > REQUEST_RULES_MAX:
             raise InvalidRequest(f"at most {REQUEST_RULES_MAX} rules are added or removed at once: ask several times")
         deadline = Deadline(self._timeout_ms)
         request = pb.AlterAclsRequest(add=added, remove=removed)
         answer = self._connection.ask_any("AlterAcls", request, pb.AlterAclsResponse, deadline)
-        told = self._in_force((added + removed)[0].principal, answer.version, deadline)
-        return AclChange(answer.added, answer.removed, *told)
+        late, not_judging = self._in_force((added + removed)[0].principal, answer.version, deadline)
+        return described(AclChange, answer, late=late, not_judging=not_judging)
 
     def revoke(self, *who: str, undo: bool = False) -> AclChange:
         """Revoke users (`User:NAME`) and certificates (by serial, as `tritonmq cert show` tells it), all of them or
@@ -117,7 +118,8 @@ class AclAdministrator:
         deadline = Deadline(self._timeout_ms)
         request = pb.RevokeRequest(remove=who) if undo else pb.RevokeRequest(add=who)
         answer = self._connection.ask_any("Revoke", request, pb.RevokeResponse, deadline)
-        return AclChange(answer.added, answer.removed, *self._in_force("*", answer.version, deadline))
+        late, not_judging = self._in_force("*", answer.version, deadline)
+        return described(AclChange, answer, late=late, not_judging=not_judging)
 
     def known_to_brokers(self, *who: str) -> list[KnownEntry]:
         """What the brokers know of these users and serials, in order: those that answer, since each of them started.
@@ -173,19 +175,5 @@ class AclAdministrator:
         check_pair(parse_kind(kind), parse_operation(operation))
         request = pb.CheckAclRequest(principal=principal, operation=operation, kind=kind, name=name)
         answer = self._connection.ask_any("CheckAcl", request, pb.CheckAclResponse, Deadline(self._timeout_ms))
-        return AclVerdict(answer.allowed, answer.why, _rule(answer.rule) if answer.HasField("rule") else None)
-
-
-def _rule(told: pb.AclRule) -> AclRule:
-    return AclRule(told.principal, told.operation, told.kind, told.name, told.prefix, told.deny)
-
-
-def _told(rule: AclRule) -> pb.AclRule:
-    return pb.AclRule(
-        principal=rule.principal,
-        deny=rule.deny,
-        operation=rule.operation,
-        kind=rule.kind,
-        name=rule.name,
-        prefix=rule.prefix,
-    )
+        rule = described(AclRule, answer.rule) if answer.HasField("rule") else None
+        return described(AclVerdict, answer, rule=rule)

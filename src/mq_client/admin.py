@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
 
@@ -16,8 +16,8 @@ from mq_client.cluster.requests import ask_offsets, delete_group, move_cursors, 
 from mq_client.cluster_descriptions import BrokerDescription as BrokerDescription
 from mq_client.cluster_descriptions import ClusterDescription as ClusterDescription
 from mq_client.cluster_descriptions import Upgrade as Upgrade
-from mq_client.cluster_descriptions import described_broker
 from mq_client.consuming.record_queue import ConsumerRecord
+from mq_client.described import described
 from mq_client.errors import (
     GroupInUse,
     InvalidRequest,
@@ -40,7 +40,7 @@ from mq_client.security import Security
 from mq_client.token_admin import TokenAdministrator
 from mq_client.topic_descriptions import PartitionDescription as PartitionDescription
 from mq_client.topic_descriptions import PartitionMove as PartitionMove
-from mq_client.topic_descriptions import PartitionMoves, described_move, described_topic
+from mq_client.topic_descriptions import PartitionMoves, described_topic
 from mq_client.topic_descriptions import Recovery as Recovery
 from mq_client.topic_descriptions import TopicDescription as TopicDescription
 from mq_client.topic_making import SPREAD_MS, TopicMaker
@@ -342,7 +342,7 @@ class Admin(
     def _moves(self, broker: int) -> tuple[PartitionMoves, int]:
         request = pb.MovesRequest(broker=broker)
         found = self._connection.ask_any("Moves", request, pb.MovesResponse, Deadline(self._timeout_ms), [])
-        return PartitionMoves(map(described_move, found.moves)), found.held
+        return _described_moves(found.moves), found.held
 
     def plan_drain(self, broker: int) -> PartitionMoves:
         """The moves that would leave nothing on that broker, alive or dead. Raises `NotEnoughBrokers` naming the topic
@@ -358,7 +358,7 @@ class Admin(
     def _plan(self, drain: int) -> PartitionMoves:
         request = pb.PlanMovesRequest(drain=drain)
         found = self._connection.ask_any("PlanMoves", request, pb.PlanMovesResponse, Deadline(self._timeout_ms), [])
-        return PartitionMoves(map(described_move, found.moves))
+        return _described_moves(found.moves)
 
     def transfer_leadership(self, topic: str, partition: int, to: int) -> None:
         """Hand leadership over to broker `to`, and return once it leads. Raises `InvalidRequest` if it holds no
@@ -389,24 +389,14 @@ class Admin(
             if unclear:
                 raise OutcomeUnknown(f"an answer was lost, and then: {error}; see `describe_topic`") from error
             raise
-        return Recovery(found.kept.broker, found.kept.next_offset, found.offset_floor, tuple(found.given_up))
+        return described(Recovery, found, broker=found.kept.broker, next_offset=found.kept.next_offset)
 
     # ------------------------------------------------------------------ cluster and groups
 
     def describe_cluster(self) -> ClusterDescription:
         """The live brokers, as one of them knows them."""
         found = self._connection.metadata(Deadline(self._timeout_ms))
-        brokers = [described_broker(broker) for broker in found.brokers]
-        in_order = tuple(sorted(brokers, key=lambda broker: broker.id))
-        return ClusterDescription(
-            in_order,
-            found.coordination,
-            found.answered_by,
-            found.level,
-            found.coordination_access,
-            tuple(found.security_floor),
-            tuple(found.insecure_brokers),
-        )
+        return described(ClusterDescription, found, brokers=_described_brokers(found.brokers))
 
     def upgrade_cluster(self, *, plan: bool = False, force: bool = False) -> Upgrade:
         """Raise the cluster's level of features to the highest that every registered broker knows; with `plan` only say
@@ -416,7 +406,7 @@ class Admin(
         """
         request = pb.UpgradeRequest(plan=plan, force=force)
         found = self._connection.ask_any("Upgrade", request, pb.UpgradeResponse, Deadline(self._timeout_ms))
-        return Upgrade(found.level, found.target, tuple(map(described_broker, found.brokers)), tuple(found.absent))
+        return described(Upgrade, found, brokers=_described_brokers(found.brokers))
 
     def list_groups(self) -> list[str]:
         """Names of all groups that have a cursor anywhere, sorted."""
@@ -576,6 +566,14 @@ class Admin(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _described_moves(moves: Iterable[pb.PartitionMove]) -> PartitionMoves:
+    return PartitionMoves(described(PartitionMove, each) for each in moves)
+
+
+def _described_brokers(brokers: Iterable[pb.BrokerInfo]) -> tuple[BrokerDescription, ...]:
+    return tuple(described(BrokerDescription, each) for each in sorted(brokers, key=lambda broker: broker.id))
 
 
 def _with_columns(view: TopicView, added: pa.Schema | str) -> pa.Schema:

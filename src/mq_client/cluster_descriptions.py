@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mq_client.html import table
-from mq_protocol import mq_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,3 @@ class Upgrade:
     target: int
     brokers: tuple[BrokerDescription, ...]
     absent: tuple[int, ...]
-
-
-def described_broker(info: pb.BrokerInfo) -> BrokerDescription:
-    """The broker, as the wire's message describes it."""
-    return BrokerDescription(info.id, info.address, info.incarnation, info.rack, info.release, info.level)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.described import described
 from mq_protocol import mq_pb2 as pb
 
 
@@ -64,6 +65,4 @@ class FloorAdministrator:
 
 def _floor(answer: pb.SecurityFloorResponse) -> SecurityFloor:
     offers = {broker.id: tuple(broker.offers) for broker in answer.brokers}
-    return SecurityFloor(
-        tuple(answer.demands), tuple(answer.before), offers, tuple(answer.absent), answer.coordination_access
-    )
+    return described(SecurityFloor, answer, offers=offers)

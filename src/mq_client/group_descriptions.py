@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+from mq_client.described import described
 from mq_client.html import table
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.sharing import member_of_partition
@@ -100,24 +101,7 @@ def freshness(cursor: pb.GroupCursor) -> tuple[bool, int, int, int]:
     return cursor.leads, cursor.leader_epoch, cursor.moved_us, cursor.log_end_offset
 
 
-def described_group(name: str, cursors: Sequence[pb.GroupCursor], silent: Sequence[str]) -> GroupDescription:
+def described_group(name: str, cursors: Iterable[pb.GroupCursor], silent: Iterable[str]) -> GroupDescription:
     """What brokers told of one group."""
-    described = [
-        GroupCursor(
-            c.topic,
-            c.partition,
-            c.offset,
-            c.log_end_offset,
-            c.lag_bytes,
-            c.lag_us,
-            c.moved_us,
-            tuple(c.members),
-            c.kind,
-            c.leads,
-            c.label,
-        )
-        for c in cursors
-    ]
-    return GroupDescription(
-        name, tuple(sorted(described, key=lambda cursor: (cursor.topic, cursor.partition))), tuple(silent)
-    )
+    in_order = sorted(cursors, key=lambda cursor: (cursor.topic, cursor.partition))
+    return GroupDescription(name, tuple(described(GroupCursor, each) for each in in_order), tuple(silent))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline
+from mq_client.described import described
 from mq_client.errors import InvalidSetting, TritonMQError
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.quotas import EVERYBODY, Quota, check_limit, parse_limit, parse_quota
@@ -36,7 +37,7 @@ class QuotaAdministrator:
         """Those that are built in, then those that were set, in order of principal. Raises `PermissionDenied`."""
         answer = self._connection.ask_any("Quotas", pb.QuotasRequest(), pb.QuotasResponse, Deadline(self._timeout_ms))
         built_in = [QuotaDescription(EVERYBODY, dict(answer.defaults), built_in=True)] if answer.defaults else []
-        return built_in + [QuotaDescription(each.principal, dict(each.limits)) for each in answer.quotas]
+        return built_in + [described(QuotaDescription, each) for each in answer.quotas]
 
     def set_quotas(self, principal: str, **limits: int | str | None) -> tuple[str, ...]:
         """Set what is named: `set_quotas("User:etl", produce="50MiB/s", requests=500, streams="unlimited")`. None: it

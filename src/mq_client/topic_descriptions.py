@@ -8,6 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from mq_client.described import described
 from mq_client.html import numbers, table
 from mq_protocol import mq_pb2 as pb
 from mq_protocol.arrow import schema_from_bytes
@@ -88,32 +89,13 @@ class TopicDescription:
         return table(f"Topic {self.name!r}: {columns}", headings, rows, f"Settings: {settings}" if settings else "")
 
 
-def described_move(move: pb.PartitionMove) -> PartitionMove:
-    return PartitionMove(
-        move.topic, move.partition, tuple(move.origin), tuple(move.target), move.leader, tuple(move.isr)
-    )
-
-
 def described_topic(info: pb.TopicInfo) -> TopicDescription:
-    partitions = [
-        PartitionDescription(
-            p.partition,
-            p.leader,
-            p.leader_epoch,
-            tuple(p.replicas),
-            tuple(p.isr),
-            tuple(p.moving_to),
-            dict(p.unheard_ms),
-        )
-        for p in info.partitions
-    ]
-    return TopicDescription(
-        name=info.name,
-        topic_id=info.topic_id,
+    partitions = sorted(info.partitions, key=lambda partition: partition.partition)
+    return described(
+        TopicDescription,
+        info,
         schema=_schema(info.schema),
-        typed=info.typed,
-        settings=dict(info.settings),
-        partitions=tuple(sorted(partitions, key=lambda partition: partition.partition)),
+        partitions=tuple(described(PartitionDescription, each) for each in partitions),
     )
 
 

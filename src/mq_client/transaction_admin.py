@@ -2,7 +2,7 @@
 key given to another user.
 
 Queries are named by the first 16 hexadecimal digits of the SHA-256 of their id, since whoever knows an id can write in
-the query's name. `Admin` offers these functions as its methods.
+the query's name. `Admin` offers these methods as its own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from mq_client.cluster.connection import Connection
 from mq_client.cluster.deadline import Deadline, attempts
+from mq_client.described import described
 from mq_client.errors import InvalidRequest, TritonMQError, UnknownTransaction, Unreachable
 from mq_protocol import mq_pb2 as pb
 
@@ -123,7 +124,8 @@ class TransactionAdministrator:
         """What exactly-once queries have decided and staged: all queries, or one by its id or its listed name.
         Queries that keep a journal from being shortened come first. Empty if there are none. Raises `Unreachable` if
         no broker answers."""
-        return list_transactions(self._connection, query, Deadline(self._timeout_ms))
+        found, _ = _ask_all(self._connection, query, Deadline(self._timeout_ms))
+        return sorted(found.values(), key=lambda each: (not each.pins, -each.bytes, each.query, each.sink))
 
     def abort_transaction(self, query: str) -> AbortedTransaction:
         """Fence a dead query's key for ever, and remove what it has staged and not decided. What it has decided is
@@ -134,7 +136,16 @@ class TransactionAdministrator:
         `UnknownTransaction` if nobody has staged or decided anything under that name, `InvalidRequest` if several sinks
         are meant.
         """
-        return abort_transaction(self._connection, query, Deadline(self._timeout_ms))
+        if not query:
+            raise InvalidRequest("name the query to abort, as `transactions` lists it")
+        deadline = Deadline(self._timeout_ms)
+
+        def abort(chosen: TransactionDescription, address: str) -> AbortedTransaction | None:
+            request = pb.AbortTransactionRequest(query=chosen.query, sink=chosen.sink, timeout_ms=_left_ms(deadline))
+            answer = self._connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
+            return described(AbortedTransaction, answer, query=chosen.query, sink=chosen.sink) if answer.known else None
+
+        return _until_known(self._connection, query, deadline, abort)
 
     def give_transaction(self, query: str, owner: str) -> GivenTransaction:
         """Give a query's key to another user, who alone decides under it from then on: for a query that goes on under a
@@ -144,55 +155,22 @@ class TransactionAdministrator:
         of its owner too. Raises `UnknownTransaction` if nobody has decided anything under that name, or it may not be
         altered; `TransactionAborted`; `InvalidRequest` if several sinks are meant, or nobody can be that owner.
         """
-        return give_transaction(self._connection, query, owner, Deadline(self._timeout_ms))
+        if not query:
+            raise InvalidRequest("name the query to give to another user, as `transactions` lists it")
+        deadline = Deadline(self._timeout_ms)
 
-
-def list_transactions(connection: Connection, query: str, deadline: Deadline) -> list[TransactionDescription]:
-    """Of all queries, or of the one meant; what pins a journal first, then what has most staged, then by name."""
-    found, _ = _ask_all(connection, query, deadline)
-    return sorted(found.values(), key=lambda each: (not each.pins, -each.bytes, each.query, each.sink))
-
-
-def abort_transaction(connection: Connection, query: str, deadline: Deadline) -> AbortedTransaction:
-    """Raises `UnknownTransaction`, `InvalidRequest` if several sinks are meant, and what went wrong until the
-    deadline."""
-    if not query:
-        raise InvalidRequest("name the query to abort, as `transactions` lists it")
-
-    def abort(chosen: TransactionDescription, address: str) -> AbortedTransaction | None:
-        request = pb.AbortTransactionRequest(query=chosen.query, sink=chosen.sink, timeout_ms=_left_ms(deadline))
-        answer = connection.ask(address, "AbortTransaction", request, pb.AbortTransactionResponse, deadline)
-        if not answer.known:
-            return None
-        return AbortedTransaction(
-            chosen.query,
-            chosen.sink,
-            answer.batch_id,
-            answer.published,
-            answer.discarded,
-            tuple(answer.unreached),
-        )
-
-    return _until_known(connection, query, deadline, abort)
-
-
-def give_transaction(connection: Connection, query: str, owner: str, deadline: Deadline) -> GivenTransaction:
-    """As `abort_transaction`."""
-    if not query:
-        raise InvalidRequest("name the query to give to another user, as `transactions` lists it")
-
-    def give(chosen: TransactionDescription, address: str) -> GivenTransaction | None:
-        if chosen.batch_id < 0 and not chosen.aborted and not chosen.silent:
-            raise UnknownTransaction(
-                f"nobody has decided anything under {chosen.key}, so it is nobody's: whoever decides first has it"
+        def give(chosen: TransactionDescription, address: str) -> GivenTransaction | None:
+            if chosen.batch_id < 0 and not chosen.aborted and not chosen.silent:
+                raise UnknownTransaction(
+                    f"nobody has decided anything under {chosen.key}, so it is nobody's: whoever decides first has it"
+                )
+            request = pb.GiveTransactionRequest(
+                query=chosen.query, sink=chosen.sink, owner=owner, timeout_ms=_left_ms(deadline)
             )
-        request = pb.GiveTransactionRequest(
-            query=chosen.query, sink=chosen.sink, owner=owner, timeout_ms=_left_ms(deadline)
-        )
-        answer = connection.ask(address, "GiveTransaction", request, pb.GiveTransactionResponse, deadline)
-        return GivenTransaction(chosen.query, chosen.sink, owner, answer.former) if answer.known else None
+            answer = self._connection.ask(address, "GiveTransaction", request, pb.GiveTransactionResponse, deadline)
+            return GivenTransaction(chosen.query, chosen.sink, owner, answer.former) if answer.known else None
 
-    return _until_known(connection, query, deadline, give)
+        return _until_known(self._connection, query, deadline, give)
 
 
 def _left_ms(deadline: Deadline) -> int:
@@ -267,25 +245,14 @@ def _ask_all(
             where[key] = address
             before = found.get(key)
             if before is None or before.changed_us < known.changed_us:
-                found[key] = TransactionDescription(
-                    known.query,
-                    known.sink,
-                    known.batch_id,
-                    known.row_count,
-                    known.published,
-                    known.aborted,
-                    known.changed_us,
-                    owner=known.owner,
-                )
+                found[key] = described(TransactionDescription, known)
         for s in answer.staged:
             key = s.query, s.sink
             where.setdefault(key, address)
-            parts.setdefault(key, {})[s.topic, s.partition] = StagedSum(
-                s.topic, s.partition, s.batches, s.rows, s.bytes, s.first_batch_id, s.last_batch_id, s.since_us, s.pins
-            )
+            parts.setdefault(key, {})[s.topic, s.partition] = described(StagedSum, s)
     if silent and not found and not parts and query:
         raise Unreachable(f"no answer from {', '.join(silent)}, and the others know nothing of {query!r}: ask again")
-    described = {
+    together = {
         key: replace(
             found.get(key) or TransactionDescription(*key),
             staged=tuple(part for _, part in sorted(parts.get(key, {}).items())),
@@ -294,4 +261,4 @@ def _ask_all(
         )
         for key in found.keys() | parts.keys()
     }
-    return described, where
+    return together, where
